@@ -9,6 +9,7 @@ writes  n_tokens (of the longer one of two), problem and detail
 
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -17,15 +18,8 @@ from typing import Any, Literal
 from datasets import Features, Value
 
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import OutputError, SourceError, TrainingInputError
-from pimono_sdpo.options import (
-    argument,
-    check_shares,
-    option,
-    options,
-    report_options,
-    resume_key,
-)
+from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, TrainingInputError
+from pimono_sdpo.options import argument, check_shares, option, options, report_options, resume_key
 from pimono_sdpo.report import describe_unreadable
 from pimono_sdpo.runs.engine import Output, Part, add_counts, run_parts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
@@ -116,21 +110,14 @@ class RunRowsOptions(WriterOptions, SourceOptions):
         "Folder of rollouts, or recorded sessions in any form that `filter` takes, such as `claude`."
     )
     tokenizer: str | None = option(
-        "Model (folder or Hub id) whose tokenizer counts for --max-length.",
-        default=None,
-        decides="row",
+        "Model (folder or Hub id) whose tokenizer counts for --max-length.", default=None, decides="row"
     )
     max_length: int | None = option("Drop rows with more tokens, as too_long.", default=None, minimum=1, decides="row")
     test_fraction: float = option(
-        "Of sessions: share of repositories whose rows go to the test split.",
-        default=0.0,
-        share=True,
-        decides="row",
+        "Of sessions: share of repositories whose rows go to the test split.", default=0.0, share=True, decides="row"
     )
     keep_identity: bool = option(
-        "Of sessions: keep the user and host names of whoever recorded them.",
-        default=False,
-        decides="row",
+        "Of sessions: keep the user and host names of whoever recorded them.", default=False, decides="row"
     )
     test_suite: Path | None = option("Held-out suite: refuse to write training rows of its tasks.", default=None)
 
@@ -233,8 +220,8 @@ def write_dataset(
         for record in records.values():
             add_counts(counts, record["counts"])
         dropped = counts.pop("dropped", {})
+        unreadable = list_unreadable(counts)
         counts.pop(UNREADABLE, None)
-        unreadable = list_unreadable(records.values())
         report: Json = {
             "pimono_sdpo": __version__,
             "stage": stage,
@@ -269,6 +256,25 @@ def _export(finished: Path, stage: str) -> Json:
     return counts
 
 
+def copy_lines(folder: Path, path: Path, report: Json) -> Json:
+    """Copy the lines to train on to `path` and NAME_meta.jsonl; return their counts.
+
+    Raises EmptySelection when there is none.
+    """
+    counts: Json = report["together"].get("train", {})
+    if not counts.get("written"):
+        test = report["splits"].get("test", 0)
+        raise EmptySelection(
+            f"`{report['source']}` gives no line to train on: of {report['rows']} {report['stage']}, {test} are of "
+            f"tasks held out for testing, and of the others {counts or 'none is left'}."
+        )
+    for name, final in (("train", path), ("train_meta", path.with_name(f"{path.stem}_meta.jsonl"))):
+        temporary = final.with_name(f"{final.name}.tmp")
+        shutil.copyfile(folder / TOGETHER / f"{name}.jsonl", temporary)
+        temporary.replace(final)
+    return counts
+
+
 def summarize(report: Json, out: Path) -> str:
     """Sum a report up in a few lines."""
     splits = ", ".join(f"{count} {split}" for split, count in report["splits"].items())
@@ -283,10 +289,3 @@ def summarize(report: Json, out: Path) -> str:
     lines += describe_unreadable(report)
     lines.append(f"rows, rejects, report.json and README.md are in {out}")
     return "\n".join(lines)
-
-
-def explain_empty(report: Json, advice: str) -> str:
-    """Say in one sentence that there are no rows, why, and what to do."""
-    reasons = ", ".join(f"{count} {name}" for name, count in report["drop_reasons"].items())
-    found = "; ".join([reasons or "nothing to make them from", *describe_unreadable(report)])
-    return f"`{report['source']}` gives no {report['stage']} ({found}); {advice}."

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,22 +11,14 @@ from typing import Any
 from cards.lint import check_licence
 from cards.plots import write_report_plots
 from cards.render import render_dataset_card
-from pimono_sdpo import __version__
-from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
+from pimono_sdpo.errors import EmptySelection, OutputError
 from pimono_sdpo.options import check_shares, option, options, report_options, resume_key
-from pimono_sdpo.report import build_report, describe_unreadable
+from pimono_sdpo.report import build_report, explain_empty
 from pimono_sdpo.runs import folders
 from pimono_sdpo.runs.dedupe import choose_rows, write_chosen
-from pimono_sdpo.runs.engine import Engine, EngineName, add_counts, engine_of, run_parts
-from pimono_sdpo.runs.merge import Whole, gather, says, write_part
-from pimono_sdpo.runs.sessions import (
-    OUTPUTS,
-    describe,
-    files_of,
-    filter_parts,
-    list_unreadable,
-    made_by,
-)
+from pimono_sdpo.runs.engine import EngineName, add_counts, engine_of, run_parts
+from pimono_sdpo.runs.merge import Whole, describe_part, gather, write_part
+from pimono_sdpo.runs.sessions import OUTPUTS, files_of, filter_parts, list_unreadable
 from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.traces.sources import Source, open_source
@@ -58,10 +50,7 @@ class FilterOptions:
         decides="row",
     )
     test_fraction: float = option(
-        "Share of repositories whose rows go to the test split.",
-        default=0.0,
-        share=True,
-        decides="row",
+        "Share of repositories whose rows go to the test split.", default=0.0, share=True, decides="row"
     )
     split_by: SplitBy = option(
         "What stays on one side of the split: a `repository`, or a `session` for traces of one repository.",
@@ -69,15 +58,10 @@ class FilterOptions:
         decides="row",
     )
     history_chars: int = option(
-        "Characters of earlier turns to put in front of each request.",
-        default=0,
-        minimum=0,
-        decides="row",
+        "Characters of earlier turns to put in front of each request.", default=0, minimum=0, decides="row"
     )
     reference_terms: bool = option(
-        "Put the categories among the `reward_terms`, as the reference run did.",
-        default=False,
-        decides="row",
+        "Put the categories among the `reward_terms`, as the reference run did.", default=False, decides="row"
     )
     prompt_tokens: int = option(
         "Most tokens of the conversation before a `step`, counted as 4 characters each.",
@@ -89,9 +73,7 @@ class FilterOptions:
         "Show the teacher of a `step` the call that worked, too.", default=False, decides="row"
     )
     corrections: bool = option(
-        "Make a `step` of each correction by the user, too, which no verifier can judge.",
-        default=False,
-        decides="row",
+        "Make a `step` of each correction by the user, too, which no verifier can judge.", default=False, decides="row"
     )
     stage: list[str] = option(
         "Stage of your own, as module:name of a Map or a Filter in the current folder, run on each "
@@ -119,15 +101,9 @@ class FilterOptions:
     )
     max_samples: int | None = option("Keep the best N rows.", default=None, minimum=1, shown="all", decides="output")
     dedupe: bool = option(
-        "Keep one row of each story: of forks, snapshots and equal prompts.",
-        default=True,
-        decides="output",
+        "Keep one row of each story: of forks, snapshots and equal prompts.", default=True, decides="output"
     )
-    seed: int = option(
-        "Seed that decides among equal scores where --max-samples cuts.",
-        default=42,
-        decides="output",
-    )
+    seed: int = option("Seed that decides among equal scores where --max-samples cuts.", default=42, decides="output")
     licence: str | None = option(
         "SPDX id of the licence of the traces, for the card.",
         default=None,
@@ -178,16 +154,12 @@ def run_filter(
     pictures. Raises SourceError, ShardError, OutputError,
     EngineError or EmptySelection; then `out` is as it was before.
     """
-    options = options or FilterOptions()
-    run = engine_of(engine, workers)
-    out = out.resolve()
+    options, out = options or FilterOptions(), out.resolve()
     opened = _open(source, out)
     with folders.only_run(out) as work:
-        records = _finish(opened, range(len(opened.shards)), work, options, run)
+        records = _run_shards(opened, range(len(opened.shards)), work, options, workers, engine)
         files = [files_of(work, index) for index in records]
-        whole = Whole({}, files, list(records.values()))
-        given = source if isinstance(source, str) else source.name
-        return _publish(_redact_names(opened), given, whole, work, out, report_options(options))
+        return _publish(Whole(_redact_names(opened), files, [*records.values()]), work, out, report_options(options))
 
 
 def run_part(
@@ -204,26 +176,20 @@ def run_part(
     `out` gets `rows`, `prints`, `rejects` and `part.json`, for `merge_parts`. Raises like
     `run_filter`; a part without rows is not an error.
     """
-    options = options or FilterOptions()
-    run = engine_of(engine, workers)
-    out = out.resolve()
+    options, out = options or FilterOptions(), out.resolve()
     opened = _open(source, out)
-    described = [describe(shard) for shard in opened.shards]
-    key = made_by(options.stages(opened.recorder), resume_key(options))
-    content = says(part, _redact_names(opened), described, key)
+    about = describe_part(part, _redact_names(opened), opened, options.stages(opened.recorder), resume_key(options))
     there = folders.read_json(out / folders.PART) if folders.mark_of(out) == folders.PART else None
     if isinstance(there, dict) and (there["part"], there["parts"]) != part:
         raise OutputError(f"`{out}` holds part {there['part']} of {there['parts']}; use a folder for each part.")
     with folders.only_run(out, folders.PART) as work:
         numbers = range(part[0] - 1, len(opened.shards), part[1])
-        records = _finish(opened, numbers, work, options, run)
-        folders.publish_folder(write_part(work, content, records), out)
-    written: Json = json.loads((out / folders.PART).read_bytes())
+        records = _run_shards(opened, numbers, work, options, workers, engine)
+        folders.publish_folder(write_part(work, about, records), out)
     dropped: dict[str, int] = {}
-    for record in records.values():
-        for reasons in record["counts"].get("dropped", {}).values():
-            add_counts(dropped, reasons)
-    return {**written, "dropped": dict(sorted(dropped.items()))}
+    for reasons in _add_up(records.values()).get("dropped", {}).values():
+        add_counts(dropped, reasons)
+    return {**json.loads((out / folders.PART).read_bytes()), "dropped": dict(sorted(dropped.items()))}
 
 
 def merge_parts(parts: Sequence[Path], out: Path, options: FilterOptions | None = None) -> Json:
@@ -233,20 +199,12 @@ def merge_parts(parts: Sequence[Path], out: Path, options: FilterOptions | None 
     missing, repeated, damaged or do not fit, OutputError or EmptySelection; then `out` is as it was
     before.
     """
-    options = options or FilterOptions()
-    out = out.resolve()
+    options, out = options or FilterOptions(), out.resolve()
     for folder in parts:
         folders.require_disjoint(folder.resolve(), out)
-    whole = gather(parts)
-    if whole.says["pimono_sdpo"] != __version__:
-        raise SourceError(
-            f"The parts were written by pimono-sdpo {whole.says['pimono_sdpo']} and this is "
-            f"{__version__}; merge them with the version that wrote them."
-        )
-    source = whole.source()
-    used = {**report_options(options), **whole.says["options"]}
+    whole, decided = gather(parts)
     with folders.only_run(out) as work:
-        return _publish(source, source.name, whole, work, out, used)
+        return _publish(whole, work, out, report_options(options) | decided)
 
 
 def _open(source: str | Source, out: Path) -> Source:
@@ -257,33 +215,35 @@ def _open(source: str | Source, out: Path) -> Source:
     return open_source(source)
 
 
-def _finish(
-    opened: Source,
-    numbers: Iterable[int],
-    work: Path,
-    options: FilterOptions,
-    engine: Engine,
+def _run_shards(
+    opened: Source, numbers: Iterable[int], work: Path, options: FilterOptions, workers: int, engine: EngineName
 ) -> dict[int, Json]:
     """Run the shards of these numbers, with a progress bar, and return their records."""
     shards = {index: opened.shards[index] for index in numbers}
     parts = filter_parts(shards, options.stages(opened.recorder), resume_key(options))
-    return run_parts(parts, work, OUTPUTS, desc="filter", unit="session", engine=engine)
+    return run_parts(parts, work, OUTPUTS, desc="filter", unit="session", engine=engine_of(engine, workers))
 
 
-def _publish(redacted: Source, given: str, whole: Whole, work: Path, out: Path, options: Json) -> Json:
+def _add_up(records: Iterable[Json]) -> Json:
+    counts: Json = {}
+    for record in records:
+        add_counts(counts, record["counts"])
+    return counts
+
+
+def _publish(whole: Whole, work: Path, out: Path, options: Json) -> Json:
     """Choose among the rows of all shards, write the output and give the folder its name."""
     comparing = options["max_samples"], options["seed"], options["dedupe"]
     with closing(choose_rows(whole.files, work / "candidates.sqlite", *comparing)) as database:
         finished, dropped = write_chosen(whole.files, work, database)
-    described = redacted.describe()
-    unreadable = list_unreadable(whole.records)
-    report = build_report(described, options, WEIGHTS, whole.records, dropped, finished)
-    if unreadable:
+    counts = _add_up(whole.records)
+    report = build_report(whole.source.describe(), options, WEIGHTS, counts, dropped, finished)
+    if unreadable := list_unreadable(counts):
         report["bytes"]["unreadable"] = sum(unreadable.values())
         report["unreadable"] = [redact_text(one, "")[0] for one in unreadable]
     if not report["kept"]:
         folders.remove(work, folders.LOCK)
-        raise EmptySelection(_nothing_left(given, report))
+        raise EmptySelection(explain_empty(report, _advise(report)))
     write_report_plots(report, finished)
     (finished / "README.md").write_text(render_dataset_card(report))
     folders.publish_folder(finished, out, report)
@@ -296,32 +256,13 @@ def _redact_names(source: Source) -> Source:
     return replace(source, name=redact_text(source.name, "")[0], shards=shards)
 
 
-def _nothing_left(source: str, report: Json) -> str:
-    counts = report["drop_reasons"]
-    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
-    reasons = f"requests dropped: {reasons}" if reasons else "it is empty"
-    reasons = "; ".join([reasons, *describe_unreadable(report)])
-    advice = "use traces with tool errors, failed commands or user corrections"
+def _advise(report: Json) -> str:
+    """Say what may give rows."""
     own = {name.partition(":")[0].rpartition(".")[2] for name in report["options"]["stage"]}
     if dropping := [one["stage"] for one in report["stages"] if one["stage"] in own and one["dropped"]]:
-        advice = f"keep more rows in your stage `{dropping[0]}`, or leave it out"
-    elif "below_min_score" in counts:
-        advice = "lower --min-score"
-    elif "hardly_worth_it" in counts:
-        advice = "lower --min-worth"
-    sessions, unreadable = report["sessions"], report.get("unreadable", [])
-    if unreadable and len(unreadable) == sessions:
-        more = f" and {sessions - 1} more" if sessions > 1 else ""
-        return f"No session of `{source}` can be read: {unreadable[0]}{more}."
-    none = f"None of the {sessions} sessions of `{source}` was kept"
-    if sessions == 1:
-        none = f"The only session of `{source}` was not kept"
-    return f"{none} ({reasons}); {advice}."
-
-
-def count_table(sessions: int, kept: int, dropped: Mapping[str, int]) -> str:
-    """Align what went in, what came out and what was dropped."""
-    rows = {"sessions in": sessions, "rows kept": kept, "rows dropped": sum(dropped.values())}
-    rows |= {f"  {reason}": count for reason, count in dropped.items()}
-    name_width, width = max(map(len, rows)), max(len(str(count)) for count in rows.values())
-    return "\n".join(f"{name:<{name_width}}  {count:>{width}}" for name, count in rows.items())
+        return f"keep more rows in your stage `{dropping[0]}`, or leave it out"
+    if "below_min_score" in report["drop_reasons"]:
+        return "lower --min-score"
+    if "hardly_worth_it" in report["drop_reasons"]:
+        return "lower --min-worth"
+    return "use traces with tool errors, failed commands or user corrections"

@@ -29,11 +29,11 @@ def build_report(
     described: Json,
     options: Json,
     weights: dict[str, float],
-    records: list[Json],
+    counts: Json,
     dropped: dict[str, Counter[str]],
     folder: Path,
 ) -> Json:
-    """Build the report of a run from its shard records and the rows written to `folder/data`.
+    """Build the report of a run from the counts of its shards and the rows written to `folder/data`.
 
     `described` is the input (`Source.describe`); `dropped` has the reasons of the steps that
     compare rows, dedupe and choose.
@@ -47,7 +47,10 @@ def build_report(
     first_sample. Without kept rows, what describes them is left out. The filter adds `unreadable`,
     the session files that could not be read, and their bytes, if there are any.
     """
-    stages = _add_up_stages(records)
+    stages = [
+        {"stage": name, "rows_in": rows["in"], "rows_out": rows["out"], "dropped": counts["dropped"].get(name, {})}
+        for name, rows in counts.get("stages", {}).items()
+    ]
     kept = stages[-1]["rows_out"] if stages else 0
     for step, used in (("dedupe", options["dedupe"]), ("choose", options["max_samples"])):
         if used:
@@ -57,15 +60,16 @@ def build_report(
     reasons: Counter[str] = Counter()
     for stage in stages:
         reasons.update(stage["dropped"])
-    counts = _add_up(records, "counts")
+    columns = counts.get("columns", {})
+    lines, volume, redactions = (Counter(columns.get(name)) for name in ("counts", "volume", "redactions"))
     return {
         "pimono_sdpo": __version__,
         "input": described,
         "options": {name: value for name, value in options.items() if name != "licence"},
-        "lines": {name: counts[f"lines_{name}"] for name in ("parsed", "repaired", "skipped")},
+        "lines": {name: lines[f"lines_{name}"] for name in ("parsed", "repaired", "skipped")},
         "bytes": {
-            "parsed": _add_up(records, "volume")["bytes_parsed"],
-            **{name: counts[f"bytes_{name}"] for name in ("repaired", "skipped", "not_utf8")},
+            "parsed": volume["bytes_parsed"],
+            **{name: lines[f"bytes_{name}"] for name in ("repaired", "skipped", "not_utf8")},
         },
         "stages": stages,
         "sessions": sum(shard["sessions"] for shard in described["shards"]),
@@ -73,7 +77,7 @@ def build_report(
         "rejected": sum(reasons.values()),
         "drop_reasons": dict(sorted(reasons.items())),
         "weights": weights,
-        "secrets_redacted": dict(sorted(_add_up(records, "redactions").items())),
+        "secrets_redacted": dict(sorted(redactions.items())),
         "licence": options["licence"] or (described.get("upstream") or {}).get("licence"),
         "sha256": {name: _hash_files(_files(folder, name)) for name in ("data", "rejects")},
         **(_describe_rows(folder, described["source"], options) if kept else {}),
@@ -86,6 +90,14 @@ def describe_unreadable(report: Json) -> list[str]:
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     listed = f"left out, as they cannot be read: {', '.join(found[:3])}{more}"
     return [f"{listed}; --exclude leaves them out from the start"] if found else []
+
+
+def explain_empty(report: Json, advice: str) -> str:
+    """Say in one sentence that there are no rows, why, and what to do."""
+    source = report["source"] if "source" in report else report["input"]["source"]
+    reasons = ", ".join(f"{count} {name}" for name, count in report["drop_reasons"].items())
+    found = "; ".join([reasons or "nothing to make them from", *describe_unreadable(report)])
+    return f"`{source}` gives no {report.get('stage', 'rows')} ({found}); {advice}."
 
 
 def _files(folder: Path, kind: str, name: str = "") -> list[Path]:
@@ -105,27 +117,6 @@ def _hash_files(files: list[Path]) -> str:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
-
-
-def _add_up_stages(records: list[Json]) -> list[Json]:
-    """Add up the rows in and out of each stage over all shards, in pipeline order."""
-    totals: dict[str, Json] = {}
-    for record in records:
-        counts = record["counts"]
-        for name, rows in counts.get("stages", {}).items():
-            empty = {"stage": name, "rows_in": 0, "rows_out": 0, "dropped": Counter()}
-            stage = totals.setdefault(name, empty)
-            stage["rows_in"] += rows["in"]
-            stage["rows_out"] += rows["out"]
-            stage["dropped"].update(counts["dropped"].get(name, {}))
-    return [{**stage, "dropped": dict(stage["dropped"])} for stage in totals.values()]
-
-
-def _add_up(records: list[Json], column: str) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for record in records:
-        total.update(record["counts"].get("columns", {}).get(column, {}))
-    return total
 
 
 def _describe_rows(folder: Path, name: str, options: Json) -> Json:

@@ -146,11 +146,7 @@ Protocol = Literal["json", "native"]
 TestPolicy = Literal["on_write", "on_final", "never"]
 
 # A turn as TRL takes it; columns that a turn does not need are null.
-TURN = {
-    **columns(string="role content"),
-    "tool_calls": List(Json()),
-    **columns(string="tool_call_id name"),
-}
+TURN = {**columns(string="role content"), "tool_calls": List(Json()), **columns(string="tool_call_id name")}
 TASK = Features(
     {
         **columns(string="task_id suite repo goal test_cmd"),
@@ -198,10 +194,7 @@ STEP = Features(
 # A step that was dropped, or a whole run (then `step` is null), and why. The run holds what the
 # model had read.
 DROPPED_STEP = Features(
-    {
-        **{name: STEP[name] for name in STEP if name not in {"prompt", "tools"}},
-        **columns(string="drop_reason detail"),
-    }
+    {**{name: STEP[name] for name in STEP if name not in {"prompt", "tools"}}, **columns(string="drop_reason detail")}
 )
 PAIR = Features(
     {

@@ -23,14 +23,10 @@ class SourceOptions:
         "files on the Hub (hf://datasets/ns/name[@rev]/path, hf://buckets/ns/name/path)."
     )
     project: str | None = option(
-        "Read the session files whose recorded working directory or path contains this.",
-        default=None,
-        shown="all",
+        "Read the session files whose recorded working directory or path contains this.", default=None, shown="all"
     )
     since: str | None = option(
-        "Read the session files changed since a date (2026-05-31) or for days (7d).",
-        default=None,
-        shown="all",
+        "Read the session files changed since a date (2026-05-31) or for days (7d).", default=None, shown="all"
     )
     exclude: list[str] = option(
         "Pattern of the paths of session files below the source to leave out, such as `*/agent-*`; may be repeated.",

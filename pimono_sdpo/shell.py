@@ -215,7 +215,7 @@ def _find_role(program: str, arguments: tuple[str, ...]) -> Role:
         subcommand = plain[0] if plain else "help"
         if subcommand in _QUIET_OF_GIT:
             return "quiet"
-        if subcommand in {"show", "cat-file"}:
+        if subcommand in {"show", "cat-file", "worktree"}:
             return "reads"
         return "searches" if subcommand in _READING_SUBCOMMANDS["git"] else "runs"
     if program in _QUIET:

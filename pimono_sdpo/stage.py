@@ -10,33 +10,26 @@ its name only: without the hash, an edited rule would silently reuse yesterday's
 
 import hashlib
 import marshal
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from inspect import unwrap
-from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from datasets import Dataset, Features, IterableDataset, Json, List, Value
+from datasets import Dataset, Features, IterableDataset, Value
 
 Row = Mapping[str, Any]
 AnyDataset = TypeVar("AnyDataset", Dataset, IterableDataset)
 OURS = ("pimono_sdpo", "processors", "rewards")
-# At any depth; a sentence that begins like one only adds a module.
-_IMPORT = re.compile(
-    rf"^[ ]*(?:from|import) ((?:{'|'.join(OURS)})\b[\w.]*)(?: import (\([^)]*\)|[^\n]*))?",
-    re.MULTILINE,
-)
+HASHED = (".py", ".toml", ".json")
 KEPT, STAGE, REASON = "kept", "stage", "drop_reason"
 BATCH_ROWS = 64
 TOGETHER = 16
-ENCODED_ROWS = 64
 
 
 class _Hashed:
@@ -272,29 +265,12 @@ def table_of_rows(rows: Iterable[Row], features: Features, schema: pa.Schema | N
 
     `schema` is that of the columns, for who has it already: making it takes milliseconds.
     """
-    schema = schema or features.arrow_schema
+    listed, schema = list(rows), schema or features.arrow_schema
+    if text_for_json(schema).equals(schema):
+        return pa.Table.from_pylist(listed, schema)
     # Arrow makes JSON of text, but not of dicts.
-    written = text_for_json(schema)
-    if written.equals(schema):
-        return pa.Table.from_pylist(list(rows), schema)
-    encoded = (_write_json(features, row) for row in rows)
-    batches = []
-    while few := list(islice(encoded, ENCODED_ROWS)):
-        batches.append(pa.RecordBatch.from_pylist(few, written))
-    return pa.Table.from_batches(batches, written).cast(schema)
-
-
-def _write_json(kind: Any, value: Any) -> Any:
-    """Return a value with its JSON as text; `Features.encode_example` decides by a list's first."""
-    if value is None:
-        return None
-    if isinstance(kind, Json):
-        return kind.encode_example(value)
-    if isinstance(kind, List):
-        return [_write_json(kind.feature, one) for one in value]
-    if isinstance(kind, Mapping):
-        return {name: _write_json(inner, value.get(name)) for name, inner in kind.items()}
-    return value
+    columns = {name: [row.get(name) for row in listed] for name in features}
+    return Dataset.from_dict(columns, features=features).data.table
 
 
 def text_for_json(schema: pa.Schema) -> pa.Schema:
@@ -313,19 +289,21 @@ def _text_for_json(kind: pa.DataType) -> pa.DataType:
 
 
 def source_hash(fn: Callable[..., Any]) -> str:
-    """Hash the source a function depends on, and the bound arguments of a `functools.partial`."""
+    """Hash the code a function depends on, and the bound arguments of a `functools.partial`."""
     fn = unwrap(fn)
     bound = repr((fn.args, sorted(fn.keywords.items()))) if isinstance(fn, partial) else ""
     return hashlib.sha256((code_hash(fn) + bound).encode()).hexdigest()
 
 
 def code_hash(fn: Callable[..., Any]) -> str:
-    """Hash the module of a function and what that imports from this project."""
-    function = _function(fn)
-    if getattr(sys.modules[function.__module__], "__file__", None) is None:
-        # Written in a notebook.
-        return hashlib.sha256(marshal.dumps(function.__code__)).hexdigest()
-    return _module_hash(module_of(fn))
+    """Hash this package, and the module of a function from elsewhere."""
+    function, package = _function(fn), _hash_package()
+    if function.__module__.partition(".")[0] in OURS:
+        return package
+    file = getattr(sys.modules[function.__module__], "__file__", None)
+    # Without a file, it was written in a notebook.
+    own = Path(file).read_bytes() if file else marshal.dumps(function.__code__)
+    return hashlib.sha256(package.encode() + own).hexdigest()
 
 
 def _function(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -334,44 +312,11 @@ def _function(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cache
-def _module_hash(module_name: str) -> str:
-    """Hash a module and all it imports from this project, with the data files beside them."""
-    digests: dict[str, str] = {}
-    pending = [module_name]
-    while pending:
-        name = pending.pop()
-        if name not in digests and (path := _source_file(name)) is not None:
-            digests[name], imports = _read_module(path)
-            digests |= _hash_data(path.parent)
-            pending.extend(imports)
-    joined = "".join(f"{name}:{digest};" for name, digest in sorted(digests.items()))
-    return hashlib.sha256(joined.encode()).hexdigest()
-
-
-@cache
-def _source_file(name: str) -> Path | None:
-    """Return the file of a module, without importing it; None when the name is not a module."""
-    package, *rest = name.split(".")
-    if package not in OURS:
-        return Path(str(sys.modules[name].__file__))
-    found = find_spec(package)
-    assert found is not None
-    assert found.origin is not None
-    path = Path(found.origin).parent.joinpath(*rest)
-    return next(filter(Path.is_file, (path.with_suffix(".py"), path / "__init__.py")), None)
-
-
-@cache
-def _read_module(path: Path) -> tuple[str, tuple[str, ...]]:
-    """Return the hash of a source, and what may be modules of this project among its imports."""
-    source = path.read_bytes()
-    names: list[str] = []
-    for module, imported in _IMPORT.findall(source.decode()):
-        names += [module, *(f"{module}.{name}" for name in re.findall(r"\w+", imported))]
-    return hashlib.sha256(source).hexdigest(), tuple(names)
-
-
-@cache
-def _hash_data(folder: Path) -> dict[str, str]:
-    data = (*folder.glob("*.json"), *folder.glob("*.toml"))
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in data}
+def _hash_package() -> str:
+    """Hash every source and table of this package."""
+    digest = hashlib.sha256()
+    for name in OURS:
+        root = Path(str(getattr(find_spec(name), "origin", ""))).parent
+        for path in sorted(path for path in root.rglob("*.*") if path.suffix in HASHED):
+            digest.update(f"{path.relative_to(root.parent)}:{path.stat().st_size}:".encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -197,7 +197,9 @@ def _is_turn(event: Event) -> bool:
         return False
     words = strip_wrapper(event.text).lower()
     goes_on = [_SAYS["automated"], _CUES["approval"], _CUES["go_on"]]
-    is_new = not (event.is_nudge or event.is_veto or any(cue.search(words) for cue in goes_on))
+    # A bare "run" or "test" is about the request before it.
+    is_bare = _CUES["imperative"].fullmatch(words)
+    is_new = not (event.is_nudge or event.is_veto or is_bare or any(cue.search(words) for cue in goes_on))
     return bool(_SAYS["unasked"].search(event.text) or (words and is_new))
 
 

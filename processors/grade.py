@@ -5,7 +5,7 @@ writes  categories, score (sum of the weights of `score_terms`), score_terms, re
 """
 
 from functools import partial
-from keyword import iskeyword
+from keyword import kwlist
 from typing import Any
 
 from pimono_sdpo.failures import CATEGORIES
@@ -55,15 +55,13 @@ def _find_terms(row: Row) -> list[str]:
     files = find_names(map(_cut, after))
     terms = [*dict.fromkeys([*find_salient_tokens(told, MAX_OWN_TERMS), *files])][:MAX_OWN_TERMS]
     terms = terms or find_names(_cut(item["target"]) for item in own)
-    # The folder or the stem of a file that is named, too, says nothing more.
-    names = ((term, term.rpartition("/")[2]) for term in terms)
-    parts = {
-        part
-        for term, name in names
-        for part in (term.partition("/")[0], name.partition(".")[0], name.rpartition(".")[0])
-        if part != term
-    }
-    return [term for term in terms if term not in parts and not iskeyword(term)]
+    # The folder or the stem of a file that is named, too, says nothing more, nor does its longer path.
+    vain = set(kwlist)
+    for term in terms:
+        name = term.rpartition("/")[2]
+        vain |= {term.partition("/")[0], name.partition(".")[0], name.rpartition(".")[0]} - {term}
+        vain |= {other for other in terms if "/" in term and other.endswith(f"/{term}")}
+    return [term for term in terms if term not in vain]
 
 
 def _cut(call: str) -> str:

@@ -25,20 +25,22 @@ _REASONS = {
     "outside": "service_outage",
     "not_granted": "permission_not_granted",
 }
-LEAST_WORTH = 0.65
-INTERCEPT = -1.24
+LEAST_WORTH = 0.55
+INTERCEPT = -1.2
 # What each property of `describe` adds to the log-odds.
 LOG_ODDS = {
-    "own_faults": 0.97,
-    "own_code": 0.55,
-    "own_call": 0.76,
-    "other_failures": 0.39,
-    "effort": 0.13,
-    "correction": 0.41,
-    "changed_again": 0.77,
+    "own_faults": 1.24,
+    "own_code": 0.53,
+    "own_call": 0.78,
+    "other_failures": 0.62,
+    "correction": 0.48,
+    "changed_again": 0.92,
+    "short_request": -0.57,
 }
 _SURE = 0.997
 _DIGITS = re.compile(r"\d+")
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
+_FEW_WORDS = 8
 
 
 def keep(row: Row, min_worth: float = 0.0) -> str | None:
@@ -52,14 +54,12 @@ def keep(row: Row, min_worth: float = 0.0) -> str | None:
         return next(reason for excuse, reason in _REASONS.items() if excuse in excuses)
     if not excuses:
         return "no_evidence"
-    is_poor = min_worth > 0 and estimate_worth(row) < min_worth
-    return "hardly_worth_it" if is_poor else None
+    return "hardly_worth_it" if min_worth > 0 and estimate_worth(row) < min_worth else None
 
 
 def estimate_worth(row: Row) -> float:
     """Return the probability that a row with evidence is worth training on."""
-    described = describe(row)
-    odds = INTERCEPT + sum(weight * described[name] for name, weight in LOG_ODDS.items())
+    odds = INTERCEPT + sum(LOG_ODDS[name] * value for name, value in describe(row).items())
     return 1 / (1 + math.exp(-odds))
 
 
@@ -70,9 +70,9 @@ def describe(row: Row) -> dict[str, float]:
     own_code        one of these is code that does not run
     own_call        one of these is a call that is not understood
     other_failures  as own_faults, of the failures that do not show a fault
-    effort          the same of the events until a failure was resolved, at most
-    correction      the log-odds of the surest correction
+    correction      the log-odds of the surest correction, at least 0
     changed_again   on a correction the agent changed a file again
+    short_request   the prompt has fewer than eight words
     """
     own: list[Any] = [item for item in row["findings"] if not item["excuse"]]
     failures = [item for item in own if item["kind"] == "failure"]
@@ -80,15 +80,14 @@ def describe(row: Row) -> dict[str, float]:
     # Repeats differ in times and counts.
     alike = [{_DIGITS.sub("", i["text"])[:300] for i in failures if is_own is bool(i["fault"])}
              for is_own in (True, False)]  # fmt: skip
-    spent = [i["resolved_at"] - i["event_index"] for i in failures if i["resolved_at"] is not None]
     return {
         "own_faults": math.log2(1 + len(alike[0])),
         "own_code": float("code" in faults),
         "own_call": float("call" in faults),
         "other_failures": math.log2(1 + len(alike[1])),
-        "effort": math.log2(1 + max(spent, default=0)),
-        "correction": max((_weigh(i) for i in own if i["kind"] == "correction"), default=0.0),
+        "correction": max([0.0, *(_weigh(i) for i in own if i["kind"] == "correction")]),
         "changed_again": float("again" in faults),
+        "short_request": float(len(_WORD.findall(row["prompt"][:1000])) < _FEW_WORDS),
     }
 
 

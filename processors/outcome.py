@@ -80,8 +80,6 @@ def describe_outcomes(
     findings: Sequence[Finding], events: Sequence[Event], matched: Mapping[int, int], stop: int
 ) -> list[Finding]:
     """Fill in what followed each finding of one request, up to event `stop`."""
-    if not findings:
-        return []
     failed = {item["event_index"] for item in findings if item["kind"] == "failure"}
     steps = [
         Step(index, ends, event.tool_name, event.arguments, ends in failed)
@@ -110,7 +108,7 @@ def describe_outcomes(
             following["resolved_at"], following["resolved_by"] = _find_resolution(item, after)
             following["excuse"] = _find_excuse(following, events, steps, after, alike[place])
         done.append(following)
-    slips = [item for item in done if item["excuse"] == "slip" and _is_careless(item)]
+    slips = [i for i in done if i["excuse"] == "slip" and not _is_look(i) and "policy_block" not in i["categories"]]
     for item in slips if len(slips) >= _MANY else ():
         item["excuse"] = ""
     return done
@@ -128,11 +126,6 @@ def _find_place(item: Finding) -> str:
         return item["tool"]
     is_search = only_reads(item["target"]) and not _is_look(item)
     return "looks" if is_search else item["target"]
-
-
-def _is_careless(item: Finding) -> bool:
-    """Check for a slip that many of make careless work: no look, and no rule of the harness."""
-    return not _is_look(item) and "policy_block" not in item["categories"]
 
 
 def _is_look(item: Finding) -> bool:
@@ -248,7 +241,9 @@ def _find_excuse(
     if categories <= _UNKNOWN | {"command_error"}:
         is_exit = _SAYS["exit_line"].fullmatch
         said = "\n".join(line for line in item["text"].split("\n") if not is_exit(line.strip()))
-        if len(_WORD.findall(said[:2000])) < _MIN_WORDS:
+        # One look without an answer says nothing; many of them say that something is broken.
+        is_series = repeats >= _MANY and not said.strip() and only_reads(item["target"])
+        if len(_WORD.findall(said[:2000])) < _MIN_WORDS and not is_series:
             return "no_information"
     said = item["text"][:_MESSAGE_CHARS]
     # What the same command lacked at first was not the agent's to give, such as leave.

@@ -39,25 +39,20 @@ _DRIVE = re.compile(r"\A[A-Za-z]:/+")
 _INTERNAL = re.compile(
     r"\bnode:[\w/]{1,80}:\d|/lib/python3\.\d|/(?:site|dist)-packages/|<frozen |/rustc/"
     r"|/go/src/runtime/|(?:\bat|\u276f) [^\n]{0,200}node_modules[/\\]|^At line:\d"
-    r"|\+ (?:CategoryInfo|FullyQualifiedErrorId)\b|^\s*requireStack: |\bPython3\d\d?[/\\]+Lib[/\\]"
+    r"|\+ (?:CategoryInfo|FullyQualifiedErrorId)\b|^\s*requireStack: |\bPython[3.][\w.]{1,40}[/\\]+Lib[/\\]"
+    r"|\(<anonymous>\)"
+    r"|^\s*(?:at |\[\w{1,40}: )?(?:System|Microsoft|javax?|jdk|sun|org\.junit|kotlin)\.[\w.$`<>+|]{1,200}[(\[]"
 )
 # The source lines that a traceback shows below a frame.
 _FRAME_SOURCE = re.compile(
-    r"(?m)^ *File [^\n]{0,300}(?:/lib/python3\.\d|-packages/|<frozen |Python3\d\d?[/\\]+Lib[/\\])"
+    r"(?m)^ *File [^\n]{0,300}(?:/lib/python3\.\d|-packages/|<frozen |Python[3.][\w.]{1,40}[/\\]+Lib[/\\])"
     r"[^\n]*(?:\n {4,}(?! *File )[^\n]*){1,2}"
 )
 # One of them is in every such line.
 _IN_INTERNAL = (
-    *("node:", "/lib/python3.", "-packages/", "<frozen ", "/rustc/", "/go/src/runtime/"),
-    *(
-        "node_modules",
-        "CategoryInfo",
-        "FullyQualified",
-        "At line:",
-        "requireStack",
-        "/Lib/",
-        "\\Lib\\",
-    ),
+    *("node:", "/lib/python3.", "-packages/", "<frozen ", "/rustc/", "/go/src/runtime/", "node_modules"),
+    *("CategoryInfo", "FullyQualified", "At line:", "requireStack", "/Lib/", "\\Lib\\", "<anonymous>)"),
+    *("System.", "Microsoft.", "java", "jdk.", "sun.", "org.junit.", "kotlin."),
 )
 # What a line of an output says went wrong, or where.
 _MESSAGE = re.compile(
@@ -68,12 +63,15 @@ _MESSAGE = re.compile(
 # Source, lists and passing tests that an output repeats; PowerShell marks the source by a plus.
 _ECHO = re.compile(
     r"[+-](?: |\w+ [{*'\"])|>? ?\d+ ?[|\u2502]|[\u2713\u2714] |import |from \S+ import|const |let "
-    r"|create mode |\[plugins\]|\*\*\* |@@"
+    r"|create mode |\[plugins\]|\*\*\* |@@|hint: "
 )
 # What PowerShell adds to an error, cut where the line is full.
 _WRAPPED = re.compile(r"(?m)^ +\+ (?:CategoryInfo|FullyQualifiedErrorId)[^\n]*(?:\n {1,3}\w[^\n]*){0,3}")
-# The names of types and fields in the debug output of a struct, and the lines that a patch lacks.
-_STRUCT = re.compile(r" \[\".*|\b[A-Z]\w{0,64}(?:\(| \{)|(?:(?<=[{,] )|(?<=\{))[a-z_]{1,64}: (?:[A-Z]\w{0,64}\b)?")
+# The names of types and fields in the debug output of a struct or in JSON, and the lines that a patch lacks.
+_STRUCT = re.compile(
+    r"(?<=[{,])\s?\"\w{1,64}\"\s?:| \[\".*|\b[A-Z]\w{0,64}(?:\(| \{)"
+    r"|(?:(?<=[{,] )|(?<=\{))[a-z_]{1,64}: (?:[A-Z]\w{0,64}\b)?"
+)
 _WORD_END = re.compile(r"[ \n]")
 _REDACTED = re.compile(r"\[REDACTED:\w{1,40}\]")
 # What a channel says of the sender of a message.
@@ -90,6 +88,8 @@ _EDGE = re.compile(r"\A(?!--\w)[./@-]{1,64}|[./@-]{1,64}\Z")
 _RANDOM = re.compile(
     r"\Av?\d+(?:\.\d+)+\Z|(?:\A|[^a-z0-9])(?=[a-z]*\d)[0-9a-f]{6,64}(?![a-z0-9])|(?=[a-z]*\d[a-z]+\d)[a-z0-9]{16}"
     r"|\A(?:line|char|block|col|column|zsh|bash|sh|eval|cd):\d|\Ato(?:be|equal|contain|have|match|throw)"
+    # The set-up of tests, which is in every backtrace.
+    r"|(?:\A|/)(?:(?:rails|spec|test)_helper\.rb|conftest\.py|(?:spec|tests?)/support/[\w./-]{1,64})(?::\d+)?\Z"
 )
 _GENERIC = frozenset(
     """
@@ -97,7 +97,9 @@ _GENERIC = frozenset(
     dev/null content-type application/json appdata iphone ipad github powershell in_progress
     exec_command write_stdin apply_patch createprocess createprocesscommon exit_code is_error env:1
     sessionid sessionkey tool_use_id message_id status_code remoteexception nativecommanderror
-    triggeruncaughtexception oldtext newtext old_string new_string sigint sigterm
+    triggeruncaughtexception oldtext newtext old_string new_string sigint sigterm peeroptional
+    windowsapps pythonsoftwarefoundation src lib app bin test tests spec python python3 node npm pytest
+    path file name type key value data config index main chat auth message foreach
     """.split()
 )
 
@@ -134,7 +136,7 @@ def select_messages(text: str, all_lines: bool = False) -> str:
     text = _drop_noise(_WRAPPED.sub("", text[:_SCAN_CHARS]))
     lines = [one for one in text.splitlines() if not _ECHO.match(one.lstrip())]
     told = [one for one in lines if all_lines or _MESSAGE.search(one)] or lines
-    return "\n".join(_STRUCT.sub("", one) if " { " in one or ' ["' in one else one for one in told)
+    return "\n".join(_STRUCT.sub("", one) if " { " in one or ' ["' in one or '":' in one else one for one in told)
 
 
 def find_names(commands: Iterable[str], limit: int = MAX_PER_KIND) -> list[str]:

@@ -213,7 +213,7 @@ def test_the_command_checks_and_writes_cards(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out.startswith(str(tmp_path / "adapter" / "README.md"))
     for name, text in (("run.json", "{}"), ("run.json", ""), ("report.json", "{}")):
         (tmp_path / name).write_text(text)
-        with pytest.raises(SourceError, match=f"{name}` is not as"):
+        with pytest.raises(SourceError, match=f"{name}` is not what"):
             card("--write-card", str(tmp_path))
         (tmp_path / "run.json").write_text(json.dumps(run()))
     (tmp_path / "rows").mkdir()

@@ -137,18 +137,12 @@ def test_the_list_of_commands_has_each_on_a_line_of_its_own() -> None:
         assert any(line.split() == [*command.split(), *summary_of(command).split()] for line in shown), command
 
 
-TEACHER = "model-kind sync-steps update-rate".split()
-
-
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
         ("fi", ["filter"]),
         ("suite ", ["build", "split", "check"]),
         ("duel --see", ["--seed"]),
-        ("train rows --learning-r", ["--learning-rate"]),
-        ("train rows --method dpo --tea", []),
-        ("train rows --tea", ["--teacher-" + name for name in TEACHER]),
     ],
 )
 def test_the_shell_completes_commands_and_options(words: str, completed: list[str]) -> None:

@@ -100,7 +100,7 @@ def test_nor_does_an_abort(text: str) -> None:
 
 
 def test_an_abort_at_work_makes_a_correction_of_a_remark() -> None:
-    text = "wait, the footer uses the accent colour"
+    text = "the footer uses the accent colour"
     plain, aborted = (decide(Turn(3, text, aborted=a, tool_calls=4, edited=True)) for a in (False, True))
     assert not plain.is_correction
     assert (aborted.is_correction, aborted.rule) == (True, "after_abort")

@@ -9,6 +9,7 @@ import pytest
 from datasets import load_dataset
 
 from pimono_sdpo.duel.result import score_duel
+from pimono_sdpo.duel.stages import Duel
 from pimono_sdpo.filtering import run_filter
 from pimono_sdpo.samples import write_samples
 from tests.duel.made import write_duel
@@ -76,7 +77,7 @@ def test_own_reward(run_example: Run, tmp_path: Path) -> None:
 
 def test_duel_report(run_example: Run, tmp_path: Path) -> None:
     given = write_duel(tmp_path / "duel", 60, 40, lambda turn, judge, order: (8, 3))
-    score_duel(tmp_path / "duel", given)
+    score_duel(Duel(tmp_path / "duel", given))
     printed = run_example("duel_report.py", "duel", cwd=tmp_path)
     assert printed.startswith("accepted at look ")
     assert len(printed.splitlines()) == 1 + 3 + 5

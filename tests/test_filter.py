@@ -263,7 +263,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     cases = {
         ("missing", "out"): "does not exist",
         ("other.parquet", "out"): "has the columns text",
-        ("quiet.jsonl", "out"): "The only session",
+        ("quiet.jsonl", "out"): "gives no rows (1 no_evidence)",
         ("quiet.jsonl", "mine"): "holds files that no earlier run of this command wrote",
         ("mine", "mine/rows"): "lie inside each other",
     }
@@ -285,7 +285,7 @@ def test_a_second_run_into_the_same_folder_refuses(traces: Path, tmp_path: Path)
 
 
 def test_an_empty_selection_names_the_reasons(traces: Path, tmp_path: Path) -> None:
-    with pytest.raises(EmptySelection, match=r"requests dropped: .*below_min_score.*lower --min-score"):
+    with pytest.raises(EmptySelection, match=r"`traces` gives no rows \(.*below_min_score.*lower --min-score"):
         run_filter(str(traces), tmp_path / "rows", FilterOptions(min_score=99.0))
     assert not list(tmp_path.iterdir())
 

@@ -301,7 +301,7 @@ def test_what_cannot_be_read_is_rejected_by_name(tmp_path: Path) -> None:
     [reject] = pq.read_table(tmp_path / "out" / "rejects").to_pylist()
     assert (reject["number"], reject["problem"]) == (
         1,
-        "shop__cart-7: a message has the role 'narrator'",
+        "train-00000-of-00001.parquet: a message has the role 'narrator'",
     )
 
 

@@ -94,7 +94,7 @@ def test_a_shard_without_rows_or_sessions_is_a_shard(tmp_path: Path) -> None:
     assert 0 in [json.loads((part / "part.json").read_text())["rows"] for part in parts]
     merge_parts(parts, tmp_path / "merged")
     assert all_bytes(tmp_path / "merged") == all_bytes(tmp_path / "rows")
-    with pytest.raises(EmptySelection, match=r"sessions of `traces` was kept.*below_min_score"):
+    with pytest.raises(EmptySelection, match=r"`traces` gives no rows \(.*below_min_score"):
         merge_parts(parts_of(traces, tmp_path / "high", 2, min_score=90.0), tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
@@ -132,25 +132,25 @@ def test_missing_double_and_foreign_parts_are_named(source: Path, three: list[Pa
 
     one, two, last = three
     refused([two], r"3 parts of `traces` 2 are missing; make .* --shard 1/3, --shard 3/3,")
-    refused([one, two, last, two], r"Part 2 of 3 is there twice, in `.*p2` and in `.*p2`")
+    refused([one, two, last, two], r"Part 2 is in `.*p2` and in `.*p2`; give one")
     refused([one, tmp_path / "nothing"], r"nothing` is not a part of a divided run; give")
     run_part(str(source), tmp_path / "half", (2, 2))
-    refused([one, tmp_path / "half"], r"number of parts differs \(2, not 3\)")
+    refused([one, tmp_path / "half"], r"different runs \(parts: 2, not 3\); make all parts")
     run_part(str(source), tmp_path / "scored", (2, 3), FilterOptions(min_score=2.0))
-    refused([one, tmp_path / "scored", last], r"value of an option differs \(min_score 2.0, not 0.0\)")
+    refused([one, tmp_path / "scored", last], r"different runs \(min_score: 2.0, not 0.0\)")
     fewer = moved(source, tmp_path / "fewer")
     (fewer / "0004.parquet").unlink()
     run_part(str(fewer), tmp_path / "of fewer", (2, 3))
-    refused([one, tmp_path / "of fewer", last], r"source differs \(4 shards, not 5\)")
+    refused([one, tmp_path / "of fewer", last], r"different runs \(shards\)")
     changed = moved(source, tmp_path / "changed")
     shutil.copy(changed / "0001.parquet", changed / "0000.parquet")
     run_part(str(changed), tmp_path / "of changed", (2, 3))
-    refused([one, tmp_path / "of changed", last], r"source differs \(`0000.parquet`\)")
+    refused([one, tmp_path / "of changed", last], r"different runs \(shards\)")
     says = json.loads((two / "part.json").read_text())
     next(stage for stage in says["stages"] if stage[0] == "grade")[1] = "other"
     shutil.copytree(two, tmp_path / "other code")
     (tmp_path / "other code" / "part.json").write_text(json.dumps(says))
-    refused([one, tmp_path / "other code", last], r"code differs \(grade\); make all parts with")
+    refused([one, tmp_path / "other code", last], r"different runs \(stages\)")
 
 
 def test_a_part_copied_badly_is_named(three: list[Path], tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_no_folder_is_taken_for_another(source: Path, rows: Path, three: list[Pa
     (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
     before = all_bytes(tmp_path)
     for out, match in (
-        (part, "holds a part of a divided run"),
+        (part, r"holds another command's part\.json"),
         (tmp_path / "mine", "no earlier run"),
     ):
         with pytest.raises(OutputError, match=match):
@@ -197,7 +197,7 @@ def test_no_folder_is_taken_for_another(source: Path, rows: Path, three: list[Pa
             run_filter(str(source), out)
     with pytest.raises(OutputError, match="lie inside each other"):
         merge_parts([*three[1:], part], part / "rows")
-    with pytest.raises(OutputError, match="holds the rows of a whole run"):
+    with pytest.raises(OutputError, match=r"holds another command's report\.json"):
         run_part(str(source), tmp_path / "rows", (1, 3))
     with pytest.raises(OutputError, match="holds part 1 of 3; use a folder for each part"):
         run_part(str(source), part, (2, 3))

@@ -12,7 +12,8 @@ from pimono_sdpo import samples
 from pimono_sdpo.agent.task_tests import Tester
 from pimono_sdpo.cli import app
 from pimono_sdpo.cli.pairs import Options as PairOptions
-from pimono_sdpo.cli.pairs import write_dpo_lines, write_pairs
+from pimono_sdpo.cli.pairs import write_pairs
+from pimono_sdpo.dataset_writer import copy_lines
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.suites.suite import load_suite
 from pimono_sdpo.training.tiny_model import write_tiny_model
@@ -292,17 +293,19 @@ def test_what_cannot_be_tested_again_is_counted(tmp_path: Path) -> None:
 
 def test_pairs_of_held_out_tasks_are_no_training_rows(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows(), split="test")
-    report = write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", flaky_reruns=0))
+    given = PairOptions(source=[str(source)], out=tmp_path / "pairs", flaky_reruns=0, format="together")
+    report = write_pairs(given)
     assert report["splits"] == {"test": 2}
-    with pytest.raises(EmptySelection, match="None of 2 pairs can be a JSON line"):
-        write_dpo_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl", report)
+    with pytest.raises(EmptySelection, match="of 2 pairs, 2 are of tasks held out for testing"):
+        copy_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl", report)
     assert not (tmp_path / "dpo.jsonl").exists()
 
 
 def test_pairs_are_written_as_lines(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows())
-    report = write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", flaky_reruns=0))
-    lines = write_dpo_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl", report)
+    given = PairOptions(source=[str(source)], out=tmp_path / "pairs", flaky_reruns=0, format="together")
+    report = write_pairs(given)
+    lines = copy_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl", report)
     assert lines == {"written": 2}
     assert len((tmp_path / "dpo_meta.jsonl").read_text().splitlines()) == 2
 

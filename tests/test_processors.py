@@ -156,7 +156,10 @@ def test_keep_says_why(row: dict[str, object], reason: str | None) -> None:
 
 def test_an_episode_must_be_worth_it() -> None:
     failed = failure(["test_or_assertion"], "boom", tool="bash", next="bash ls")
-    row: dict[str, Any] = {"problem": None, "prompt": "Move the fixtures to tests/data"}
+    row: dict[str, Any] = {
+        "problem": None,
+        "prompt": "Move the fixtures to tests/data and adapt all tests that read them",
+    }
     row |= {"findings": [failed]}
     assert keep(row, LEAST_WORTH) == "hardly_worth_it"
     assert keep(row) is None
@@ -164,16 +167,16 @@ def test_an_episode_must_be_worth_it() -> None:
     others = [failed, {**failed, "text": "bang"}]
     assert estimate_worth({**row, "findings": others}) > estimate_worth(row)
     own = [{**item, "fault": "work"} for item in others]
-    assert keep({**row, "findings": own}, LEAST_WORTH) == "hardly_worth_it"
-    own[1] |= {"fault": "code", "resolved_at": 19, "resolved_by": "edit a.ts"}
+    assert keep({**row, "findings": own[:1]}, LEAST_WORTH) == "hardly_worth_it"
     assert keep({**row, "findings": own}, LEAST_WORTH) is None
+    assert estimate_worth({**row, "prompt": "Move them", "findings": own}) < estimate_worth({**row, "findings": own})
     unsure, sure = (
         {**NOTHING_KNOWN, "kind": "correction", "rule": "no", "probability": probability}
         for probability in (0.9, 0.97)
     )
     assert keep({**row, "findings": [unsure]}, LEAST_WORTH) == "hardly_worth_it"
-    assert keep({**row, "findings": [sure]}, LEAST_WORTH) == "hardly_worth_it"
-    assert keep({**row, "findings": [{**sure, "fault": "again"}]}, LEAST_WORTH) is None
+    assert keep({**row, "findings": [sure]}, LEAST_WORTH) is None
+    assert keep({**row, "findings": [{**unsure, "fault": "again"}]}, LEAST_WORTH) is None
     judged = {**unsure, "rule": "judge"}
     assert keep({**row, "findings": [judged]}, LEAST_WORTH) is None
 

@@ -14,10 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pimono_sdpo.filtering import FilterOptions, run_filter
-from pimono_sdpo.push import PushOptions, _RowsUpload
 from pimono_sdpo.samples import write_samples
 from tests.loopback_hub import TOKEN, LoopbackHub, run_client, run_python
-from tests.loopback_hub.call import EXPIRED_TOKEN
+from tests.loopback_hub.call import EXPIRED_TOKEN, FINE_TOKEN
 from tests.loopback_hub.faults import Fault
 
 NAME = "me/rows"
@@ -216,13 +215,6 @@ def test_a_card_on_the_hub_that_cannot_be_read_is_one_sentence(loopback_hub: Loo
         assert "The card of `me/rows` cannot be read" in line
 
 
-def test_a_bug_is_not_reported_as_a_refusal() -> None:
-    push = _RowsUpload(repo_id="me/rows", options=PushOptions(), own={}, card="", stage=None)
-    for bug in (ValueError("a bug"), RuntimeError("a bug")):
-        with pytest.raises(type(bug), match="a bug"), push.errors():
-            raise bug
-
-
 def test_two_pushes_at_once_leave_one_of_them_whole(loopback_hub: LoopbackHub, made: Path, rows: Path) -> None:
     other = rows.parent / "other"
     run_filter(str(made / "traces"), other, FilterOptions(max_samples=2))
@@ -330,17 +322,28 @@ def test_no_token_is_found_out_before_the_work(loopback_hub: LoopbackHub, made: 
     done = front(loopback_hub, home, *arguments, "nobody/rows")
     assert "`nobody` is neither this account nor one" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments, "")
-    assert "`` cannot name a dataset" in refused(done, rows, before)
-    done = front(loopback_hub, home, *arguments, "rows")
-    assert "use ns/rows" in refused(done, rows, before)
+    assert "Nothing can be pushed to ``: that cannot name a repository" in refused(done, rows, before)
     for wrong in (EXPIRED_TOKEN, "hf_mistyped"):
         done = front(loopback_hub, home, *arguments, NAME, token=wrong)
         assert "does not accept the token; create a new one" in refused(done, rows, before)
+    for name, sentence in ((NAME, "You cannot create a dataset under"), ("me/there", "You cannot write to me/there")):
+        loopback_hub.seed("me/there", "dataset", {}, private=True)
+        done = front(loopback_hub, home, *arguments, name, token=FINE_TOKEN)
+        assert f"Nothing can be pushed to `{name}`: the Hub answers 403, {sentence}" in refused(done, rows, before)
+    assert {*loopback_hub.store.repos} == {("dataset", "me/there")}
     loopback_hub.store.role = "read"
     done = front(loopback_hub, home, *arguments, NAME)
     assert "the token is read-only" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments[:-1], "--public")
     assert "needs --push" in refused(done, rows, before)
+
+
+def test_a_filter_that_keeps_nothing_leaves_no_dataset(loopback_hub: LoopbackHub, made: Path, rows: Path) -> None:
+    arguments = ("filter", str(made / "traces"), "--out", str(rows), "--push", "lab/rows", "--min-score", "999")
+    done = front(loopback_hub, rows.parent, *arguments, token=FINE_TOKEN)
+    assert "lower --min-score" in refused(done, rows, as_pushed(rows))
+    assert "/api/repos/create" in [seen.path for seen in loopback_hub.requests]
+    assert not loopback_hub.store.repos
 
 
 def test_no_network_is_one_sentence(loopback_hub: LoopbackHub, rows: Path) -> None:

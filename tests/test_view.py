@@ -150,12 +150,10 @@ def run_view_of_nothing() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("written", "told"),
     [
-        ({}, "holds neither what `filter`"),
-        ({"report.json": "{}", "data/x": ""}, "is not as `filter` writes it"),
-        ({"report.json": '{"stage": "steps"}', "data/x": ""}, "is the report of `steps`"),
-        ({"report.json": "{", "data/x": ""}, "is not as `filter` writes it"),
-        ({"run.json": "[]"}, "is not as a training writes it"),
-        ({"run.json": "{}"}, "is not as a training writes it"),
+        ({}, "is not what `filter` or a training writes"),
+        ({"report.json": '{"stage": "steps"}', "data/x": ""}, "is of `steps`"),
+        ({"report.json": "{", "data/x": ""}, "is not what `filter`"),
+        ({"run.json": "{}"}, "is not what `filter`"),
     ],
 )
 def test_a_folder_of_another_kind_costs_one_sentence(tmp_path: Path, written: dict[str, str], told: str) -> None:

@@ -201,7 +201,7 @@ def _read_runs(file: Found) -> Iterator[Trajectory | str]:
     """Yield the runs of a file; a clause for one that cannot be read, or for the damaged rest."""
     path, form, name = file
     try:
-        yield from form.read(Path(path))
+        yield from form.read_runs(Path(path))
     except DAMAGE as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         yield f"{name}: it cannot be read ({reason})"

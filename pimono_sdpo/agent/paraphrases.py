@@ -13,8 +13,7 @@ from datasets import Dataset, Features, List, Value
 
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.llm.calls import Request
-from pimono_sdpo.llm.chat import Chat
-from pimono_sdpo.llm.rows import map_rows
+from pimono_sdpo.llm.chat import Chat, map_rows
 from pimono_sdpo.suites.suite import TaskRow
 from processors.duel.answers import strip_reasoning
 

@@ -29,8 +29,7 @@ from pimono_sdpo.agent.task_tests import Tester, hash_repo, list_repo
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.errors import InferenceError, OutputError
 from pimono_sdpo.llm.calls import Request
-from pimono_sdpo.llm.chat import Chat, open_chat
-from pimono_sdpo.llm.rows import map_rows
+from pimono_sdpo.llm.chat import Chat, map_rows, open_chat
 from pimono_sdpo.llm.settings import load_settings
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.engine import Output, Part, Piece, run_parts

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
-from typer.core import CompletionItem, TyperCommand, TyperGroup  # type: ignore[attr-defined]
+from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]
 
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import PimonoError
@@ -73,12 +73,8 @@ class CommandGroup(TyperGroup):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
         """Complete the names of commands, without importing them, and options."""
-        found = [
-            CompletionItem(name)
-            for name in self.commands
-            if name.startswith(incomplete) and not incomplete.startswith("-")
-        ]
-        return found if found else super().shell_complete(ctx, incomplete)
+        names = [] if incomplete.startswith("-") else [name for name in self.commands if name.startswith(incomplete)]
+        return [CompletionItem(name) for name in names] or super().shell_complete(ctx, incomplete)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; a mistyped choice gets the one that is meant."""
@@ -131,33 +127,21 @@ def command_of(name: str, module: ModuleType) -> Any:
     passes = any(one.metadata.get("passes_options") for one in fields(module.Options))
     settings = {**STYLE["context_settings"], "ignore_unknown_options": passes}
     command = typer.Typer(**STYLE)
-    cls: Any = type("Completing", (TyperCommand,), {"shell_complete": _complete, "module": module})
-    command.command(name.split(" ")[-1], cls=cls, help=help, context_settings=settings)(call)
+    command.command(name.split(" ")[-1], help=help, context_settings=settings)(call)
     return typer.main.get_command(command)
-
-
-def _complete(self: Any, ctx: Any, incomplete: str) -> list[CompletionItem]:
-    """Complete options, also those that a command passes on, which its module lists."""
-    found = TyperCommand.shell_complete(self, ctx, incomplete)
-    if incomplete.startswith("-") and hasattr(self.module, "list_passed_options"):
-        passed = self.module.list_passed_options(ctx.params["method"])
-        found += [CompletionItem(one) for one in passed if one.startswith(incomplete)]
-    return found
 
 
 def _parameter(field: "Field[Any]", type_: Any) -> inspect.Parameter:
     """Describe a field to Typer."""
-    about = field.metadata
-    default = field.default if field.default is not MISSING else inspect.Parameter.empty
+    about, default = field.metadata, field.default
     if field.default_factory is not MISSING:
         default = field.default_factory()
     described: dict[str, Any] = {"help": about["help"]}
-    described["show_default"] = about.get("shown") or default not in ([], None)
+    described["show_default"] = about.get("shown") or default not in ([], None, MISSING)
     inner = get_args(type_)[0] if get_origin(type_) is list else None
     if get_origin(inner) is Literal:
         # Typer takes a list of an enumeration, but not of a Literal.
-        names = {name: name for name in get_args(inner)}
-        type_ = list[StrEnum("Choice", names)]  # type: ignore[misc]
+        type_ = list[StrEnum("Choice", {name: name for name in get_args(inner)})]  # type: ignore[misc]
     elif inner is not None and not about.get("argument"):
         described["metavar"] = "<str>"
     if about.get("argument"):
@@ -169,7 +153,7 @@ def _parameter(field: "Field[Any]", type_: Any) -> inspect.Parameter:
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=default,
+        default=inspect.Parameter.empty if default is MISSING else default,
         annotation=Annotated[type_, info],
     )
 
@@ -178,9 +162,7 @@ app = typer.Typer(cls=CommandGroup, no_args_is_help=True, **{**STYLE, "add_compl
 
 
 @app.callback(invoke_without_command=True)
-def front(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
+def front(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """Turn recorded sessions of coding agents, and rollouts, into training rows."""
     if version:
         typer.echo(__version__)

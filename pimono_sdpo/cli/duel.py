@@ -16,22 +16,8 @@ from typing import Any, Literal
 import typer
 
 from pimono_sdpo.dataset_writer import WriterOptions, summarize
-from pimono_sdpo.duel.result import (
-    RESULT,
-    describe_report,
-    describe_verdict,
-    score_duel,
-    write_training_rows,
-)
-from pimono_sdpo.duel.stages import (
-    Outcome,
-    end_round,
-    estimate_duel,
-    register_rules,
-    run_answers,
-    run_duel,
-    run_turns,
-)
+from pimono_sdpo.duel.result import RESULT, describe_report, describe_verdict, score_duel, write_training_rows
+from pimono_sdpo.duel.stages import Duel, Outcome, run_turns
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.money import need_prices
 from pimono_sdpo.llm.settings import Settings, load_settings, read_environment
@@ -119,20 +105,21 @@ def _run_stages(options: Options) -> bool:
         drawn = TurnOptions(settings.duel.turns, settings.duel.seed, excluded)
         report = run_turns(options.source, options.records, drawn, out)
         typer.echo(f"{report['turns']} turns of {report['instances']} tasks are in {out / 'turns'}")
+    duel = Duel(out, settings, most)
     if options.estimate:
-        typer.echo(estimate_duel(out, settings, ESTIMATED, most))
+        typer.echo(duel.estimate(ESTIMATED))
         return False
     original, equals, limit = options.rules == "original", options.aa_test, options.limit
     export = options.export or original or equals is not None
     if stage == "answers":
-        limit = limit if export else register_rules(out, settings).looks[-1]
-        _print_progress("answers", run_answers(out, settings, most, limit))
-        end_round(out)
+        limit = limit if export else duel.register().looks[-1]
+        _print_progress("answers", duel.answer(limit))
+        duel.end_round()
     elif stage in ("judge", "all"):
-        for name, done in run_duel(out, settings, most, export, limit, equals, original):
+        for name, done in duel.run(export, limit, equals, original):
             _print_progress(name, done)
     if stage in ("score", "all"):
-        report = score_duel(out, settings, original, options.licence)
+        report = score_duel(duel, original, options.licence)
         typer.echo(f"{describe_report(report)}\nreport.md and the buckets are in {out / RESULT}")
     return stage in ("score", "all")
 
@@ -155,7 +142,6 @@ def _load_settings(options: Options) -> Settings:
 
 
 def _print_progress(name: str, done: Outcome | Json) -> None:
-    """Print what a stage or a look gave; raises InferenceError when the stage was stopped."""
     if not isinstance(done, Outcome):
         typer.echo(describe_verdict(done))
         return

@@ -22,8 +22,7 @@ class Options(RolloutOptions):
 
     suite: Path = same_option(RolloutOptions, "suite")
     report: Path = option(
-        "NAME.json to write; NAME.md and NAME.svg are written beside it.",
-        default=Path("report.json"),
+        "NAME.json to write; NAME.md and NAME.svg are written beside it.", default=Path("report.json")
     )
     trace_dir: Path | None = option(
         "Folder for the rollouts, which go to its folder `rollouts` if the report lies in it, too.",

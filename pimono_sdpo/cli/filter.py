@@ -17,14 +17,7 @@ from pathlib import Path
 import typer
 
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.filtering import (
-    FilterOptions,
-    Json,
-    count_table,
-    merge_parts,
-    run_filter,
-    run_part,
-)
+from pimono_sdpo.filtering import FilterOptions, Json, merge_parts, run_filter, run_part
 from pimono_sdpo.options import changed, option, options
 from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.report import describe_unreadable
@@ -55,11 +48,7 @@ def run(options: Options) -> None:
         report = merge_parts([Path(part) for part in options.source], options.out, options)
     else:
         report = run_filter(
-            options.open_sessions(options.out),
-            options.out,
-            options,
-            workers=options.workers,
-            engine=options.engine,
+            options.open_sessions(options.out), options.out, options, workers=options.workers, engine=options.engine
         )
     typer.echo(count_table(report["sessions"], report["kept"], report["drop_reasons"]))
     typer.echo(summarize(report, options.out))
@@ -88,6 +77,14 @@ def _run_part(options: Options, given_part: str) -> None:
     )
     typer.echo(count_table(part["sessions"], part["rows"], part["dropped"]))
     typer.echo(f"part {part['part']} of {part['parts']} is in {options.out}; merge all parts with `filter --merge`")
+
+
+def count_table(sessions: int, kept: int, dropped: dict[str, int]) -> str:
+    """Align what went in, what came out and what was dropped."""
+    rows = {"sessions in": sessions, "rows kept": kept, "rows dropped": sum(dropped.values())}
+    rows |= {f"  {reason}": count for reason, count in dropped.items()}
+    name_width, width = max(map(len, rows)), max(len(str(count)) for count in rows.values())
+    return "\n".join(f"{name:<{name_width}}  {count:>{width}}" for name, count in rows.items())
 
 
 def summarize(report: Json, out: Path) -> str:

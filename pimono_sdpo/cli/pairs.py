@@ -16,18 +16,11 @@ import pyarrow as pa
 
 from pimono_sdpo.agent.task_tests import Tester
 from pimono_sdpo.cli.steps import finish
-from pimono_sdpo.dataset_writer import (
-    RunRowsOptions,
-    explain_empty,
-    name_source,
-    open_runs,
-    write_dataset,
-)
-from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
+from pimono_sdpo.dataset_writer import RunRowsOptions, name_source, open_runs, write_dataset
+from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult
 from pimono_sdpo.runs.engine import Part, Piece
-from pimono_sdpo.runs.parquet import read_rows
 from pimono_sdpo.runs.sessions import rows_and_rejects, step_parts
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR
 from pimono_sdpo.stage import Stage, table_of_rows
@@ -35,7 +28,6 @@ from pimono_sdpo.suites.stored_rollouts import Rollouts, describe_file, read_row
 from pimono_sdpo.suites.suite import files_of, load_suite
 from processors.rollouts import sessions
 from processors.rollouts.pairs import Case, Retest, Rules, pair_runs, pair_steps
-from processors.rollouts.together import make_dpo_line, write_lines
 
 NO_CONTRAST = frozenset({"no_contrast", "both_fail"})
 ADVICE = (
@@ -76,33 +68,37 @@ def write_pairs(options: Options) -> Json:
     """
     held_out = options.held_out()
     made_by, used = options.describe()
-    table = (PAIR, DROPPED_PAIR)
-    write = partial(
-        write_dataset, table=table, out=options.out, options=options, stage="pairs",
-        held_out=held_out,
-    )  # fmt: skip
     runs = open_runs(options, options.out)
-    source = name_source(runs)
-    if not isinstance(runs, Rollouts):
+    warnings = []
+    if isinstance(runs, Rollouts):
+        parts = _task_parts(runs, options, made_by, Tester().retest)
+        if options.target in {"full", "truncated"}:
+            warnings.append(
+                f"the target {options.target} has results of tools between its actions: DPO learns those tokens as "
+                "well, and a long side weighs more than a short one"
+            )
+        if options.with_outcome:
+            warnings.append("the target holds the output of the tests, which gives the label away")
+    else:
         recorder = None if options.keep_identity else runs.recorder
         stages: list[Stage] = [
             *sessions.build_stages(options.test_fraction, recorder=recorder),
             *options.length_stages(),
         ]
-        parts = step_parts(runs.shards, stages, made_by, *table)
-        rules = {field.name for field in fields(Rules)}
-        used = {name: value for name, value in used.items() if name not in rules}
-        return write(parts, source=source, used=used)
-    warnings = []
-    if options.target in {"full", "truncated"}:
-        warnings.append(
-            f"the target {options.target} has results of tools between its actions: DPO learns "
-            "those tokens as well, and a long side weighs more than a short one"
-        )
-    if options.with_outcome:
-        warnings.append("the target holds the output of the tests, which gives the label away")
-    parts = _task_parts(runs, options, made_by, Tester().retest)
-    return write(parts, source=source, used=used, warnings=warnings)
+        parts = step_parts(runs.shards, stages, made_by, PAIR, DROPPED_PAIR)
+        for field in fields(Rules):
+            used.pop(field.name, None)
+    return write_dataset(
+        parts,
+        (PAIR, DROPPED_PAIR),
+        options.out,
+        options,
+        stage="pairs",
+        source=name_source(runs),
+        used=used,
+        warnings=warnings,
+        held_out=held_out,
+    )
 
 
 def _task_parts(rollouts: Rollouts, options: Options, made_by: Json, retest: Retest) -> list[Part]:
@@ -121,12 +117,7 @@ def _task_parts(rollouts: Rollouts, options: Options, made_by: Json, retest: Ret
 
 
 def _pair_task(
-    rollouts: Rollouts,
-    task_id: str,
-    places: list[tuple[Path, int]],
-    rules: Rules,
-    stages: list[Stage],
-    retest: Retest,
+    rollouts: Rollouts, task_id: str, places: list[tuple[Path, int]], rules: Rules, stages: list[Stage], retest: Retest
 ) -> Iterator[Piece]:
     task = rollouts.tasks.get(task_id)
     shown = task and rules.target in {"patch", "last_write"} and Path(task["repo"]).is_dir()
@@ -162,17 +153,3 @@ def check_dpo_lines(suite: Path, target: str, protocol: str) -> None:
             f"`{found.name}` is held out for testing, so no pair of it may be trained on; use the "
             "suite for training, or `rollout`."
         )
-
-
-def write_dpo_lines(folder: Path, path: Path, report: Json) -> Json:
-    """Write the training pairs of a folder as JSON lines and NAME_meta.jsonl; return the counts.
-
-    Raises EmptySelection when there is none.
-    """
-    if not report["rows"]:
-        raise EmptySelection(f"{explain_empty(report, ADVICE)} The rejects are in {folder}; `{path}` is not written.")
-    files = sorted((folder / "data").glob("train-*.parquet"))
-    counts = dict(write_lines(read_rows(files), make_dpo_line, path))
-    if not counts.get("written"):
-        raise EmptySelection(f"None of {report['rows']} pairs can be a JSON line ({counts}); they are in {folder}.")
-    return counts

@@ -11,8 +11,10 @@ from pathlib import Path
 from pimono_sdpo.agent.rollout import RolloutOptions, rollouts_folder, run_rollouts
 from pimono_sdpo.cli import pairs
 from pimono_sdpo.cli.rollout import pair_rollouts, print_as, print_problems, print_rollout
-from pimono_sdpo.errors import OutputError
+from pimono_sdpo.dataset_writer import copy_lines
+from pimono_sdpo.errors import EmptySelection, OutputError
 from pimono_sdpo.options import option, options, same_option
+from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.folders import require_disjoint, require_replaceable
 from processors.rollouts.pairs import Target
 
@@ -45,6 +47,7 @@ def run(options: Options) -> None:
         out=out.with_name(f"{out.stem}_pairs"),
         target=options.target,
         allow_efficiency_pairs=options.allow_efficiency_pairs,
+        format="together",
     )
     require_disjoint(made.resolve(), pairing.out.resolve())
     require_replaceable(pairing.out)
@@ -56,7 +59,11 @@ def run(options: Options) -> None:
         tell(f"Wrote {report['rollouts']} rollouts to: {made}")
         print_problems(report, tell)
         return
-    counts = pairs.write_dpo_lines(pairing.out, out, found)
+    if not found["rows"]:
+        raise EmptySelection(
+            f"{explain_empty(found, pairs.ADVICE)} The rejects are in {pairing.out}; `{out}` is not written."
+        )
+    counts = copy_lines(pairing.out, out, found)
     tell(f"Wrote {counts['written']} preference pairs to: {out}")
     tell(f"Wrote metadata to: {out.with_name(f'{out.stem}_meta.jsonl')}")
     print_problems(report, tell)

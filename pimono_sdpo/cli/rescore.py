@@ -29,8 +29,7 @@ class Options:
         default_factory=list,
     )
     grade: list[str] = option(
-        "Verifier that is graded, with its weight, such as `syntax=0.5`; may be repeated.",
-        default_factory=list,
+        "Verifier that is graded, with its weight, such as `syntax=0.5`; may be repeated.", default_factory=list
     )
     workers: int | None = option("Threads that score.", default=None, minimum=1, shown="the number of CPUs")
 

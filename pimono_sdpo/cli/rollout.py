@@ -14,12 +14,7 @@ from typing import Any
 import typer
 
 from pimono_sdpo.agent.driver import status_of
-from pimono_sdpo.agent.rollout import (
-    RolloutOptions,
-    check_errors,
-    estimate_rollouts,
-    run_rollouts,
-)
+from pimono_sdpo.agent.rollout import RolloutOptions, check_errors, estimate_rollouts, run_rollouts
 from pimono_sdpo.cli import pairs
 from pimono_sdpo.options import option, options
 from pimono_sdpo.runs.folders import require_disjoint, require_replaceable
@@ -65,10 +60,7 @@ def run(options: Options) -> None:
         tell(f"Wrote {report['rollouts']} rollouts to: {options.out}")
     else:
         verdicts = ", ".join(f"{count} {status}" for status, count in report["verdicts"].items())
-        print_summary(
-            [f"Total tasks: {report['tasks']}", f"Rollouts: {report['rollouts']} ({verdicts})"],
-            tell,
-        )
+        print_summary([f"Total tasks: {report['tasks']}", f"Rollouts: {report['rollouts']} ({verdicts})"], tell)
         tell(f"Wrote {report['rollouts']} rollouts to: {options.out}")
         tell(f"Wrote traces to: {options.out / 'traces'}")
     print_problems(report, tell)

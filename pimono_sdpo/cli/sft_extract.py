@@ -11,11 +11,10 @@ from typing import Literal
 import typer
 
 from pimono_sdpo.cli import steps
-from pimono_sdpo.dataset_writer import explain_empty
+from pimono_sdpo.dataset_writer import copy_lines
 from pimono_sdpo.errors import EmptySelection, OutputError
 from pimono_sdpo.options import option, options, same_option
-from pimono_sdpo.runs.parquet import read_rows
-from processors.rollouts.together import make_sft_line, write_lines
+from pimono_sdpo.report import explain_empty
 
 
 @options
@@ -61,16 +60,10 @@ def write_sft_lines(options: Options) -> dict[str, int]:
             require_success=options.require_success,
             require_valid_tool_ok=options.require_valid_tool_ok,
             tool_protocol=options.format,
+            format="together",
         )
         report = {**steps.write_steps(given), "source": options.trace_dir}
         if not report["rows"]:
             raise EmptySelection(explain_empty(report, steps.advise(given)))
-        files = sorted((made / "data").glob("train-*.parquet"))
-        counts = write_lines(read_rows(files), make_sft_line, output)
-        if not counts["written"]:
-            raise EmptySelection(
-                f"`{report['source']}` gives no line to train on: of {report['rows']} steps, "
-                f"{report['splits'].get('test', 0)} are of tasks held out for testing; use "
-                "rollouts of a suite for training."
-            )
-    return dict(Counter(report["drop_reasons"]) + counts)
+        counts = copy_lines(made, output, report)
+    return dict(Counter(report["drop_reasons"]) + Counter(counts))

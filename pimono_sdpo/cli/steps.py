@@ -15,17 +15,11 @@ from typing import Any
 import pyarrow as pa
 import typer
 
-from pimono_sdpo.dataset_writer import (
-    RunRowsOptions,
-    explain_empty,
-    name_source,
-    open_runs,
-    summarize,
-    write_dataset,
-)
+from pimono_sdpo.dataset_writer import RunRowsOptions, name_source, open_runs, summarize, write_dataset
 from pimono_sdpo.errors import EmptySelection
 from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult, push_folder
+from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.engine import Part, Piece
 from pimono_sdpo.runs.parquet import read_rows, read_tables
 from pimono_sdpo.runs.sessions import rows_and_rejects, slice_table, step_parts

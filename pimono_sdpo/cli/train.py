@@ -37,19 +37,11 @@ class Options:
         default="sdpo",
     )
     on: str = option(
-        "Where to train: here, or hf:FLAVOR for a machine of Hugging Face Jobs, such as hf:a10g-large.",
-        default="here",
+        "Where to train: here, or hf:FLAVOR for a machine of Hugging Face Jobs, such as hf:a10g-large.", default="here"
     )
     wheel: Path | None = option(
         "Wheel of this package for the job; by default the one that is installed.", default=None
     )
-
-
-def list_passed_options(method: str) -> list[str]:
-    """List the options of the job of a method."""
-    from pimono_sdpo.training import read_options
-
-    return sorted("--" + name.replace("_", "-") for name in read_options(method))
 
 
 def run(options: Options) -> None:
@@ -67,8 +59,8 @@ def run(options: Options) -> None:
         raise TrainingInputError(f"--on is {options.on}; give here or hf:FLAVOR.")
     if find_spec("trl") is None:
         raise TrainingInputError(
-            'Training here needs `pip install "pimono-sdpo[train]"`, or for a tool of uv '
-            '`uv tool install "FILE.whl[train]"`; or give --on hf:FLAVOR.'
+            'Training here needs `pip install "pimono-sdpo[train]"`, or for a tool of uv or pipx `uv tool install '
+            '"FILE.whl[train]"` or `pipx install --force "FILE.whl[train]"`; or give --on hf:FLAVOR.'
         )
     from pimono_sdpo.training.run import run_job
 

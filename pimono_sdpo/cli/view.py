@@ -90,17 +90,16 @@ def run(options: Options) -> None:
         return
     folder, name = find_folder(options.source)
     if options.review:
-        page = render_review(folder, name, options.traces, options.rows or 50, options.seed)
+        page, kind = render_review(folder, name, options.traces, options.rows or 50, options.seed), "-review"
     else:
-        page = render_view(folder, name, options.traces, options.rows or 500)
-    kind = "-review" if options.review else ""
+        page, kind = render_view(folder, name, options.traces, options.rows or 500), ""
     out = options.out or Path(f"{name.rpartition('/')[2]}{kind}.html")
     try:
         write_atomically(out, page.encode())
     except OSError as error:
         raise OutputError(f"Cannot write `{out}` ({error.strerror}); use --out.") from error
     typer.echo(f"the page is {out} ({len(page) / 1e6:.1f} MB), on this machine only")
-    if options.open if options.open is not None else sys.stdout.isatty():
+    if sys.stdout.isatty() if options.open is None else options.open:
         webbrowser.open(out.resolve().as_uri())
 
 
@@ -120,32 +119,30 @@ def find_folder(source: str) -> tuple[Path, str]:
 def render_view(folder: Path, name: str, traces: list[str], limit: int) -> str:
     """Return the page of a folder that the filter, a training or an agent wrote.
 
-    `traces` is where the sessions are; None looks for them under the name they had, beside the
-    folder and in the current one. At most `limit` rows and as many rejects are listed. Raises
-    SourceError.
+    `traces` is where the sessions are; without any they are looked for under the name they had,
+    beside the folder and in the current one. At most `limit` rows and as many rejects are listed.
+    Raises SourceError.
     """
     from cards.view.page import render_page, run_view
     from cards.view.rows import choose_rows, rollouts_view, rows_view
 
     if (folder / RUN).is_file():
-        return render_page(run_view(_read(folder / RUN, "a training")))
+        return render_page(run_view(_read(folder / RUN)))
     if rollouts := open_rollouts(folder):
         rows = read_rows(rollouts.files)
         total = sum(pq.read_metadata(file).num_rows for file in rollouts.files)
         return render_page(rollouts_view(rollouts.name, islice(rows, limit), total))
-    report = _read_report(folder, name)
-    chosen = choose_rows(folder, limit)
-    source = _open_traces(traces, report, folder)
-    windows = _find_around(source, [*chosen.kept, *chosen.rejected], report)
+    report, chosen = _read(folder / REPORT), choose_rows(folder, limit)
+    windows = _find_around(traces, report, folder, [*chosen.kept, *chosen.rejected])
     note = (
         "The traces were not found: use --source with the traces that were filtered to show what "
         "surrounds the evidence and what rejected rows hold."
     )
-    if source is None:
+    if windows is None:
         typer.echo(note, err=True)
     else:
         note = f"The traces of {len(windows):,} of them were found and read again."
-    return render_page(rows_view(report, chosen, windows, note))
+    return render_page(rows_view(report, chosen, windows or {}, note))
 
 
 def render_review(folder: Path, name: str, traces: list[str], count: int, seed: int) -> str:
@@ -157,29 +154,15 @@ def render_review(folder: Path, name: str, traces: list[str], count: int, seed: 
     from cards.view.review import review_view
     from cards.view.rows import sample_rows
 
-    report = _read_report(folder, name)
-    chosen = sample_rows(folder, count, seed)
-    source = _open_traces(traces, report, folder)
-    rows = [*chosen.kept, *chosen.rejected]
-    if source is None and chosen.rejected:
-        typer.echo(
-            "The traces were not found, so rejected rows are left out; use --source with the "
-            "traces that were filtered.",
-            err=True,
-        )
-    view = review_view(name, chosen, _find_around(source, rows, report, True), seed)
+    report, chosen = _read(folder / REPORT), sample_rows(folder, count, seed)
+    windows = _find_around(traces, report, folder, [*chosen.kept, *chosen.rejected], whole=True)
+    if windows is None and chosen.rejected:
+        note = "The traces were not found, so rejected rows are left out; use --source with those that were filtered."
+        typer.echo(note, err=True)
+    view = review_view(name, chosen, windows or {}, seed)
     if not view["rows"]:
         raise SourceError(f"`{name}` holds no rows that can be judged without their traces.")
     return render_page(view)
-
-
-def _read_report(folder: Path, name: str) -> Json:
-    if not (folder / REPORT).is_file() or not (folder / "data").is_dir():
-        raise SourceError(
-            f"`{name}` holds neither what `filter` writes ({REPORT} and data/) nor a training's "
-            f"{RUN}; use such a folder, or the name of a dataset that was pushed."
-        )
-    return _read(folder / REPORT, "`filter`")
 
 
 def _open_traces(traces: list[str], report: Json, folder: Path) -> Source | None:
@@ -204,35 +187,35 @@ def _open_traces(traces: list[str], report: Json, folder: Path) -> Source | None
     return None
 
 
-def _find_around(source: Source | None, rows: list[Json], report: Json, whole: bool = False) -> dict[Key, Json]:
-    """Read the traces of the chosen rows again, one session in memory at a time.
+def _find_around(
+    traces: list[str], report: Json, folder: Path, rows: list[Json], whole: bool = False
+) -> dict[Key, Json] | None:
+    """Read the traces of the chosen rows again, one session in memory at a time; None without any.
 
     With `whole`, all that happened in a request is listed.
     """
     from cards.view.rows import key_of
     from processors.event_window import show_event_windows
 
+    source, options = _open_traces(traces, report, folder), report["options"]
     if source is None:
-        return {}
-    options = report["options"]
+        return None
     is_own = {*report["input"]["source"].split(", "), source.name} & {*WORDS}
     recorder = None if options.get("keep_identity") else find_own_names() if is_own else ()
     wanted = {key_of(row) for row in rows}
     files = {_file(key[0]): key[0] for key in wanted}
     sessions = {key[1] for key in wanted}
     found: dict[Key, Json] = {}
-    for shard in source.shards:
-        for table in read_sessions(shard):
-            for row in iterate_rows(table, SESSION):
-                name = redact_text(_file(row["source"]), "")[0][:MAX_CHARS]
-                if name not in files and row["session_id"] not in sessions:
-                    continue
-                for record in show_event_windows(row, options["unit"], options["history_chars"], whole, recorder):
-                    # A dataset's commit may have moved on; its files keep their names.
-                    recorded = files.get(_file(record["source"]), record["source"])
-                    key = recorded, record["session_id"], record["episode"]
-                    if key in wanted:
-                        found.setdefault(key, record)
+    tables = (table for shard in source.shards for table in read_sessions(shard))
+    for row in (row for table in tables for row in iterate_rows(table, SESSION)):
+        name = redact_text(_file(row["source"]), "")[0][:MAX_CHARS]
+        if name in files or row["session_id"] in sessions:
+            for record in show_event_windows(row, options["unit"], options["history_chars"], whole, recorder):
+                # A dataset's commit may have moved on; its files keep their names.
+                recorded = files.get(_file(record["source"]), record["source"])
+                key = recorded, record["session_id"], record["episode"]
+                if key in wanted:
+                    found.setdefault(key, record)
     return found
 
 
@@ -242,14 +225,13 @@ def _file(source: str) -> str:
     return tail.partition("/")[2] if at and head.count("/") == 1 and "/" in tail else source
 
 
-def _read(path: Path, writer: str, of_run: bool = False) -> Json:
-    content = read_json(path)
+def _read(path: Path, of_run: bool = False) -> Json:
+    """Read what a filter run or a training says of itself; raises SourceError for anything else."""
+    content = read_json(path) if path.is_file() else None
     if not isinstance(content, dict) or not {"pimono_sdpo", "stage"} & content.keys():
-        raise SourceError(f"`{path}` is not as {writer} writes it; run it again.")
+        raise SourceError(f"`{path}` is not what `filter` or a training writes; use the folder of one, or ns/name.")
     if "stage" in content and not of_run:
-        raise SourceError(
-            f"`{path}` is the report of `{content['stage']}`; `view` shows rows of `filter` and trainings."
-        )
+        raise SourceError(f"`{path}` is of `{content['stage']}`; `view` shows rows of `filter` and trainings.")
     return content
 
 
@@ -263,23 +245,18 @@ def _check_card(path: Path, write: bool) -> None:
     from cards.plots import write_report_plots
     from cards.render import render_dataset_card, write_model_card
 
-    is_run = (path / RUN).is_file()
+    is_run, has_report = (path / RUN).is_file(), (path / REPORT).is_file()
     # A run's folder keeps the card with the adapter; the adapter's folder is one, too.
     folder = path / "adapter" if is_run and (path / "adapter").is_dir() else path
     card = folder / CARD if path.is_dir() else path
-    report = None
-    if write and (path / REPORT).is_file():
-        report = _read(path / REPORT, "`filter`", is_run)
+    if write and not (is_run or has_report):
+        raise SourceError(f"`{path}` holds neither {REPORT} nor {RUN} to write a card from.")
+    report = _read(path / REPORT, is_run) if write and has_report else None
     if write and is_run:
-        write_model_card(report, _read(path / RUN, "a training"), folder)
+        write_model_card(report, _read(path / RUN), folder)
     elif report is not None:
         write_report_plots(report, folder)
         card.write_text(render_dataset_card(report))
-    elif write:
-        raise SourceError(
-            f"`{path}` holds neither {REPORT} nor {RUN} to write a card from; use the folder of "
-            "rows or of a training, or --card to check the card that is there."
-        )
     if not card.is_file():
         raise SourceError(f"`{card}` does not exist; use a card or a folder with one.")
     if problems := lint_file(card):

@@ -2,8 +2,7 @@
 
     stages.py   turns, answers, judgments
     gate.py     is the challenger better: our rules, and those of the system this is modelled on
-    summary.py  the verdict and its diagnostics (agreement, position, length, judges) as JSON
-    result.py   a scored duel as a dataset, and as rows to train on
+    result.py   a scored duel as a dataset with report and doubts, and as rows to train on
 
 Scores go from 0 to 100 in favour of the challenger; 50 is parity.
 """

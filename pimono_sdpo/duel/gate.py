@@ -5,9 +5,8 @@ up to five planned looks the duel is accepted, given up, or continued. What the 
 answer and the severity of a judge add is estimated from the same calls and subtracted. Turns of one
 repository are alike, so repositories are the independent units.
 
-Sources: Lan and DeMets, Discrete sequential boundaries for clinical trials, 1983; Kim and DeMets,
-Design and analysis of group sequential tests based on the type I error spending rate function,
-1987; Jennison and Turnbull, Group Sequential Methods, 1999, chapters 7 and 19.
+Sources: Kim and DeMets, Design and analysis of group sequential tests based on the type I error
+spending rate function, 1987; Jennison and Turnbull, Group Sequential Methods, 1999, chapters 7, 19.
 
 The original rules take one order (the king first); averages over turns, then metrics, then judges;
 a bootstrap over single turns. Two defects are part of the rules: turns of one task count as
@@ -60,6 +59,11 @@ class Calls:
     judge: NDArray[np.int64]
     order: NDArray[np.int64]
     score: Array
+
+    @property
+    def seat(self) -> NDArray[np.int64]:
+        """A number for each judge and order."""
+        return self.judge * 2 + self.order
 
     def select(self, kept: NDArray[np.bool_]) -> "Calls":
         """Return some of the calls."""
@@ -139,11 +143,11 @@ def find_boundaries(shares: tuple[float, ...], alpha: float) -> list[float]:
 
 def adjust_scores(calls: Calls) -> Array:
     """Return the scores without what judge and position add: each judge and order has one mean."""
-    seat = calls.judge * 2 + calls.order
-    sums, counts = np.bincount(seat, calls.score), np.bincount(seat)
-    used = counts > 0
-    means = np.divide(sums, counts, out=np.zeros_like(sums), where=used)
-    adjusted: Array = calls.score - means[seat] + means[used].mean()
+    if not len(calls.score):
+        return calls.score
+    _, seat = np.unique(calls.seat, return_inverse=True)
+    means = np.bincount(seat, calls.score) / np.bincount(seat)
+    adjusted: Array = calls.score - means[seat] + means.mean()
     return adjusted
 
 
@@ -159,7 +163,7 @@ def estimate_score(calls: Calls, clusters: Sequence[str]) -> Estimate:
     weights = weigh_clusters(sizes)
     mean, squares = float(weights @ means), float((weights**2).sum())
     # The means of judges and orders were estimated from the same calls.
-    free = 1 - (len(np.unique(calls.judge * 2 + calls.order)) - 1) / len(by_turn)
+    free = 1 - (len(np.unique(calls.seat)) - 1) / len(by_turn)
     if len(names) < 2 or free <= 1 / len(by_turn):
         return Estimate(mean, np.nan, 0.0, 1 / squares)
     variance = float((weights**2 * (means - mean) ** 2).sum()) / (1 - squares)
@@ -174,34 +178,24 @@ def describe_judges(calls: Calls, names: Sequence[str]) -> list[Json]:
     judge that decides nothing by what it reads has no spread of its own, so the spread is that
     within judges and orders.
     """
-    rest = adjust_scores(calls) if len(calls.score) else calls.score
-    free = len(rest) - len(np.unique(calls.judge * 2 + calls.order))
+    rest = adjust_scores(calls)
+    free = len(rest) - len(np.unique(calls.seat))
     spread = float(rest.std() * np.sqrt(len(rest) / free)) if free > 0 else np.nan
     found = []
     for index, name in enumerate(names):
         own = calls.judge == index
         ours, others = calls.select(own), calls.select(~own)
         first, second = (mean_of(ours.score[ours.order == order]) for order in (0, 1))
-        score, without = _mean_of_seats(ours), _mean_of_seats(others)
+        score, without = map(_mean_of_seats, (ours, others))
         counts = len(ours.score), len(others.score)
         error = spread * np.sqrt(1 / counts[0] + 1 / counts[1]) if all(counts) else np.nan
-        found.append(
-            {
-                "name": name,
-                "calls": counts[0],
-                "score": score,
-                "first_bias": (second - first) / 2,
-                "without": without,
-                "outlying": bool(score - without > OUTLYING * error),
-            }
-        )
+        judge = {"name": name, "calls": counts[0], "score": score, "first_bias": (second - first) / 2}
+        found.append({**judge, "without": without, "outlying": bool(score - without > OUTLYING * error)})
     return found
 
 
 def _mean_of_seats(calls: Calls) -> float:
-    """Return the mean over judges and orders of their mean scores."""
-    seat = calls.judge * 2 + calls.order
-    return mean_of(np.array([calls.score[seat == one].mean() for one in np.unique(seat)]))
+    return mean_of(np.array([calls.score[calls.seat == one].mean() for one in np.unique(calls.seat)]))
 
 
 def mean_of(values: NDArray[Any]) -> float:
@@ -241,44 +235,23 @@ def decide(
     reasons = []
     # Without the sign of a lead that is 0 but for rounding.
     lead = round(2 * (found.mean - PARITY), 6) + 0.0
-    if not lead >= rules.win_margin:
-        fewer = f"fewer than {rules.win_margin:g}"
-        reasons.append(
-            f"the challenger trails by {-lead:.1f} points"
-            if lead < 0
-            else f"the challenger leads by {lead:.1f} points, {fewer}"
-        )
+    if lead < 0:
+        reasons.append(f"the challenger trails by {-lead:.1f} points")
+    elif not lead >= rules.win_margin:
+        reasons.append(f"the challenger leads by {lead:.1f} points, fewer than {rules.win_margin:g}")
     if np.isnan(low):
         reasons.append("there are too few turns for a lower bound")
     elif not low > PARITY:
         reasons.append(f"the lower bound {low:.1f} is not above {PARITY:g}")
     if scored < rules.min_parsed * turns:
-        fewer = f"fewer than {rules.min_parsed:.0%}"
-        reasons.append(f"{scored / turns:.0%} of the turns have a readable judgment, {fewer}")
-    for index, judge in enumerate(judges if len(judges) > 1 else ()):
-        name, without = judge["name"], judge["without"]
-        if np.isnan(without):
-            reasons.append(f"no judgment but those of {name} can be read")
-            continue
-        rest = estimate_score(calls.select(calls.judge != index), clusters)
-        if not without > PARITY:
-            reasons.append(f"without {name} the score is {without:.1f}")
-        elif judge["outlying"]:
-            bound = rest.mean - rest.find_margin(z)
-            if not bound > PARITY:
-                reasons.append(
-                    f"{name} scores {judge['score']:.1f}, far above the other judges, and without "
-                    f"it the lower bound is {bound:.1f}"
-                )
-        elif not rest.mean - WITHOUT * rest.error > PARITY:
-            reasons.append(
-                f"without {name} the score is {rest.mean:.1f}, within {WITHOUT:g} standard errors of {PARITY:g}"
-            )
+        share = f"{scored / turns:.0%} of the turns have a readable judgment"
+        reasons.append(f"{share}, fewer than {rules.min_parsed:.0%}")
+    if len(judges) > 1:
+        reasons += [_doubt_judge(calls, index, judge, clusters, z) for index, judge in enumerate(judges)]
     # With fewer pairs nothing can be said about the judges' agreement.
     if pairs > 3 and np.tanh(np.arctanh(min(agreement, 0.999)) + 1.645 / np.sqrt(pairs - 3)) < 0:
         reasons.append(f"the judges agree less than by chance (alpha {agreement:.2f})")
-    if not scored:
-        reasons = ["no turn has a readable judgment"]
+    reasons = list(filter(None, reasons)) if scored else ["no turn has a readable judgment"]
 
     missing = max(0, int(np.ceil(rules.min_clusters - found.clusters - 1e-9)))
     last = look == len(looks) - 1
@@ -312,11 +285,27 @@ def decide(
     )
 
 
+def _doubt_judge(calls: Calls, index: int, judge: Json, clusters: Sequence[str], z: float) -> str:
+    """Say why the verdict would not hold without a judge, "" if it would."""
+    name, without = judge["name"], judge["without"]
+    if np.isnan(without):
+        return f"no judgment but those of {name} can be read"
+    if not without > PARITY:
+        return f"without {name} the score is {without:.1f}"
+    rest = estimate_score(calls.select(calls.judge != index), clusters)
+    bound = rest.mean - rest.find_margin(z)
+    if judge["outlying"] and not bound > PARITY:
+        score = f"{name} scores {judge['score']:.1f}, far above the other judges"
+        return f"{score}, and without it the lower bound is {bound:.1f}"
+    if not judge["outlying"] and not rest.mean - WITHOUT * rest.error > PARITY:
+        return f"without {name} the score is {rest.mean:.1f}, within {WITHOUT:g} standard errors of {PARITY:g}"
+    return ""
+
+
 def _measure_agreement(calls: Calls) -> tuple[float, int]:
     """Return Krippendorff's alpha over the turns that two judges read, and their number."""
-    scores = adjust_scores(calls) if len(calls.score) else calls.score
     by_turn: dict[int, list[float]] = {}
-    for turn, score in zip(calls.turn.tolist(), scores.tolist(), strict=True):
+    for turn, score in zip(calls.turn.tolist(), adjust_scores(calls).tolist(), strict=True):
         by_turn.setdefault(turn, []).append(score)
     pairs = [values for values in by_turn.values() if len(values) == 2]
     return krippendorff_alpha(np.array(pairs).reshape(-1, 2).T), len(pairs)

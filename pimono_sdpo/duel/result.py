@@ -11,59 +11,29 @@ reads   DIR/result/data/final-*.parquet, or those of other buckets
 writes  OUT/data/train-*.parquet, OUT/rejects, report.json, README.md
 """
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from cards.plots import write_duel_plot
 from cards.render import render_duel_card, render_duel_report
 from pimono_sdpo import __version__
-from pimono_sdpo.dataset_writer import Format, WriterOptions, explain_empty, write_dataset
-from pimono_sdpo.duel.gate import (
-    OUTLYING,
-    WITHOUT,
-    decide_by_original_rules,
-    krippendorff_alpha,
-    mean_of,
-    to_json,
-)
-from pimono_sdpo.duel.stages import (
-    ANSWERS,
-    EQUAL_ANSWERS,
-    EQUAL_JUDGMENTS,
-    GATE,
-    GATE_COLUMNS,
-    JOURNAL,
-    JUDGMENTS,
-    Plan,
-    decide_look,
-    is_current,
-    name_of,
-    read_rows,
-    read_verdicts,
-    register_rules,
-)
+from pimono_sdpo.dataset_writer import Format, WriterOptions, write_dataset
+from pimono_sdpo.duel.gate import OUTLYING, WITHOUT, decide_by_original_rules, krippendorff_alpha, mean_of, to_json
+from pimono_sdpo.duel.stages import ANSWERS, EQUALS, GATE, JOURNAL, JUDGMENTS, VOTE_COLUMNS, Duel
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.llm.calls import Journal
-from pimono_sdpo.llm.money import cost
-from pimono_sdpo.llm.settings import Settings
+from pimono_sdpo.llm.money import sum_costs
+from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.engine import Part, Piece, sha256
-from pimono_sdpo.runs.folders import (
-    REPORT,
-    make_output,
-    only_run,
-    publish_folder,
-    require_disjoint,
-)
-from pimono_sdpo.runs.parquet import read_tables
+from pimono_sdpo.runs.folders import REPORT, make_output, only_run, publish_folder, require_disjoint
+from pimono_sdpo.runs.parquet import read_tables, write_tables
 from pimono_sdpo.runs.sessions import rows_and_rejects
 from pimono_sdpo.schema import DUEL, DUEL_METRICS
 from pimono_sdpo.stage import Stage
@@ -87,45 +57,31 @@ Json = dict[str, Any]
 RESULT = "result"
 GROUP_ROWS = 256
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
-BIN = 10
 # Answers whose lengths differ by less than this share count as equally long.
 SAME_LENGTH = 0.1
-# All but what a judge replied in full.
-PANEL_COLUMNS = (
-    "turn_id", "judge", "order", "parsed", "reason", "scores_challenger", "scores_opponent",
-)  # fmt: skip
-REPORTED = (
-    "turn_id", "instance_id", "action_style", "score", "metrics", "bucket", "leaked_terms",
-)  # fmt: skip
+REPORTED = ("turn_id", "instance_id", "action_style", "score", "metrics", "bucket", "leaked_terms")
 
 
-def score_duel(folder: Path, settings: Settings, original: bool = False, licence: str | None = None) -> Json:
-    """Score the judgments in `folder` and return the report.
+def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -> Json:
+    """Score the judgments of a duel and return the report.
 
     The verdict is by the registered rules. Where the settings have others, what they would say
     stands beside it as exploratory. With `original`, the original rules are applied to the whole
     panel's judgments. Raises SourceError when there is nothing to score, OutputError when it cannot
     be written.
     """
-    opponent = settings.duel.opponent
-    gate, panel = name_of(GATE, opponent), name_of(JUDGMENTS, opponent)
-    if not any((folder / gate).glob("*.parquet")):
+    folder, settings, opponent = duel.folder, duel.settings, duel.settings.duel.opponent
+    if not any(duel.find(GATE).glob("*.parquet")):
         raise SourceError(f"`{folder}` has no judgments against the {opponent}; run the stages before `score`.")
-    if not is_current(folder, panel, ANSWERS):
+    if not duel.is_current(JUDGMENTS, ANSWERS):
         raise SourceError(f"`{folder}` has judgments of answers that have since been replaced; run the stage `judge`.")
-    plan = register_rules(folder, settings)
-    verdicts = read_verdicts(folder, opponent)
+    plan, verdicts = duel.register(), duel.read_verdicts()
     if not verdicts:
         raise SourceError(f"`{folder}` has not been looked at yet; run the stage `judge`.")
-    answers = list(read_rows(folder, ANSWERS, GATE_COLUMNS))
-    judgments = list(read_rows(folder, gate, PANEL_COLUMNS))
-    clean = decide_look(plan, plan.rules, len(verdicts) - 1, answers, judgments, clean=True)
-    singles = _read_singles(folder, judgments, "king" if opponent == "king" else "assistant")
+    singles = _read_singles(duel, "king" if opponent == "king" else "assistant")
     scores = np.array([row["score"] for row in singles])
     lengths = [[row["lengths"][side] for row in singles] for side in (0, 1)]
-    dropped = Counter(row["drop_reason"] for row in answers if row["drop_reason"] is not None)
-    read = list(read_rows(folder, panel, PANEL_COLUMNS))
-    calls = Counter(row["judge"] for row in read)
+    read = list(duel.read(JUDGMENTS, VOTE_COLUMNS))
     votes = collect_votes(plan.judges, read)
     complete = len(read) == len(votes.turns) * len(votes.judges) * 2
     if original and not (votes.turns and complete):
@@ -133,6 +89,9 @@ def score_duel(folder: Path, settings: Settings, original: bool = False, licence
             f"The original rules need every judgment of the panel, which `{folder}` does not have; "
             "run all stages with --rules original."
         )
+    dropped = Counter(row["drop_reason"] for row in duel.read(ANSWERS, ("drop_reason",)))
+    del dropped[None]
+    used = Journal(folder / JOURNAL).usage()
     report: Json = {
         "pimono_sdpo": __version__,
         "source": folder.resolve().name,
@@ -146,11 +105,11 @@ def score_duel(folder: Path, settings: Settings, original: bool = False, licence
         "verdict": {**verdicts[-1], "sentence": describe_verdict(verdicts[-1])},
         "exploratory": None,
         "dropped": dict(sorted(dropped.items())),
-        "cost": _sum_cost(folder, settings),
+        "cost": sum_costs(settings.prices, used) if used else None,
         "length": summarize_lengths(scores, *lengths),
         "leaks": {
             "share": sum(row["leaked"] for row in singles) / max(len(singles), 1),
-            "score_without": clean["score"],
+            "score_without": duel.decide(plan, plan.rules, len(verdicts) - 1, clean=True)["score"],
         },
         "histogram": count_scores(scores),
         "panel": None,
@@ -159,31 +118,39 @@ def score_duel(folder: Path, settings: Settings, original: bool = False, licence
     }
     if settings.gate != plan.rules:
         for look in range(len(verdicts)):
-            other = decide_look(plan, settings.gate, look, answers, judgments)
+            other = duel.decide(plan, settings.gate, look)
             if other["conclusion"] != "open":
                 break
         rules = settings.gate.model_dump()
         report["exploratory"] = {"rules": rules, **other, "sentence": describe_verdict(other)}
-    reasons, asked = collect_reasons(read), set(votes.turns)
-    judged = (row for row in read_rows(folder, ANSWERS) if row["turn_id"] in asked)
+
+    def make_rows() -> Iterator[Json]:
+        asked = set(votes.turns)
+        judged = (row for row in duel.read(ANSWERS) if row["turn_id"] in asked)
+        return make_duels(judged, votes, collect_reasons(read), opponent)
+
     out = (folder / RESULT).resolve()
     with only_run(out) as work:
         finished = make_output(work, "data")
-        duels = make_duels(judged, votes, reasons, opponent)
-        reported, report["configs"] = _write_buckets(duels, finished / "data")
+        reported = [{name: row[name] for name in REPORTED} for row in make_rows()]
+        counts = Counter(row["bucket"] for row in reported)
+        report["configs"] = {name: counts[name] for name in BUCKETS[:-1] if counts[name]}
+        files = {name: finished / "data" / f"{name}-00000-of-00001.parquet" for name in report["configs"]}
+        for name, file in files.items():
+            _write_bucket(file, (row for row in make_rows() if row["bucket"] == name))
         if reported:
-            counts = Counter(row["bucket"] for row in reported)
             found = [row["score"] for row in reported if row["score"] is not None]
             report["panel"] = {
                 "buckets": {name: counts[name] for name in BUCKETS},
                 "histogram": count_scores(np.array(found)),
                 "leaked": sum(bool(row["leaked_terms"]) for row in reported),
-                **summarize_panel(votes, calls, complete),
+                **summarize_panel(votes, Counter(row["judge"] for row in read), complete),
             }
-            report["aa_test"] = _score_equals(folder, plan, report["panel"]["buckets"])
-        report["sha256"] = {
-            name: sha256(path) for name in report["configs"] for path in (finished / "data").glob(f"{name}-*.parquet")
-        }
+            equals = list(duel.read(EQUALS + JUDGMENTS, VOTE_COLUMNS))
+            if equals and duel.is_current(EQUALS + JUDGMENTS, EQUALS + ANSWERS):
+                chance = score_turns(collect_votes(plan.judges, equals)).turn
+                report["aa_test"] = explain_finals(chance, counts)
+        report["sha256"] = {name: sha256(file) for name, file in files.items()}
         (finished / "report.md").write_text(render_duel_report(report, reported, singles))
         (finished / "README.md").write_text(render_duel_card(report))
         write_duel_plot(report, finished / "report.svg")
@@ -191,10 +158,10 @@ def score_duel(folder: Path, settings: Settings, original: bool = False, licence
     return report
 
 
-def _read_singles(folder: Path, judgments: Iterable[Json], theirs: str) -> list[Json]:
+def _read_singles(duel: Duel, theirs: str) -> list[Json]:
     """Return the gate's turns: score (the mean of the calls), judges, lengths, leaks, action."""
     by_turn: dict[str, list[Json]] = {}
-    for row in judgments:
+    for row in duel.read(GATE, VOTE_COLUMNS):
         if row["parsed"]:
             by_turn.setdefault(row["turn_id"], []).append(row)
     columns = ("turn_id", "instance_id", "leaked_terms", "challenger", theirs)
@@ -208,58 +175,14 @@ def _read_singles(folder: Path, judgments: Iterable[Json], theirs: str) -> list[
             "lengths": (len(answer["challenger"]), len(answer[theirs])),
             "leaked": bool(answer["leaked_terms"]),
         }
-        for answer in read_rows(folder, ANSWERS, columns)
+        for answer in duel.read(ANSWERS, columns)
         if (calls := by_turn.get(answer["turn_id"]))
     ]
 
 
-def _write_buckets(duels: Iterable[Json], data: Path) -> tuple[list[Json], dict[str, int]]:
-    """Write each judged duel to the shard of its bucket.
-
-    Returns the reported columns of all duels, and the number of rows of each bucket with any.
-    """
-    reported: list[Json] = []
-    waiting: dict[str, list[Json]] = {name: [] for name in BUCKETS[:-1]}
-    writers: dict[str, pq.ParquetWriter] = {}
-    with ExitStack() as stack:
-
-        def write(bucket: str) -> None:
-            if bucket not in writers:
-                path = data / f"{bucket}-00000-of-00001.parquet"
-                writers[bucket] = stack.enter_context(pq.ParquetWriter(path, DUEL.arrow_schema))
-            writers[bucket].write_table(pa.Table.from_pylist(waiting[bucket], DUEL.arrow_schema))
-            waiting[bucket].clear()
-
-        for duel in duels:
-            reported.append({name: duel[name] for name in REPORTED})
-            if (bucket := duel["bucket"]) in waiting:
-                waiting[bucket].append(duel)
-                if len(waiting[bucket]) == GROUP_ROWS:
-                    write(bucket)
-        for bucket in filter(waiting.get, waiting):
-            write(bucket)
-    counts = Counter(row["bucket"] for row in reported)
-    return reported, {name: counts[name] for name in BUCKETS if name in writers}
-
-
-def _score_equals(folder: Path, plan: Plan, buckets: dict[str, int]) -> Json | None:
-    """Score the king against another sample of itself, if the panel judged that."""
-    given = list(read_rows(folder, EQUAL_JUDGMENTS, PANEL_COLUMNS))
-    if not given or not is_current(folder, EQUAL_JUDGMENTS, EQUAL_ANSWERS):
-        return None
-    scores = score_turns(collect_votes(plan.judges, given)).turn
-    return {
-        **explain_finals(scores.tolist(), buckets),
-        "histogram": count_scores(scores[~np.isnan(scores)]),
-    }
-
-
-def _sum_cost(folder: Path, settings: Settings) -> float | None:
-    """Return the USD of all calls in the journal, None where a price is unknown."""
-    prices = settings.prices
-    costs = [cost(prices, model, used) for model, used in Journal(folder / JOURNAL).usage().items()]
-    known = [one for one in costs if one is not None]
-    return math.fsum(known) if known and len(known) == len(costs) else None
+def _write_bucket(path: Path, rows: Iterator[Json]) -> None:
+    groups = iter(lambda: list(islice(rows, GROUP_ROWS)), [])
+    write_tables(path, (pa.Table.from_pylist(group, DUEL.arrow_schema) for group in groups), DUEL.arrow_schema)
 
 
 def describe_verdict(verdict: Json) -> str:
@@ -327,18 +250,19 @@ def summarize_panel(votes: Votes, calls: Mapping[str, int], complete: bool) -> J
         )
     metrics = nan_mean(score_turns(votes).metric, axis=0)
     by_judge = nan_mean(votes.values, axis=(2, 3))
-    found = {
-        "complete": complete,
-        "metrics": dict(zip(DUEL_METRICS, metrics.tolist(), strict=True)) if complete else None,
-        "agreement": krippendorff_alpha(by_judge.T) if complete else None,
-        "judges": judges,
-    }
-    return to_json(found)
+    return to_json(
+        {
+            "complete": complete,
+            "metrics": dict(zip(DUEL_METRICS, metrics.tolist(), strict=True)) if complete else None,
+            "agreement": krippendorff_alpha(by_judge.T) if complete else None,
+            "judges": judges,
+        }
+    )
 
 
 def count_scores(scores: Array) -> list[int]:
     """Count scores in ten steps of 10 points."""
-    counts: list[int] = np.histogram(scores, bins=range(0, 101, BIN))[0].tolist()
+    counts: list[int] = np.histogram(scores, bins=range(0, 101, 10))[0].tolist()
     return counts
 
 
@@ -363,30 +287,25 @@ def summarize_lengths(turn_scores: Array, ours: Sequence[int], theirs: Sequence[
     )
 
 
-def explain_finals(equals: Iterable[float], buckets: Mapping[str, int]) -> Json:
+def explain_finals(equals: Array, real: Mapping[str, int]) -> Json:
     """Return the buckets of two samples of one player, and what chance explains of `final`.
 
-    `false_final` is the share of equal turns in `final`. If as many of the real turns were equal,
-    chance would explain at most `by_chance` of the real ones in `final`.
+    `false_final` is the share of equal turns in `final`. If as many of the turns of the buckets
+    `real` were equal, chance would explain at most `by_chance` of those in `final`.
     """
-    counted = Counter(map(choose_bucket, equals))
-    judged = sum(count for name, count in counted.items() if name != "parse_fail")
+    counted = Counter(map(choose_bucket, equals.tolist()))
+    judged, asked = (sum(counts[name] for name in BUCKETS[:-1]) for counts in (counted, real))
     share = counted["final"] / judged if judged else None
-    real = sum(count for name, count in buckets.items() if name != "parse_fail")
-    finals = buckets["final"] / real if real else 0.0
     return {
         "buckets": {name: counted[name] for name in BUCKETS},
         "false_final": share,
-        "by_chance": min(1.0, share / finals) if finals and share is not None else None,
+        "by_chance": min(1.0, share / (real["final"] / asked)) if real["final"] and share is not None else None,
+        "histogram": count_scores(equals[~np.isnan(equals)]),
     }
 
 
 # The stage whose columns the rows have, by kind.
-STAGES: dict[Kind, Literal["steps", "pairs", "sdpo"]] = {
-    "sft": "steps",
-    "dpo": "pairs",
-    "sdpo": "sdpo",
-}
+STAGES: dict[Kind, Literal["steps", "pairs", "sdpo"]] = {"sft": "steps", "dpo": "pairs", "sdpo": "sdpo"}
 
 
 def write_training_rows(
@@ -410,18 +329,15 @@ def write_training_rows(
     parts = []
     for number, path in enumerate(files):
         run = partial(_export, path, stages, kind)
-        given = {"file": sha256(path)}
-        parts.append(Part(number, path.name, 1, given, {"kind": kind}, run, tuple(stages)))
-    options: Json = {"buckets": " ".join(buckets)}
-    name = folder.resolve().name
+        parts.append(Part(number, path.name, 1, {"file": sha256(path)}, {"kind": kind}, run, stages))
     report = write_dataset(
         parts,
         TABLES[kind],
         out,
         WriterOptions(format=format, licence=licence),
         stage=STAGES[kind],
-        source=("duel", name),
-        used=options,
+        source=("duel", folder.resolve().name),
+        used={"buckets": " ".join(buckets)},
     )
     if not report["rows"]:
         advice = "take another bucket with --bucket"

@@ -1,9 +1,8 @@
 """Requests, replies and limits of calls, and the journal of all finished ones.
 
-The journal is one SQLite file: a rerun replays it, and it is the ledger of costs. A call is
-committed as soon as it is finished. Failures are not stored, so a rerun tries them again. The
-endpoint is stored but is not part of the key. Several processes may write one file: of two answers
-to one request the first is kept.
+The journal is one SQLite file: a rerun replays it, and it is the ledger of costs. Each finished
+call is committed at once; failures are not stored, so a rerun tries them again. The endpoint is not
+part of the key. Several processes may write one file: of two answers the first is kept.
 """
 
 import hashlib
@@ -28,8 +27,8 @@ Json = dict[str, Any]
 class Request:
     """One request to a chat model, in the terms of the OpenAI API.
 
-    `extra` is sent as further fields of the body. `sample` distinguishes draws of the same request;
-    it is part of the key in the journal and is not sent.
+    `extra` are further fields to send. `sample` distinguishes draws of the same request; it is part
+    of the key in the journal and is not sent.
     """
 
     model: str
@@ -44,10 +43,10 @@ class Request:
     @cached_property
     def body(self) -> Json:
         """The fields to send: without nulls, and with text that UTF-8 can encode."""
-        body: Json = {
+        body = {
             "model": self.model,
             "messages": [_drop_unused(turn) for turn in self.messages],
-            "tools": [dict(tool) for tool in self.tools] if self.tools else None,
+            "tools": [dict(tool) for tool in self.tools or ()] or None,
             "temperature": self.temperature,
             "seed": self.seed,
             "max_tokens": self.max_tokens,
@@ -114,12 +113,13 @@ class Usage:
         self.calls += 1
         self.replayed += reply.from_journal
         self.failed += reply.error is not None
-        self.prompt_tokens += reply.prompt_tokens
-        self.completion_tokens += reply.completion_tokens
-        self.cached_tokens += reply.cached_tokens
         self.seconds += reply.latency
+        for name in TOKENS:
+            setattr(self, name, getattr(self, name) + getattr(reply, name))
 
 
+TOKENS = ("prompt_tokens", "completion_tokens", "cached_tokens")
+REPLY = (*TOKENS, "latency", "finish_reason", "text", "tool_calls")
 # Numbers come first, so that summing them does not read the long texts.
 SCHEMA = """
 create table if not exists calls (
@@ -136,8 +136,6 @@ create table if not exists calls (
     request text not null
 ) strict
 """
-TOKENS = ("prompt_tokens", "completion_tokens", "cached_tokens")
-REPLY = (*TOKENS, "latency", "finish_reason", "text", "tool_calls")
 # Seconds to wait while another process writes.
 LOCK_SECONDS = 60.0
 
@@ -206,11 +204,8 @@ class Journal(Store):
     def put(self, request: Request, reply: Reply, endpoint: str) -> None:
         """Commit a finished call."""
         assert reply.error is None
-        row = {
-            **{"key": request.key, "model": request.model, "endpoint": endpoint},
-            **{name: getattr(reply, name) for name in REPLY},
-            **{"tool_calls": json.dumps(reply.tool_calls), "request": request.canonical},
-        }
+        row = {"key": request.key, "model": request.model, "endpoint": endpoint, "request": request.canonical}
+        row |= {name: getattr(reply, name) for name in REPLY} | {"tool_calls": json.dumps(reply.tool_calls)}
         names = f"({', '.join(row)}) values ({', '.join(f':{name}' for name in row)})"
         with self._open() as connection:
             connection.execute(f"insert into calls {names} on conflict (key) do nothing", row)

@@ -6,19 +6,22 @@ if reply.error is None: ...
 """
 
 import asyncio
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import httpx2
+from datasets import Dataset, Features
 from tqdm import tqdm
 
-from pimono_sdpo.llm.calls import Journal, Reply, Request
+from pimono_sdpo.llm.calls import Journal, Json, Reply, Request
 from pimono_sdpo.llm.money import Budget, Tally, cost
 from pimono_sdpo.llm.settings import (
     NO_KEY,
@@ -30,6 +33,8 @@ from pimono_sdpo.llm.settings import (
     find_endpoint,
     read_environment,
 )
+from pimono_sdpo.runs.engine import hide_bars
+from pimono_sdpo.text import replace_surrogates
 
 # Importing `openai` takes half a second, so it is imported when the first call is made.
 if TYPE_CHECKING:
@@ -41,8 +46,6 @@ MOST_TOKENS = 2**62
 REFUSED = (401, 402, 403)
 # Wait so many seconds when a server asks for more; the client would give up at two minutes.
 LONGEST_WAIT = 60.0
-# Seconds without any answer after which a line says what the run is waiting for.
-SILENCE = 30.0
 
 
 def read_reply(answer: "ChatCompletion") -> Reply:
@@ -52,18 +55,12 @@ def read_reply(answer: "ChatCompletion") -> Reply:
             raise ValueError("the answer has no choices")
         choice = answer.choices[0]
         called = cast("list[ChatCompletionMessageFunctionToolCall]", choice.message.tool_calls)
-        text = _encodable(choice.message.content or "")
-        calls = [
-            {
-                "id": call.id if isinstance(call.id, str) else f"call_{number}",
-                "type": "function",
-                "function": {
-                    "name": _encodable(call.function.name),
-                    "arguments": _encodable(call.function.arguments),
-                },
-            }
-            for number, call in enumerate(called or [])
-        ]
+        text = replace_surrogates(choice.message.content or "")
+        calls = []
+        for number, call in enumerate(called or []):
+            name, arguments = map(replace_surrogates, (call.function.name, call.function.arguments))
+            own = call.id if isinstance(call.id, str) else f"call_{number}"
+            calls.append({"id": own, "type": "function", "function": {"name": name, "arguments": arguments}})
     except (AttributeError, IndexError, TypeError) as error:
         raise ValueError(f"a part is missing or of another type, {error!r}") from error
     finish, usage = choice.finish_reason, answer.usage
@@ -80,14 +77,8 @@ def read_reply(answer: "ChatCompletion") -> Reply:
 
 
 def _read_count(usage: object, name: str) -> int:
-    """Return a server's number of tokens, 0 when it is not valid."""
     value = getattr(usage, name, None)
     return value if isinstance(value, int) and 0 <= value < MOST_TOKENS else 0
-
-
-def _encodable(text: str) -> str:
-    """Replace halves of surrogate pairs, which JSON can hold and files cannot."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def describe_error(error: Exception, endpoint: Endpoint) -> str:
@@ -99,7 +90,7 @@ def describe_error(error: Exception, endpoint: Endpoint) -> str:
         # The usual shapes of an error body.
         while isinstance(detail, dict):
             detail = next((detail[name] for name in ("error", "message", "detail") if detail.get(name)), "")
-        text = f"`{endpoint.name}` answered {error.status_code}: {_encodable(str(detail))}"
+        text = f"`{endpoint.name}` answered {error.status_code}: {replace_surrogates(str(detail))}"
     elif isinstance(error, APITimeoutError):
         text = f"`{endpoint.name}` did not answer in time"
     else:
@@ -143,8 +134,6 @@ class _Http(httpx2.AsyncClient):
 
 @dataclass(eq=False)
 class _Loop:
-    """The state of one event loop: the client, the slots, the requests in flight."""
-
     client: "AsyncOpenAI"
     slots: asyncio.Semaphore
     in_flight: dict[str, asyncio.Lock] = field(default_factory=dict)
@@ -164,8 +153,6 @@ class Chat:
     # One sentence why no more calls are made, or None.
     stopped: str | None = None
     _failures: int = 0
-    # Nothing has been answered yet, and no line says so yet.
-    _silent: bool = True
     _loops: dict[asyncio.AbstractEventLoop, _Loop] = field(default_factory=dict)
 
     async def ask(self, request: Request) -> Reply:
@@ -213,7 +200,6 @@ class Chat:
             if self.stopped:
                 return Reply(error=self.stopped)
             started = time.monotonic()
-            silence = asyncio.get_running_loop().call_later(SILENCE, self._say_waiting)
             try:
                 # `chat.completions.create` first looks through all messages for keys to rename,
                 # which takes twice the time of the call itself.
@@ -221,20 +207,12 @@ class Chat:
                 reply = replace(read_reply(answer), latency=time.monotonic() - started)
             except (OpenAIError, OSError, RecursionError, ValueError) as error:
                 return self._count_failure(error)
-            finally:
-                silence.cancel()
-                self._silent = False
             if self.budget:
                 self.budget.paid(request, reply)
         self._failures = 0
         if self.journal:
             self.journal.put(request, reply, self.endpoint.name)
         return reply
-
-    def _say_waiting(self) -> None:
-        if self._silent:
-            self._silent = False
-            tqdm.write(f"Waiting for the first answer of `{self.endpoint.name}`.", sys.stderr)
 
     def _count_failure(self, error: Exception) -> Reply:
         text = describe_error(error, self.endpoint)
@@ -245,6 +223,51 @@ class Chat:
         if refused or down or self._failures >= self.limits.give_up:
             self.stopped = text
         return Reply(error=text)
+
+
+Made = Json | list[Json]
+
+
+def map_rows(
+    rows: Dataset, one: Callable[[Json], Awaitable[Made]], features: Features, *, in_flight: int, desc: str
+) -> Dataset:
+    """Return a dataset of the row or rows that `one` makes of each row, in order.
+
+    Rows and results fit into memory. `one` must not raise on what a row holds: one exception loses
+    the whole call. Ctrl-C cancels the rows under way. The journal is the cache, not `datasets`.
+    """
+
+    async def ask_all(given: list[Json]) -> list[Made]:
+        slots = asyncio.Semaphore(in_flight)
+        # Only on a terminal.
+        with tqdm(total=len(given), desc=desc, disable=None) as bar:
+
+            async def ask(row: Json) -> Made:
+                async with slots:
+                    made = await one(row)
+                bar.update()
+                return made
+
+            return await asyncio.gather(*map(ask, given))
+
+    # `map` takes coroutine functions, too, but after Ctrl-C it would go on waiting for the others.
+    def make(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        given = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+        several = (made if isinstance(made, list) else [made] for made in asyncio.run(ask_all(given)))
+        made = list(chain.from_iterable(several))
+        return {name: [row[name] for row in made] for name in features}
+
+    options: Json = {"batched": True, "batch_size": None, "features": features, "remove_columns": rows.column_names}
+    options |= {"keep_in_memory": True, "load_from_cache_file": False, "new_fingerprint": f"{desc}-of-this-run"}
+    run = partial(rows.map, make, **options)
+    with hide_bars():
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return run()
+        # A notebook has a loop of its own, in which no other can run.
+        with ThreadPoolExecutor(1) as beside:
+            return beside.submit(run).result()
 
 
 MISSING_ANSWER = "The journal lacks an answer that this run needs; run without --replay."

@@ -10,7 +10,12 @@ from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.llm.calls import Journal, Reply, Request, Usage
 from pimono_sdpo.llm.settings import Price
 
-MILLION = 1_000_000
+# Tokens are hardly ever shorter than this, in bytes of UTF-8.
+BYTES_PER_TOKEN = 2
+# The assumed limit of a request without one.
+MOST_TOKENS = 4096
+# Seconds between checks whether calls in flight have released what they reserved.
+POLL_SECONDS = 0.05
 
 
 def cost(prices: Mapping[str, Price], model: str, used: Usage | Reply) -> float | None:
@@ -20,8 +25,13 @@ def cost(prices: Mapping[str, Price], model: str, used: Usage | Reply) -> float 
         return None
     cheap = price.input if price.cached is None else price.cached
     fresh = max(used.prompt_tokens - used.cached_tokens, 0)
-    usd = fresh * price.input + used.cached_tokens * cheap
-    return (usd + used.completion_tokens * price.output) / MILLION
+    return (fresh * price.input + used.cached_tokens * cheap + used.completion_tokens * price.output) / 1_000_000
+
+
+def sum_costs(prices: Mapping[str, Price], models: Mapping[str, Usage]) -> float | None:
+    """Return the USD of the usage of several models, None when a price is unknown."""
+    costs = [cost(prices, model, used) for model, used in models.items()]
+    return None if None in costs else math.fsum(filter(None, costs))
 
 
 @dataclass
@@ -53,10 +63,8 @@ class Tally:
             f"  {model}: {round((used.calls - used.failed) * scale):,} calls, {_describe(prices, model, used, scale)}"
             for model, used in sorted(self.models.items())
         ]
-        costs = [cost(prices, model, used) for model, used in self.models.items()]
-        total = (
-            "no price is set for every model" if None in costs else format_dollars(sum(filter(None, costs)) * scale)
-        )
+        usd = sum_costs(prices, self.models)
+        total = "no price is set for every model" if usd is None else format_dollars(usd * scale)
         minutes = sum(used.seconds for used in self.models.values()) * scale / concurrency / 60
         lines.append(f"  in all: {total}, {minutes:,.0f} min at {concurrency} calls at once")
         if failed := sum(used.failed for used in self.models.values()):
@@ -82,21 +90,12 @@ def format_dollars(usd: float) -> str:
     return f"${usd:,.{digits}f}"
 
 
-# Tokens are hardly ever shorter than this, in bytes of UTF-8.
-BYTES_PER_TOKEN = 2
-# The assumed limit of a request without one.
-MOST_TOKENS = 4096
-# Seconds between checks whether calls in flight have released what they reserved.
-POLL_SECONDS = 0.05
-
-
 def need_prices(models: Sequence[str], prices: Mapping[str, Price]) -> None:
     """Raise InferenceError when one of the models has no price."""
-    for model in models:
-        if model not in prices:
-            raise InferenceError(
-                f'--max-cost needs the price of `{model}`; set [prices."{model}"] with input and output in chain.toml.'
-            )
+    if missing := next((model for model in models if model not in prices), None):
+        raise InferenceError(
+            f'--max-cost needs the price of `{missing}`; set [prices."{missing}"] with input and output in chain.toml.'
+        )
 
 
 class Budget:
@@ -112,7 +111,7 @@ class Budget:
         need_prices([*models, *used], prices)
         self.most = most
         self.prices = prices
-        self.spent = sum(cost(prices, model, one) or 0.0 for model, one in used.items())
+        self.spent = sum_costs(prices, used) or 0.0
         self._held: list[float] = []
 
     @asynccontextmanager
@@ -121,17 +120,14 @@ class Budget:
 
         A call that does not fit waits until calls in flight have reported their real cost.
         """
-        most = self._bound(request)
-        while most is not None and self.spent + math.fsum(self._held) + most > self.most:
-            if not self._held:
-                most = None
-            else:
-                await asyncio.sleep(POLL_SECONDS)
-        if most is None:
-            yield (
-                f"The limit of {format_dollars(self.most)} is reached "
-                f"({format_dollars(self.spent)} spent); raise it to go on."
-            )
+        prompt = len(request.canonical) // BYTES_PER_TOKEN
+        bound = Usage(prompt_tokens=prompt, completion_tokens=request.max_tokens or MOST_TOKENS)
+        most = cost(self.prices, request.model, bound) or 0.0
+        while (too_much := self.spent + math.fsum(self._held) + most > self.most) and self._held:
+            await asyncio.sleep(POLL_SECONDS)
+        if too_much:
+            limit, spent = format_dollars(self.most), format_dollars(self.spent)
+            yield f"The limit of {limit} is reached ({spent} spent); raise it to go on."
             return
         self._held.append(most)
         try:
@@ -142,10 +138,3 @@ class Budget:
     def paid(self, request: Request, reply: Reply) -> None:
         """Count a call that was made."""
         self.spent += cost(self.prices, request.model, reply) or 0.0
-
-    def _bound(self, request: Request) -> float | None:
-        """Return the most a call can cost, None for a model without a price."""
-        prompt = len(request.canonical) // BYTES_PER_TOKEN
-        completion = request.max_tokens or MOST_TOKENS
-        most = Usage(prompt_tokens=prompt, completion_tokens=completion)
-        return cost(self.prices, request.model, most)

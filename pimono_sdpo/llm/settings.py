@@ -26,8 +26,7 @@ from pydantic.dataclasses import dataclass
 
 from pimono_sdpo.errors import InferenceError
 
-CONFIG = Path("chain.toml")
-DOTENV = Path(".env")
+CONFIG, DOTENV = Path("chain.toml"), Path(".env")
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Usd = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -152,41 +151,32 @@ def load_settings(config: Path | None = None, **given: Mapping[str, Any]) -> Set
     Raises InferenceError for an unknown key or a wrong value.
     """
     path = config or CONFIG
-    if config is not None and not config.is_file():
-        raise InferenceError(f"`{config}` does not exist; give a TOML file with the settings.")
     try:
-        tables = tomllib.loads(path.read_text()) if path.is_file() else {}
+        tables = tomllib.loads(path.read_text()) if config or path.is_file() else {}
     except (OSError, ValueError) as error:
-        raise InferenceError(f"`{path}` is not valid TOML ({error}).") from error
+        raise InferenceError(f"`{path}` cannot be read as TOML ({error}).") from error
+    layers: list[tuple[str, Mapping[str, Any]]] = []
     for variable, text in read_environment().items():
-        prefix, _, name = variable.lower().partition("_")
-        section, _, key = name.partition("__")
-        if prefix == "chain" and (key or section in Settings.model_fields):
-            _update(tables, section, {key: _read_value(text)} if key else _read_value(text))
-    for section, keys in given.items():
-        _update(tables, section, {key: one for key, one in keys.items() if one is not None})
+        section, _, key = variable.lower().removeprefix("chain_").partition("__")
+        if variable.lower().startswith("chain_") and key:
+            layers.append((section, {key: _read_value(text)}))
+    for section, keys in (*layers, *given.items()):
+        # What is not a table stays, and is refused.
+        if isinstance(table := tables.setdefault(section, {}), dict):
+            table.update({key: one for key, one in keys.items() if one is not None})
     try:
         return Settings.model_validate(tables)
     except ValidationError as error:
         # Without the value, which may be a misplaced key of an account.
         first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(map(str, first["loc"]))
         raise InferenceError(f"`{where}` of the settings is unknown or has a wrong value: {first['msg']}.") from error
 
 
-def _update(tables: dict[str, Any], section: str, keys: Any) -> None:
-    known = tables.get(section)
-    if isinstance(known, dict) and isinstance(keys, dict):
-        known.update(keys)
-    elif known is None or not isinstance(keys, dict):
-        # What is not a table stays, and is refused.
-        tables[section] = keys
-
-
 def _read_value(text: str) -> Any:
-    """Read the value of a variable: lists and tables are JSON, numbers are read by their type."""
+    """Read the value of a variable: lists are JSON, numbers are read by their type."""
     try:
-        return json.loads(text) if text.startswith(("[", "{")) else text
+        return json.loads(text) if text.startswith("[") else text
     except ValueError:
         return text
 
@@ -206,7 +196,7 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 
 class Preset(NamedTuple):
-    """A provider: its address and the variables with its key."""
+    """A provider: its address, and the variables with its key and another address."""
 
     base_url: str
     key_variables: tuple[str, ...]
@@ -247,22 +237,18 @@ def find_endpoint(provider: str, environment: Mapping[str, str]) -> Endpoint:
             raise InferenceError(f"`{provider}` is not an http address; use one such as http://localhost:8000.")
         if key and url.scheme == "http" and url.host not in LOCAL_HOSTS:
             raise InferenceError(
-                f"{OWN_KEY_VARIABLE} would be sent to `{provider}` unencrypted; use an https "
-                "address, or unset the key."
+                f"{OWN_KEY_VARIABLE} would be sent to `{provider}` unencrypted; use https, or unset the key."
             )
         return Endpoint(url.host, provider, key or NO_KEY)
-    preset = PRESETS.get(provider)
-    if preset is None:
-        raise InferenceError(
-            f"`{provider}` is not a known provider; give one of {', '.join(PRESETS)}, or the URL "
-            "of an OpenAI-compatible server."
-        )
-    key = next((environment[name] for name in preset.key_variables if environment.get(name)), None)
+    if provider not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise InferenceError(f"`{provider}` is not a known provider; give one of {known}, or the URL of a server.")
+    base_url, variables, url_variable = PRESETS[provider]
+    key = next(filter(None, map(environment.get, variables)), None)
     if provider == "hf":
         # Stored by `hf auth login`.
         key = key or get_token()
     if key is None:
-        names = " or ".join(preset.key_variables)
+        names = " or ".join(variables)
         raise InferenceError(f"The provider `{provider}` needs a key; set {names} in the environment or in `.env`.")
-    moved = environment.get(preset.url_variable)
-    return Endpoint(provider, moved or preset.base_url, key)
+    return Endpoint(provider, environment.get(url_variable) or base_url, key)

@@ -1,6 +1,5 @@
 """What a session knows of one file, all of it or runs of lines, and how an edit of it would end."""
 
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -65,11 +64,6 @@ def count_alike(text: str, old: str) -> int:
     return normalise_loosely(text).count(normalise_loosely(old).strip("\n"))
 
 
-def find_distinctive_lines(text: str) -> list[str]:
-    """Return the lines of more than two characters; shorter ones are in many places."""
-    return [stripped for line in text.split("\n") if len(stripped := line.strip()) > 2]
-
-
 def normalise_line_ends(text: str) -> str:
     """Replace CRLF by LF, as harnesses do before they compare."""
     return text.replace("\r\n", "\n")
@@ -124,17 +118,11 @@ MIN_IN_PARTS = 10
 MOST_OLDER = 50
 MIN_GONE = 12
 MIN_ANCHOR = 20
-# A reader, a recorder or a harness may have changed such text when showing it.
-_UNSURE = re.compile("[\x1b\ufeff\ufffd\ud800-\udfff]|\r(?!\n)|REDACTED|=\\*{3}")
-_PATTERN = re.compile(r"\$[$&`']")
 
 
 def _is_distinctive(old: str, texts: Sequence[str]) -> bool:
     """Whether a text that was seen once is unlikely to occur where the file was not seen."""
-    if len(old.strip()) < MIN_IN_PARTS or any(text.count(old) > 1 for text in texts):
-        return False
-    lines = find_distinctive_lines(old)
-    return any(all(text.count(line) < 2 for text in texts) for line in lines)
+    return len(old.strip()) >= MIN_IN_PARTS and all(text.count(old) < 2 for text in texts)
 
 
 def _differs(old: str, piece: str) -> bool:
@@ -167,9 +155,7 @@ class File:
     hints     lines among others that something has shown since; where they stand is unknown
     older     texts and runs of lines seen before something happened that may have changed the file
     held      what held for sure before, until something shows that the file is as it was
-    by_tool     the session has read or written it with a file tool; None if that is unknown
-    is_changed  something may have changed it since
-    is_written  the session has written it
+    is_read     the session has read or changed it with a file tool
     is_refused  the harness wants it to be read before it is edited
     """
 
@@ -178,11 +164,8 @@ class File:
     hints: list[str] = field(default_factory=list)
     older: list[str] = field(default_factory=list)
     held: "File | None" = None
-    by_tool: bool | None = False
-    is_changed: bool = False
-    is_written: bool = False
+    is_read: bool = False
     is_refused: bool = False
-    touched: str = ""
     # For some pieces the number of the first line, and whether the last is the file's last.
     placed: dict[str, tuple[int, bool]] = field(default_factory=dict)
 
@@ -245,22 +228,12 @@ class File:
         if text.strip() and text not in self.hints:
             self.hints.append(text)
 
-    @property
-    def is_ascii(self) -> bool:
-        """Whether all that was seen of it is ASCII."""
-        return all(map(str.isascii, (*self.texts, *self.hints, *self.older)))
-
-    def touch(self, when: str = "") -> None:
-        """Note that the session has read or written it with a file tool, `when` as recorded."""
-        self.by_tool, self.is_changed, self.is_refused, self.touched = True, False, False, when
-
     def age(self, certainly: bool = False) -> None:
         """Note that something may have changed the file, or has `certainly` changed it."""
         if certainly:
             self.held = None
         elif self.held is None and self.is_known:
             self.held = File(self.whole, self.pieces, self.hints)
-        self.is_changed = True
         if not self.is_known and not self.hints:
             return
         self.older = list(dict.fromkeys([*self.texts, *self.hints, *self.older]))[:MOST_OLDER]
@@ -274,11 +247,6 @@ class File:
             self.hints = list(dict.fromkeys([*self.held.hints, *self.hints]))
         self.held = None
 
-    def lose(self, edits: Sequence[Edit], in_turn: bool = False) -> None:
-        """Note edits that were interrupted, and may have been made nevertheless."""
-        if self.predict(edits, in_turn) not in {"not_found", "multiple", "no_change"}:
-            self.age()
-
     def forget(self) -> None:
         """Forget everything."""
         self.whole, self.pieces, self.hints, self.older, self.placed = None, [], [], [], {}
@@ -290,7 +258,7 @@ class File:
         Each is looked up in the original file, or (`in_turn`) in what those before it left.
         `trusting`: also by what was seen before something that may have changed the file.
         """
-        if not edits or any(_UNSURE.search(edit.old) for edit in edits):
+        if not edits:
             return None
         if in_turn and len(edits) > 1:
             after = self.copy()
@@ -337,8 +305,6 @@ class File:
 
     def predict_lines(self, hunks: Sequence[Edit], trusting: bool = False) -> Outcome | None:
         """Predict how a patch ends whose hunks are whole lines, each looked up after the last."""
-        if any(_UNSURE.search(hunk.old) for hunk in hunks):
-            return None
         if self.whole is not None:
             if _follow(_bare(self.whole), hunks):
                 return "ok"
@@ -359,7 +325,7 @@ class File:
     def apply_lines(self, hunks: Sequence[Edit]) -> None:
         """Apply a patch that the harness has applied."""
         if self.whole is None:
-            self._apply([hunk for hunk in hunks if hunk.old])
+            self.apply([hunk for hunk in hunks if hunk.old])
             return
         lines, start, bare, made = self.whole.split("\n"), 0, _bare(self.whole), []
         for hunk in hunks:
@@ -375,27 +341,15 @@ class File:
         self.write("\n".join(lines))
 
     def _may_overlap(self, edits: Sequence[Edit]) -> bool:
-        if len(edits) == 1:
-            return False
         for text in (*self.texts, *self.hints, *self.older):
-            spans = sorted(
-                (at, at + len(edit.old)) for edit in edits if (at := text.find(normalise_line_ends(edit.old))) >= 0
-            )
+            found = ((text.find(normalise_line_ends(edit.old)), len(edit.old)) for edit in edits)
+            spans = sorted((at, at + length) for at, length in found if at >= 0)
             if any(start < stop for (_, stop), (start, _) in pairwise(spans)):
                 return True
-            if len(spans) == len(edits):
-                return False
-        words = [word for edit in edits for word in set(find_distinctive_lines(edit.old))]
-        return len(words) > len(set(words))
+        return False
 
     def apply(self, edits: Sequence[Edit]) -> None:
         """Apply edits that the harness has made."""
-        self._apply(edits)
-        # Some versions interpret these as JavaScript's `replace` does.
-        if any(_PATTERN.search(edit.new) for edit in edits):
-            self.age()
-
-    def _apply(self, edits: Sequence[Edit]) -> None:
         for edit in edits:
             old, new = normalise_line_ends(edit.old), normalise_line_ends(edit.new)
             if self.whole is not None:

@@ -24,14 +24,8 @@ from pimono_sdpo.replay.calls import (
     read_edits,
     read_patch,
 )
-from pimono_sdpo.replay.commands import (
-    Changes,
-    find_changes,
-    find_copies,
-    find_shown_file,
-    find_shown_lines,
-)
-from pimono_sdpo.replay.files import Edit, File, Outcome, normalise_line_ends
+from pimono_sdpo.replay.commands import Changes, find_changes, find_copies, find_shown_file, find_shown_lines
+from pimono_sdpo.replay.files import File, Outcome, normalise_line_ends
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import HARNESSES, pi
 from pimono_sdpo.traces.harness.base import FileTools
@@ -63,21 +57,23 @@ REST_MINUTES = 30
 # A shorter line may occur in many places of a file.
 MIN_LINE = 12
 TRUNCATED = re.compile(r"\[(?:Showing|Truncated|Full output|Output truncated)[^\]]{0,300}\]\s*\Z")
-_CHANGED_BEHIND = re.compile(r"Note: (/[^\n]{1,400}?) was modified, either by the user or by a lint")
 _PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
-# Claude Code puts this where a session was resumed.
-_RESUMED = "No response requested."
-_SLASHED = re.compile(r"(?<=[-:])(?=.*[/\\]).*")
 # Code in a message; the first MIN_LINE characters tell which lines it may be of.
 _QUOTED = re.compile(r"\"[^\"\n]{16,200}\"|`[^`\n]{16,200}`|'[^'\n]{16,200}'")
 _UNREAD = re.compile(r"has not been read yet|modified since read")
-_PROPOSED_OTHERWISE = re.compile(r"modified (?:your|the) proposed")
 # A user who says that they changed something themselves, or pastes a diff of it.
 _CHANGED_BY_HAND = re.compile(
     r"(?i)\bI(?:'ve| have| just| already| manually){0,3} (?:changed|edited|fixed|updated|added"
     r"|removed|deleted|modified|renamed|replaced|moved|reverted|restored)\b"
     r"|(?m:^(?:diff --git|\+\+\+ |@@ -\d))"
 )
+# Settings of a harness, which it may write itself, and where not everybody may write.
+_PROTECTED = re.compile(
+    r"/\.(?:pi|claude|codex|omp|openclaw)/(?!.*workspace/).*\.json$|^/(?:usr|etc|opt|var|lib|bin|root/\.\w+)/"
+)
+# Claude Code puts this where a session was resumed.
+_RESUMED = "No response requested."
+_SPLIT = re.compile(r"[\s'\"`;|&<>=,:()/\\@]+")
 
 
 def learn_shown(file: File, shown: Shown) -> None:
@@ -99,20 +95,13 @@ class Workspace:
     cwd: str
     files: dict[str, File] = field(default_factory=dict)
     tools: FileTools = pi.HARNESS.files
-    # Something outside of the session changes its files.
-    unsettled: bool = False
-    # Whether Claude Code takes slashes in a path of Windows; some versions then refuse every edit.
-    takes_slashes: bool | None = None
-    resumed: bool = False
-    # Newer versions of Claude Code count what a command has shown as read.
-    only_tools_read: bool = False
-    # The words that others have said; a file that they name may have been read for the agent.
-    heard: set[str] = field(default_factory=set)
-    # The words of commands.
-    named: set[str] = field(default_factory=set)
     last_heard: str = ""
-    # Files as they were before the first edit of a turn, whose calls may run at the same time.
-    before_turn: dict[str, File] = field(default_factory=dict)
+    # The words of commands and of others: a file that they name may have been read for the agent.
+    heard: set[str] = field(default_factory=set)
+    # What was read before a resumption or a compaction is unknown.
+    is_resumed: bool = False
+    # Some versions of Claude Code refuse every edit of a path such as C:/a.ts.
+    takes_drives: bool | None = None
 
     def file(self, path: str) -> File:
         """Return what is known of a file; a relative path is resolved in the workspace."""
@@ -148,77 +137,34 @@ class Workspace:
             return self.predict_patch(patches, trusting)
         if is_invalid(given):
             return "invalid"
-        path, edits = self.absolute(find_path(given)), read_edits(given)
-        file = self.files.get(path)
+        path, edits = find_path(given), read_edits(given)
+        file = self.files.get(self.absolute(path), File())
+        outcome = file.predict(edits, apply_in_turn(given), trusting)
         if self.tools.reads_first:
             if any(edit.old == edit.new for edit in edits):
                 return "no_change"  # refused before the file is looked at
-            if self._must_read(find_path(given), file, edits):
+            if file.is_refused or (self.takes_drives is False and _DRIVE.match(path)):
                 return "unread"
-        if file is None:
-            return None
-        outcome = file.predict(edits, apply_in_turn(given), trusting)
-        if outcome == "not_found" and file.whole is None and self.unsettled:
-            return None
-        before = self.before_turn.get(path)
-        if outcome == "ok" and before and before.predict(edits, apply_in_turn(given)) != "ok":
-            return None
-        return None if outcome == "ok" and self._is_doubtful(given, file, trusting) else outcome
-
-    def _is_doubtful(self, given: dict[str, Any], file: File, trusting: bool) -> bool:
-        """Whether a harness may refuse an edit whose text the file holds."""
-        path = self.absolute(find_path(given))
-        # OpenClaw, which writes Pi's format, refuses an empty text; Pi does not.
-        # It also takes `file` for the path, but not with `edits`.
-        if "edits" in given and "file" in given:
-            return True
-        if "edits" not in given and any(not edit.new for edit in read_edits(given)):
-            return True
-        if _OWN_SETTINGS.search(path) or (_SYSTEM.match(path) and not file.is_written):
-            return True
-        if not self.tools.reads_first:
-            return False
-        if not file.by_tool or (_DRIVE.match(find_path(given)) and not self.takes_slashes):
-            return True
-        return not trusting and (file.is_changed or self._may_have_changed(file))
-
-    def _may_have_changed(self, file: File) -> bool:
-        """Whether somebody else changes the files of the session, and had time for this one."""
-        return self.unsettled and _count_minutes(file.touched, self.last_heard) >= 1
-
-    def _must_read(self, path: str, file: File | None, edits: Sequence[Edit]) -> bool:
-        """Whether a harness that wants files to be read first refuses to edit this one."""
-        if _DRIVE.match(path) and self.takes_slashes is False:
-            return True
-        if (file and (file.is_refused or file.by_tool is not False)) or self.resumed:
-            return bool(file and file.is_refused)
-        # Another path may lead to it, or somebody who names it may have attached it.
-        name = posixpath.basename(_use_slashes(path))
-        is_read = any(
-            other.by_tool is not False or not self.only_tools_read
-            for known, other in self.files.items()
-            if known.endswith(name)
-        )
-        is_read |= name in self.heard or (name in self.named and not self.only_tools_read)
-        return all(edit.old for edit in edits) and not is_read
+            if not file.is_read:
+                name = posixpath.basename(_use_slashes(path))
+                may_be_read = self.is_resumed or name in self.heard or not all(edit.old for edit in edits)
+                return None if may_be_read else "unread"
+            if _DRIVE.match(path) and not self.takes_drives and outcome == "ok":
+                return None
+        # OpenClaw, which writes Pi's format, refuses an empty text, and `file` beside `edits`; Pi does not.
+        may_fail = not all(edit.new for edit in edits) or given.keys() >= {"edits", "file"}
+        return None if outcome == "ok" and (may_fail or _PROTECTED.search(self.absolute(path))) else outcome
 
     def predict_patch(self, patches: Sequence[Patch], trusting: bool = False) -> Outcome | None:
         """Predict how a patch of several files ends."""
         outcomes: list[Outcome | None] = []
-        is_windows = bool(_DRIVE.match(_use_slashes(self.cwd)))
         for patch in patches:
             file = self.files.get(self.absolute(patch.path))
-            if patch.kind == "Add":
-                outcomes.append("ok")
-            elif file is None or (self._may_have_changed(file) and not trusting):
-                outcomes.append(None)
-            elif is_windows and not (file.is_ascii and (trusting or file.by_tool)):
-                outcomes.append(None)  # consoles of Windows change what they show
-            else:
-                outcomes.append(file.predict_lines(patch.hunks, trusting))
+            known = file.predict_lines(patch.hunks, trusting) if file else None
+            outcomes.append("ok" if patch.kind == "Add" else known)
         if "not_found" in outcomes:
             return "not_found"
-        return None if None in outcomes or not outcomes else "ok"
+        return None if None in outcomes else "ok"
 
     def patched(self, patches: Sequence[Patch]) -> None:
         """Learn from a patch that was applied."""
@@ -232,7 +178,6 @@ class Workspace:
                 if file.held and file.held.predict_lines(patch.hunks) == "ok":
                     file.confirm()
                 file.apply_lines(patch.hunks)
-            file.touch(self.last_heard)
 
     def observe(self, call: Event, result: Event) -> None:
         """Learn from a call that was answered."""
@@ -248,20 +193,17 @@ class Workspace:
             if not result.is_error:
                 self._read(path, given, result.text)
         elif call.tool_name == "write" and path and isinstance(given.get("content"), str):
-            if result.is_error or _PROPOSED_OTHERWISE.search(result.text):
+            if result.is_error:
                 self.file(path).age()
-                return
-            file = self.file(path)
-            file.write(given["content"])
-            file.touch(self.last_heard)
-            file.is_written = True
+            else:
+                self.file(path).write(given["content"])
+                self.file(path).is_read, self.file(path).is_refused = True, False
         elif call.tool_name == "edit":
             self._edited(call, given, result)
         elif command := find_text(given, "command", "cmd", "input"):
             self.ran(command, result)
         elif call.tool_name == "grep":
-            # Claude Code shortens whatever looks like a path.
-            self._hint(path, _SLASHED.sub("", result.text))
+            self._hint(path, result.text)
         elif not is_read_only(call.tool_name) or call.tool_name == "write":
             self.spoil_all()
 
@@ -269,50 +211,38 @@ class Workspace:
         path, edits = find_path(given), read_edits(given)
         patched = _PATCHED.findall(str(given.get("input") or given.get("patch") or ""))
         patches = read_patch(given)
-        if patches and not has_failed(result):
-            self.patched(patches)
-        elif patches and "verification failed" in result.text[:200]:
-            # Nothing was changed; what is known of a file that should have worked is wrong.
-            for patch in patches:
-                known = self.files.get(self.absolute(patch.path))
-                if known and known.predict_lines(patch.hunks, trusting=True) == "ok":
-                    self.unsettled |= known.predict_lines(patch.hunks) == "ok"
-                    known.forget()
+        if patches:
+            if not has_failed(result):
+                self.patched(patches)
         elif not path and patched:
             for name in patched:
                 self._spoil(name.strip())
         elif not path:
             self.spoil_all()
-        elif has_failed(result):
-            # It was predicted to work, so what is known of the file is wrong.
-            known = self.file(path)
-            known.is_refused = bool(_UNREAD.search(result.text[:200]))
-            if _DRIVE.match(path) and "unexpectedly modified" in result.text[:200]:
-                self.takes_slashes = False
-            elif "modified" in result.text[:200]:
-                self.unsettled |= not known.is_changed  # somebody else is at work
-                self.spoil_all()
-            if self.predict(call, trusting=True) == "ok":
-                known.forget()
-        elif not edits or _PROPOSED_OTHERWISE.search(result.text):
+        elif not edits and not has_failed(result):
             self.file(path).age()
         else:
             file = self.file(path)
-            self.before_turn.setdefault(self.absolute(path), file.copy())
-            if self.predict(call) not in {None, "ok"}:
+            predicted = file.predict(edits, apply_in_turn(given))
+            if has_failed(result):
+                if _DRIVE.match(path) and "unexpectedly modified" in result.text[:200]:
+                    self.takes_drives = False
+                file.is_refused = bool(_UNREAD.search(result.text[:200]))
+                if predicted == "ok" and not file.is_refused:
+                    file.forget()  # what is known of the file is wrong
+                return
+            if predicted not in {None, "ok"}:
                 file.forget()
             olds = [normalise_line_ends(edit.old) for edit in edits]
             held = file.held.texts if file.held else []
             if self.tools.reads_first or all(any(old in text for text in held) for old in olds):
                 file.confirm()
-            if all(edit.old for edit in edits):
+            if all(olds):
                 file.apply(edits)
             else:
                 file.age()
-            file.touch(self.last_heard)
-            file.is_written = True
-            self.takes_slashes = self.takes_slashes or bool(_DRIVE.match(path)) or None
-            self.only_tools_read = "file state is current" not in result.text
+            file.is_read = True
+            self.takes_drives = self.takes_drives or bool(_DRIVE.match(path)) or None
             self._hint(path, result.text)
 
     def _read(self, path: str, given: dict[str, Any], text: str) -> None:
@@ -321,21 +251,17 @@ class Workspace:
             learn_shown(file, shown)
         if shown is None or not shown.first_line:
             self._hint(path, text)
-        file.touch(self.last_heard)
+        file.is_read, file.is_refused = True, False
 
     def ran(self, command: str, result: Event) -> None:
         """Learn from a command that has run."""
         changes = find_changes(command, result.text)
-        if self.tools.reads_first:
-            self.named.update(_SPLIT.split(command))
+        self.heard.update(_SPLIT.split(command))
         copies = [] if result.is_error or changes.anything else find_copies(command)
         found = [(target, self.files.get(self.absolute(source))) for source, target in copies]
         copied = {self.absolute(target): known.copy() for target, known in found if known}
         self._note(changes)
-        for path, known in copied.items():
-            # Whether the harness counts it as read differs from version to version.
-            known.by_tool = known.by_tool and None
-            self.files[path] = known
+        self.files |= copied
         self._hint(command, result.text)
         if self.tools.trims_output:
             return
@@ -372,16 +298,11 @@ class Workspace:
             is_below = known.startswith(f"{path}/") or (tail and f"{tail}/" in known)
             if known == path or is_below or (tail and known.endswith(tail)):
                 file.age(certainly=True)
-                file.by_tool = file.by_tool and None
 
     def lose(self, tool_name: str, given: dict[str, Any]) -> None:
         """Mark what a call with an unknown outcome may have changed."""
         path = find_path(given)
-        if path:
-            self.file(path).by_tool = self.file(path).by_tool or None
-        if tool_name == "edit" and path:
-            self.file(path).lose(read_edits(given), apply_in_turn(given))
-        elif tool_name == "write" and path:
+        if tool_name in {"edit", "write"} and path:
             self.file(path).age()
         elif tool_name == "bash":
             self._note(find_changes(find_text(given, "command"), ""))
@@ -390,7 +311,6 @@ class Workspace:
 
     def hear(self, event: Event) -> None:
         """Learn from an event that is not a call."""
-        self.before_turn.clear()
         if event.kind == "bash":
             self.ran(event.arguments, event)
         elif event.kind == "user":
@@ -406,15 +326,11 @@ class Workspace:
                     ):
                         file.age(certainly=True)
         elif event.kind == "compaction" or event.text == _RESUMED:
-            # The harness forgets what it has read, and may read some of it again.
-            self.resumed = True
+            self.is_resumed = True
             for file in self.files.values():
-                file.by_tool = None
-        if self.tools.reads_first and event.kind in {"user", "compaction", "custom_message"}:
+                file.is_read = False
+        if event.kind in {"user", "compaction", "custom_message"}:
             self.heard.update(_SPLIT.split(event.text))
-        if event.kind == "custom_message":
-            for name in _CHANGED_BEHIND.findall(event.text):
-                self._spoil(name)
         self.last_heard = event.timestamp or self.last_heard
 
 
@@ -426,11 +342,6 @@ def _count_minutes(start: str, stop: str) -> float:
         return 0.0
 
 
-# The harness itself may write them.
-_OWN_SETTINGS = re.compile(r"/\.(?:pi|claude|codex|omp|openclaw)/(?!.*workspace/).*\.json$|/heartbeat-state\.json$")
-# Not everybody may write there.
-_SYSTEM = re.compile(r"/(?:usr|etc|opt|var|lib|bin|root/\.\w+)/")
-_SPLIT = re.compile(r"[\s'\"`;|&<>=,:()/\\@]+")
 _DRIVE = re.compile(r"[A-Za-z]:/")
 
 

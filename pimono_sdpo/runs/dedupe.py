@@ -206,8 +206,7 @@ def _same_prompt(database: sqlite3.Connection, prompt: bytes, words: str) -> int
     digest = np.frombuffer(prompt, np.uint32)
     for band in _bands(prompt):
         for other, theirs, their_words in database.execute(
-            "SELECT id, prompt, words FROM band JOIN candidate USING (id) WHERE band=? ORDER BY id",
-            (band,),
+            "SELECT id, prompt, words FROM band JOIN candidate USING (id) WHERE band=? ORDER BY id", (band,)
         ):
             alike = np.mean(digest == np.frombuffer(theirs, np.uint32)) >= MIN_JACCARD
             if alike and not _ask_for_others(set(words.split("\n")), set(their_words.split("\n"))):

@@ -30,12 +30,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets.utils import (
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-    logging,
-)
+from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 from tqdm.auto import tqdm
 
 from pimono_sdpo.errors import EngineError, OutputError, ShardError, SourceError
@@ -111,10 +106,7 @@ class Part:
 
 def code_of(run: Callable[..., object], stages: Sequence[Stage]) -> Json:
     """Return the hashes of the code that reads a part, and of its stages."""
-    return {
-        "reader": code_hash(run),
-        "stages": [[name_of(stage), source_hash(stage.fn)] for stage in stages],
-    }
+    return {"reader": code_hash(run), "stages": [[name_of(stage), source_hash(stage.fn)] for stage in stages]}
 
 
 @dataclass(frozen=True)
@@ -127,16 +119,9 @@ class Job:
     made_from: Json
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a job: its record, or a clause that says why there is none."""
-
-    job: Job
-    record: Json | None
-    problem: str = ""
-
-
-Engine = Callable[[list[Job], Callable[[int], object]], Iterator[Outcome]]
+# A job's record, or a clause that says why there is none.
+Outcome = Json | str
+Engine = Callable[[list[Job], Callable[[int], object]], Iterator[tuple[Job, Outcome]]]
 
 
 def run_parts(
@@ -180,11 +165,11 @@ def run_parts(
         _Bar(total=total, initial=total - todo, unit=unit, desc=desc, disable=hidden, miniters=1) as bar,
         hide_bars() if desc is not None else nullcontext(),
     ):
-        for outcome in run(jobs, bar.update) if jobs else ():
-            if outcome.record is None:
-                failed[outcome.job.part.number] = outcome.problem
+        for job, outcome in run(jobs, bar.update) if jobs else ():
+            if isinstance(outcome, str):
+                failed[job.part.number] = outcome
             else:
-                records[outcome.job.part.number] = outcome.record
+                records[job.part.number] = outcome
                 bar.set_postfix(shards=f"{len(records)}/{len(parts)}")
     if failed:
         if len(parts) == 1:
@@ -227,7 +212,7 @@ def _clear(folder: Path, parts: Sequence[Part], outputs: Mapping[str, Output]) -
 
 
 def finish_part(job: Job, progress: Callable[[int], object] = lambda _: None) -> Outcome:
-    """Write the files of a part, then its record."""
+    """Write the files of a part, then its record, and return that, or why there is none."""
     part, number = job.part, job.part.number
     attempt = job.folder / ATTEMPTS / f"{number:05}-{uuid4().hex}"
     paths = {kind: output.path.format(number) for kind, output in job.outputs.items()}
@@ -243,17 +228,17 @@ def finish_part(job: Job, progress: Callable[[int], object] = lambda _: None) ->
         for path in (*paths.values(), done):
             (attempt / path).replace(job.folder / path)
     except SourceError as problem:
-        return Outcome(job, None, str(problem).rstrip("."))
+        return str(problem).rstrip(".")
     except OSError as error:
         gone = f"`{job.folder}` is gone; run the command again"
         trouble = disk_trouble(error) if job.folder.is_dir() else gone
         if trouble is None:
             raise
-        return Outcome(job, None, f"`{part.name}` could not be written: {trouble}")
+        return f"`{part.name}` could not be written: {trouble}"
     finally:
         # At once: on a full disk the other parts need the room.
         rmtree(attempt, ignore_errors=True)
-    return Outcome(job, record)
+    return record
 
 
 def _write(job: Job, attempt: Path, paths: Mapping[str, str], progress: Callable[[int], object]) -> Json:
@@ -261,26 +246,20 @@ def _write(job: Job, attempt: Path, paths: Mapping[str, str], progress: Callable
     counts: Json = {}
     error: str | None = None
     rows = dict.fromkeys(paths, 0)
-    writers: dict[str, pq.ParquetWriter] = {}
     with ExitStack() as stack:
 
-        def write(kind: str, schema: pa.Schema, table: pa.Table | None = None) -> None:
-            if kind not in writers:
-                compression = job.outputs[kind].compression
-                writer = pq.ParquetWriter(attempt / paths[kind], schema, compression=compression)
-                writers[kind] = stack.enter_context(writer)
-            if table is not None:
-                metadata = writers[kind].schema.metadata
-                writers[kind].write_table(table.replace_schema_metadata(metadata))
-                rows[kind] += table.num_rows
+        def open_writer(kind: str, schema: pa.Schema) -> pq.ParquetWriter:
+            compression = job.outputs[kind].compression
+            return stack.enter_context(pq.ParquetWriter(attempt / paths[kind], schema, compression=compression))
 
-        for kind, output in job.outputs.items():
-            # A part without rows has files, too.
-            if output.schema is not None:
-                write(kind, output.schema)
+        # A part without rows has files, too.
+        writers = {kind: open_writer(kind, output.schema) for kind, output in job.outputs.items() if output.schema}
         for piece in job.part.run():
             for kind, table in piece.tables.items():
-                write(kind, table.schema, table)
+                if kind not in writers:
+                    writers[kind] = open_writer(kind, table.schema)
+                writers[kind].write_table(table.replace_schema_metadata(writers[kind].schema.metadata))
+                rows[kind] += table.num_rows
             add_counts(counts, piece.counts)
             error = error or piece.error
             progress(piece.units)
@@ -321,18 +300,18 @@ def engine_of(name: EngineName, workers: int) -> Engine:
 
 
 def run_here(
-    jobs: list[Job],
-    progress: Callable[[int], object],
-    is_stopped: Callable[[], bool] = lambda: False,
-) -> Iterator[Outcome]:
+    jobs: list[Job], progress: Callable[[int], object], is_stopped: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[Job, Outcome]]:
     """Run one job after the other in this process."""
     for job in jobs:
         if is_stopped():
             return
-        yield finish_part(job, progress)
+        yield job, finish_part(job, progress)
 
 
-def run_in_processes(jobs: list[Job], progress: Callable[[int], object], workers: int) -> Iterator[Outcome]:
+def run_in_processes(
+    jobs: list[Job], progress: Callable[[int], object], workers: int
+) -> Iterator[tuple[Job, Outcome]]:
     """Run jobs in new processes; `progress` is called after each part."""
     if min(workers, len(jobs)) < 2:
         yield from run_here(jobs, progress)
@@ -353,10 +332,9 @@ def run_in_processes(jobs: list[Job], progress: Callable[[int], object], workers
                 outcome = future.result()
             except BrokenProcessPool:
                 # The pool takes no more work and does not tell which job it was.
-                why = "a worker was killed, most likely for lack of memory; try fewer --workers"
-                outcome = Outcome(job, None, why)
+                outcome = "a worker was killed, most likely for lack of memory; try fewer --workers"
             progress(job.part.units)
-            yield outcome
+            yield job, outcome
     finally:
         # After a bug or Ctrl-C nothing new begins.
         pool.shutdown(cancel_futures=True)

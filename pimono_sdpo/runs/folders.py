@@ -52,19 +52,11 @@ def only_run(out: Path, mark: str = REPORT) -> Iterator[Path]:
             if not any(path.is_file() and path.name != LOCK for path in work.rglob("*")):
                 remove(work, LOCK)
             raise
-        except (OSError, sqlite3.Error) as error:
-            trouble = disk_trouble(error) if work.is_dir() else "the folder is gone"
-            if trouble is None:
-                raise
-            raise OutputError(
-                f"`{work}` could not be written: {trouble}. Run the same command again to resume; "
-                "finished parts are kept."
-            ) from error
 
 
 @contextmanager
 def lock(file: Path, out: Path) -> Iterator[None]:
-    """Hold a lock file for one run at a time; raises OutputError, which names `out`.
+    """Hold a lock file for one run at a time; raises OutputError, which names `out`, also for a full disk.
 
     The folder of the file is made. The lock ends with the process, however that ends.
     """
@@ -78,58 +70,50 @@ def lock(file: Path, out: Path) -> Iterator[None]:
         raise OutputError(f"Cannot write `{out}` ({error.strerror}); use another folder.") from error
     try:
         yield
-    except OSError as error:
+    except (OSError, sqlite3.Error) as error:
         if (trouble := disk_trouble(error)) is None:
             raise
-        raise OutputError(f"`{out}` could not be written: {trouble}. Run the same command again to resume.") from error
+        raise OutputError(
+            f"`{out}` could not be written: {trouble}. Run the same command again to resume; finished parts are kept."
+        ) from error
     finally:
         held.release()
 
 
 def require_replaceable(out: Path, mark: str = REPORT) -> Path:
     """Return the folder in which a run of `out` works; raises OutputError like `only_run`."""
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"`{out}` is a file; use the name of a folder that may be replaced.")
-    if not out.name:
-        raise OutputError(f"`{out}` cannot be replaced; use the name of a folder.")
+    if not out.name or (out.exists() and not out.is_dir()):
+        raise OutputError(f"`{out}` is not a folder that can be replaced; use the name of one.")
     work = out.with_name(f".{out.name}.partial")
     for folder in (out, _old_folder(out), work):
-        is_ours = folder == work and (work / LOCK).is_file()
-        if folder.is_dir() and any(folder.iterdir()) and not is_ours:
+        if not (folder == work and (work / LOCK).is_file()):
             _refuse_foreign(folder)
-    if out.exists() and mark_of(out) not in (None, mark):
-        kinds = {PART: "a part of a divided run", SUITE: "a task suite"}
-        kind = kinds.get(mark_of(out) or "", "the rows of a whole run")
-        raise OutputError(f"`{out}` holds {kind}; use another folder, or remove it.")
+    if (found := mark_of(out)) not in (None, mark):
+        raise OutputError(f"`{out}` holds another command's {found}; use another folder, or remove it.")
     return work
 
 
 def mark_of(folder: Path) -> str | None:
     """Return the file by which a published folder is known, None when it holds anything else."""
-    mark = _read_mark(folder)
-    return mark if mark is not None and not _find_foreign(folder, mark) else None
+    mark, foreign = _inspect(folder)
+    return None if foreign else mark
 
 
-def _read_mark(folder: Path) -> str | None:
-    for mark in PUBLISHED:
-        if (folder / mark).is_file():
-            content = read_json(folder / mark)
-            ours = "tasks" if mark == SUITE else "pimono_sdpo"
-            return mark if isinstance(content, dict) and ours in content else None
-    return None
-
-
-def _find_foreign(folder: Path, mark: str) -> str:
-    """Return a file that no run puts into a folder with this mark, "" without any."""
-    paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
-    names = (path.as_posix() for path in paths)
-    return next((n for n in names if n != mark and not PUBLISHED[mark].fullmatch(n)), "")
+def _inspect(folder: Path) -> tuple[str | None, str]:
+    """Return the file by which a folder is known as published, and one that no run puts into such a folder."""
+    mark = next((name for name in PUBLISHED if (folder / name).is_file()), None)
+    content = read_json(folder / mark) if mark else None
+    if not mark or not isinstance(content, dict) or ("tasks" if mark == SUITE else "pimono_sdpo") not in content:
+        return None, ""
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    return mark, next((name for name in names if name != mark and not PUBLISHED[mark].fullmatch(name)), "")
 
 
 def _refuse_foreign(folder: Path) -> None:
     """Raise OutputError when a folder holds a file that no run has put there."""
-    mark = _read_mark(folder)
-    foreign = _find_foreign(folder, mark) if mark is not None else ""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    mark, foreign = _inspect(folder)
     if mark is None or foreign:
         raise OutputError(
             f"`{folder}` holds files that no earlier run of this command wrote"
@@ -209,9 +193,8 @@ def publish_folder(finished: Path, out: Path, report: object = None) -> None:
         text = json.dumps(report, indent=2, ensure_ascii=False)
         (finished / REPORT).write_text(f"{text}\n")
     if out.exists():
-        if any(out.iterdir()):
-            # What came there during the run.
-            _refuse_foreign(out)
+        # What came there during the run.
+        _refuse_foreign(out)
         out.replace(_old_folder(out))
     finished.replace(out)
     _recover(out)

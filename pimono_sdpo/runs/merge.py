@@ -16,45 +16,41 @@ from pimono_sdpo.errors import SourceError
 from pimono_sdpo.runs.engine import sha256
 from pimono_sdpo.runs.folders import PART, make_output, mark_of
 from pimono_sdpo.runs.parquet import link_or_copy
-from pimono_sdpo.runs.sessions import OUTPUTS, REJECTS, ROWS, files_of
-from pimono_sdpo.traces.sources import Kind, Shard, Source
+from pimono_sdpo.runs.sessions import OUTPUTS, REJECTS, ROWS, describe, files_of, made_by
+from pimono_sdpo.stage import Stage
+from pimono_sdpo.traces.sources import Shard, Source
 
 Json = dict[str, Any]
+# What all parts of a run say alike.
+ALIKE = ("pimono_sdpo", "parts", "source", "options", "reader", "stages")
 
 
 @dataclass(frozen=True)
 class Whole:
-    """All shards of a source, from parts that fit: what they say alike, files, records."""
+    """A source, and the files and records of all its shards."""
 
-    says: Json
+    source: Source
     files: list[dict[str, Path]]
     records: list[Json]
 
-    def source(self) -> Source:
-        """The source the parts were made from, as far as a report tells of it."""
-        source = self.says["source"]
-        kind: Kind = source["kind"]
-        shards = tuple(
-            Shard(kind, one["path"], one["layout"], one["sessions"], one["bytes"]) for one in source["shards"]
-        )
-        return Source(source["name"], kind, source["revision"], shards, self.says.get("upstream"))
 
-
-def says(part: tuple[int, int], source: Source, described: Sequence[Json], made_by: Json) -> Json:
-    """What `part.json` holds but the counts; names in `source` are without secrets."""
-    shards = [{**one, "path": shard.path} for one, shard in zip(described, source.shards, strict=True)]
-    named = {"name": source.name, "kind": source.kind, "revision": source.revision}
+def describe_part(
+    part: tuple[int, int], redacted: Source, source: Source, stages: Sequence[Stage], options: Json
+) -> Json:
+    """Return what `part.json` holds but the counts; names in `redacted` are without secrets."""
+    both = zip(source.shards, redacted.shards, strict=True)
+    shards = [{**describe(shard), "path": named.path} for shard, named in both]
     return {
         "pimono_sdpo": __version__,
         "part": part[0],
         "parts": part[1],
-        "source": {**named, "shards": shards},
+        "source": {"name": redacted.name, "kind": source.kind, "revision": source.revision, "shards": shards},
         "upstream": source.upstream,
-        **made_by,
+        **made_by(stages, options),
     }
 
 
-def write_part(work: Path, says: Json, records: Mapping[int, Json]) -> Path:
+def write_part(work: Path, about: Json, records: Mapping[int, Json]) -> Path:
     """Put finished shards of `work` into `work/out`, ready to be published, and return it.
 
     The run's own folders stay, so that a kill in the middle costs nothing.
@@ -65,8 +61,8 @@ def write_part(work: Path, says: Json, records: Mapping[int, Json]) -> Path:
         for kind, here in files_of(work, index).items():
             link_or_copy(here, files[kind])
     content = {
-        **says,
-        "sessions": sum(says["source"]["shards"][index]["sessions"] for index in records),
+        **about,
+        "sessions": sum(about["source"]["shards"][index]["sessions"] for index in records),
         **{kind: sum(one["rows"][kind] for one in records.values()) for kind in (ROWS, REJECTS)},
         # What a shard was made from has the times of one machine.
         "records": {index: {**one, "made_from": None} for index, one in records.items()},
@@ -75,76 +71,64 @@ def write_part(work: Path, says: Json, records: Mapping[int, Json]) -> Path:
     return out
 
 
-def gather(folders: Sequence[Path]) -> Whole:
-    """Check that parts hold every shard of one source once, made alike; raises SourceError."""
-    parts = [(folder, _open(folder)) for folder in folders]
-    first = parts[0][1]
+def gather(folders: Sequence[Path]) -> tuple[Whole, Json]:
+    """Return all shards of one source, once each, from its parts, and the options that made them.
+
+    Raises SourceError for parts that are missing, repeated, damaged or made differently.
+    """
     by_number: dict[int, tuple[Path, Json]] = {}
-    for folder, part in parts:
+    first: Json = {}
+    for folder in folders:
+        if not folder.is_dir() or mark_of(folder) != PART:
+            raise SourceError(f"`{folder}` is not a part of a divided run; give folders that `filter --shard` wrote.")
+        part = json.loads((folder / PART).read_bytes())
+        first = first or part
         if difference := _find_difference(first, part):
-            raise SourceError(f"`{folder}` and `{folders[0]}` come from different runs: the {difference}.")
-        twin, _ = by_number.setdefault(part["part"], (folder, part))
-        if by_number[part["part"]][1] is not part:
             raise SourceError(
-                f"Part {part['part']} of {part['parts']} is there twice, in `{twin}` and in "
-                f"`{folder}`; give each part once."
+                f"`{folder}` and `{folders[0]}` come from different runs ({difference}); make all parts from the "
+                "same files, with the same version and options."
             )
-    count, shards = first["parts"], len(first["source"]["shards"])
+        if part["part"] in by_number:
+            raise SourceError(f"Part {part['part']} is in `{by_number[part['part']][0]}` and in `{folder}`; give one.")
+        by_number[part["part"]] = folder, part
+    if first["pimono_sdpo"] != __version__:
+        raise SourceError(
+            f"The parts were written by pimono-sdpo {first['pimono_sdpo']}; merge them with that version."
+        )
+    about, count = first["source"], first["parts"]
     # What has no shards may be left out.
-    missing = [n for n in range(1, min(count, shards) + 1) if n not in by_number]
+    missing = [n for n in range(1, min(count, len(about["shards"])) + 1) if n not in by_number]
     if missing:
         wanted = ", ".join(f"--shard {n}/{count}" for n in missing)
         raise SourceError(
-            f"Of the {count} parts of `{first['source']['name']}` {len(missing)} are missing; "
-            f"make them with `filter` and {wanted}, and give them too."
+            f"Of the {count} parts of `{about['name']}` {len(missing)} are missing; make them with `filter` and "
+            f"{wanted}, and give them too."
         )
-    held = [by_number[index % count + 1] for index in range(shards)]
-    files = [files_of(folder, index) for index, (folder, _) in enumerate(held)]
-    records = [part["records"][str(index)] for index, (_, part) in enumerate(held)]
-    for index, (record, paths) in enumerate(zip(records, files, strict=True)):
-        for kind, path in paths.items():
-            if not path.is_file() or sha256(path) != record["sha256"][kind]:
-                folder, part = held[index]
+    files, records = [], []
+    for index in range(len(about["shards"])):
+        folder, part = by_number[index % count + 1]
+        files.append(files_of(folder, index))
+        records.append(part["records"][str(index)])
+        for kind, path in files[-1].items():
+            if not path.is_file() or sha256(path) != records[-1]["sha256"][kind]:
                 raise SourceError(
-                    f"`{folder}` does not hold shard {index:05} whole; copy the part again, or "
-                    f"make it again with --shard {part['part']}/{part['parts']}."
+                    f"`{folder}` does not hold shard {index:05} whole; copy the part again, or make it again with "
+                    f"--shard {part['part']}/{count}."
                 )
-    return Whole(first, files, records)
-
-
-def _open(folder: Path) -> Json:
-    """Return what `part.json` says; `mark_of` has read it."""
-    if not folder.is_dir() or mark_of(folder) != PART:
-        raise SourceError(f"`{folder}` is not a part of a divided run; give folders that `filter --shard` wrote.")
-    content: Json = json.loads((folder / PART).read_bytes())
-    return content
+    shards = tuple(
+        Shard(about["kind"], one["path"], one["layout"], one["sessions"], one["bytes"]) for one in about["shards"]
+    )
+    source = Source(about["name"], about["kind"], about["revision"], shards, first.get("upstream"))
+    return Whole(source, files, records), first["options"]
 
 
 def _find_difference(first: Json, other: Json) -> str:
-    """Say what shows that two parts are not of one run, and what to do; "" if nothing does."""
-    for name, label, same in (
-        ("pimono_sdpo", "version", "with the same version"),
-        ("parts", "number of parts", "with the same number of parts"),
-        ("source", "source", "from the same files"),
-        ("options", "value of an option", "with the same options"),
-        # Last: a stage knows its options, and its code differs when they do.
-        ("reader", "code", "with the same version"),
-        ("stages", "code", "with the same version"),
-    ):
-        ours, theirs, what = first[name], other[name], ""
-        if ours == theirs:
-            continue
-        if isinstance(ours, dict):
-            what = next(key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key))
-            ours, theirs = ours.get(what), theirs.get(what)
-        if what == "shards" and len(ours) == len(theirs):
-            pairs = zip(ours, theirs, strict=True)
-            found = next(f"`{b['path']}`" for a, b in pairs if a != b)
-        elif what == "shards":
-            found = f"{len(theirs)} shards, not {len(ours)}"
-        elif name == "stages":
-            found = ", ".join(stage for stage, code in theirs if [stage, code] not in ours)
-        else:
-            found = f"{what} {theirs}, not {ours}".lstrip()
-        return f"{label} differs ({found}); make all parts {same}"
+    """Return what shows that two parts are not of one run, "" if nothing does."""
+    for name in ALIKE:
+        ours, theirs = first[name], other[name]
+        if ours != theirs:
+            if isinstance(ours, dict):
+                name = next(key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key))
+                ours, theirs = ours.get(name), theirs.get(name)
+            return name if isinstance(ours, list) else f"{name}: {theirs}, not {ours}"
     return ""

@@ -29,7 +29,7 @@ LOST = (
 )
 
 
-def run_on_ray(jobs: list[Job], progress: Callable[[int], object]) -> Iterator[Outcome]:
+def run_on_ray(jobs: list[Job], progress: Callable[[int], object]) -> Iterator[tuple[Job, Outcome]]:
     """Run jobs on the cluster that RAY_ADDRESS names, one that runs here, or a new local one.
 
     `progress` is called after each part. Raises EngineError when the cluster cannot be reached.
@@ -46,12 +46,12 @@ def run_on_ray(jobs: list[Job], progress: Callable[[int], object]) -> Iterator[O
             (ready, *_), _ = ray.wait(list(pending), num_returns=1)
             job = pending.pop(ready)
             try:
-                outcome: Outcome | str = ray.get(ready)
+                outcome: Outcome = ray.get(ready)
             except LOST as error:
                 why = f"lost {MAX_RETRIES + 1} times with its node ({type(error).__name__})"
                 outcome = f"`{job.part.name}` was {why}"
             progress(job.part.units)
-            yield Outcome(job, None, outcome) if isinstance(outcome, str) else outcome
+            yield job, outcome
     finally:
         if ours:
             ray.shutdown()
@@ -93,7 +93,7 @@ def shipped() -> Callable[[bytes, str], Any]:
     return finish
 
 
-def finish_on_node(job: Job, token: str) -> Outcome | str:
+def finish_on_node(job: Job, token: str) -> Outcome:
     """Finish a part, if this node sees the folder of the run and has the code of its driver."""
     host, seen = socket.gethostname(), job.folder / TOKEN
     if not seen.is_file() or seen.read_text() != token:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, Features
 from datasets.table import InMemoryTable
 
-from pimono_sdpo.runs.engine import Output, Part, Piece, add_counts, code_of
+from pimono_sdpo.runs.engine import Output, Part, Piece, code_of
 from pimono_sdpo.schema import PRINT, REJECT, SDPO_ROW, SESSION
 from pimono_sdpo.stage import KEPT, REASON, STAGE, FlatMap, Fused, Stage, name_of
 from pimono_sdpo.traces.sources import Shard, Unreadable, read_sessions
@@ -50,11 +50,7 @@ def filter_parts(shards: Mapping[int, Shard], stages: Sequence[Stage], options: 
 
 
 def step_parts(
-    shards: Sequence[Shard],
-    stages: Sequence[Stage],
-    options: Json,
-    rows: Features,
-    rejects: Features,
+    shards: Sequence[Shard], stages: Sequence[Stage], options: Json, rows: Features, rejects: Features
 ) -> list[Part]:
     """Return a part for each shard, with rows of `rows` and rejects of `rejects`."""
     runs = [partial(_cut_shard, shard, stages, rows, rejects) for shard in shards]
@@ -136,12 +132,10 @@ def _count_unreadable(found: Unreadable) -> Piece:
     return Piece(units=len(found), counts={UNREADABLE: found} if found else {}, error=error)
 
 
-def list_unreadable(records: Iterable[Json]) -> dict[str, int]:
+def list_unreadable(counts: Json) -> dict[str, int]:
     """Return the session files that could not be read, each with the reason, and their sizes."""
-    found: Json = {}
-    for record in records:
-        add_counts(found, record["counts"].get(UNREADABLE, {}))
-    return {f"{name} ({why})": n for name in sorted(found) for why, n in found[name].items()}
+    found = sorted(counts.get(UNREADABLE, {}).items())
+    return {f"{name} ({why})": size for name, sizes in found for why, size in sizes.items()}
 
 
 def slice_table(table: pa.Table) -> Iterator[pa.Table]:
@@ -165,13 +159,7 @@ def run_on_table(table: pa.Table, fused: Fused) -> pa.Table:
     # A fingerprint that is given spares `datasets` from hashing every trace.
     dataset = Dataset(InMemoryTable(table), fingerprint="0" * 16)
     dataset.set_format("arrow")
-    done = fused.map(
-        dataset,
-        None,
-        keep_in_memory=True,
-        load_from_cache_file=False,
-        new_fingerprint="1" * 16,
-    )
+    done = fused.map(dataset, None, keep_in_memory=True, load_from_cache_file=False, new_fingerprint="1" * 16)
     return done.data.table
 
 

@@ -6,7 +6,7 @@ The viewer's export lives on the revision `refs/convert/parquet` as `{config}/{s
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import has_magic
@@ -125,21 +125,6 @@ def explain_error(error: Exception) -> str:
         case 413:
             return f"{answer}; it is too large for this account's storage, so free some space"
     return f"{answer}; wait, or fix what it names"
-
-
-def explain_refusal(api: HfApi, namespace: str, known: Callable[[], bool]) -> str | None:
-    """Explain why this account cannot write under a namespace; None if it can.
-
-    `known` returns whether the repository exists: it may be shared with the account. Raises the
-    client's errors for a missing token, an invalid one, or no network.
-    """
-    account = api.whoami()
-    if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        return "the token is read-only; create one with write access and set HF_TOKEN"
-    names = [account["name"], *(org["name"] for org in account.get("orgs", []))]
-    if namespace.lower() not in [name.lower() for name in names] and not known():
-        return f"`{namespace}` is neither this account nor one of its organizations; use one of {', '.join(names)}"
-    return None
 
 
 Json = dict[str, Any]

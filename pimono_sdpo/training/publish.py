@@ -10,21 +10,17 @@ training_args.bin, a pickle that keeps whatever was passed as an argument.
 import logging
 import os
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from httpx2 import HTTPError
 from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from transformers import TrainerCallback
 
-from cards.lint import lint_file
-from pimono_sdpo.errors import OutputError, TrainingInputError
-from pimono_sdpo.push import HUB_ERRORS, Operation, PushOptions, Upload
-from pimono_sdpo.traces.hub import explain_error, explain_refusal, retry_hub
+from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.push import Operation, PushOptions, Upload, check_texts
+from pimono_sdpo.traces.hub import explain_error, retry_hub
 from pimono_sdpo.traces.sources import HUB_ID
 from pimono_sdpo.training import is_main_process, say
 from pimono_sdpo.training.output import (
@@ -35,7 +31,6 @@ from pimono_sdpo.training.output import (
     LOCAL_FILE,
     last_checkpoint,
 )
-from processors.secrets import find_secret_kinds
 
 logger = logging.getLogger(__name__)
 
@@ -148,8 +143,6 @@ STUDENT = "default"
 WEIGHTS = ("adapter_model.safetensors", "adapter_config.json")
 TEXTS = ("README.md", "run.json", "report.json")
 PUBLISHED = (*WEIGHTS, *TEXTS, "*.svg", "training.html", "tokenizer*", "*.jinja")
-# Made and deleted to find out whether the token may write.
-PROBE_BRANCH = "pimono-sdpo-write-check"
 
 
 def save_adapter(model: Any, folder: Path, base_model: str, revision: str | None) -> dict[str, int]:
@@ -171,41 +164,7 @@ class AdapterUpload(Upload):
     KIND = "model"
     MESSAGE = "Add the adapter"
 
-    folder: Path
-
-    def open(self) -> None:
-        """Create the repository and write to it, before hours of training.
-
-        A fine-grained token may list an account and yet not write to this repository. Raises
-        TrainingInputError.
-        """
-        api = self.api
-        namespace = self.repo_id.rpartition("/")[0]
-        try:
-            validate_repo_id(self.repo_id)
-            for attempt in retry_hub(connected=False):
-                with attempt:
-                    if not namespace:
-                        namespace = api.whoami()["name"]
-                        self.repo_id = f"{namespace}/{self.repo_id}"
-                    problem = explain_refusal(api, namespace, lambda: api.repo_exists(self.repo_id))
-                    if problem is None:
-                        self.create()
-                        branch = {"repo_type": self.KIND, "branch": PROBE_BRANCH}
-                        api.create_branch(self.repo_id, exist_ok=True, **branch)
-                        api.delete_branch(self.repo_id, **branch)
-        except HFValidationError:
-            problem = "that cannot name a repository; give ns/name"
-        except HUB_ERRORS as error:
-            problem = explain_error(error)
-        if problem:
-            self.remove_empty()
-            raise TrainingInputError(
-                f"The adapter could not be published as `{self.repo_id}` ({problem}); or leave out "
-                "--hub_model_id and HUB_MODEL_ID."
-            )
-
-    def operations(self, head: str) -> list[Operation]:
+    def operations(self, info: Any) -> list[Operation]:
         """Add the files of the adapter, whatever else is there."""
         paths = sorted(path for name in PUBLISHED for path in self.folder.glob(name))
         return [CommitOperationAdd(path.name, path) for path in paths]
@@ -218,29 +177,15 @@ class AdapterUpload(Upload):
         """
         push = f"push the folder with `hf upload {self.repo_id} {self.folder}`"
         self.again = f"; the adapter is in `{self.folder}`: {push}"
-        problems = lint_file(self.folder / "README.md")
-        if problems:
-            raise OutputError(
-                f"The Hub may refuse `{self.folder / 'README.md'}`: {problems[0]} Nothing was "
-                f"published; fix it and {push}."
-            )
-        for file in filter(Path.is_file, map(self.folder.joinpath, TEXTS)):
-            kinds = ", ".join(sorted(set(find_secret_kinds(file.read_text()))))
-            if kinds:
-                raise OutputError(
-                    f"`{file}` still holds what looks like a secret ({kinds}), so nothing was "
-                    "published; remove it from the rows and train again, or from the file and "
-                    f"{push}."
-                )
-        weights = sha256((self.folder / WEIGHTS[0]).read_bytes()).hexdigest()
-        self.description = f"{WEIGHTS[0]} has the sha256 {weights}."
-        return self.run()
+        texts = filter(Path.is_file, map(self.folder.joinpath, TEXTS))
+        check_texts(texts, f"remove it from the rows and train again, or from the file and {push}")
+        return self.push()
 
 
 def open_destination(args: Any, mode: str) -> AdapterUpload | None:
     """Make sure that the adapter of a training can be published; None without a repository.
 
-    Raises TrainingInputError; warns a job whose adapter would be lost.
+    Raises OutputError; warns a job whose adapter would be lost.
     """
     if args.hub_model_id is None:
         if "JOB_ID" in os.environ and mode == "train":
@@ -255,6 +200,7 @@ def open_destination(args: Any, mode: str) -> AdapterUpload | None:
         repo_id=args.hub_model_id,
         options=PushOptions(public=args.hub_private_repo is False),
         folder=Path(args.output_dir) / ADAPTER,
+        again="; or leave out --hub_model_id and HUB_MODEL_ID",
     )
     upload.open()
     args.hub_model_id = upload.repo_id

@@ -184,10 +184,12 @@ def strip_channel(text: str) -> str:
 
 
 def strip_wrapper(text: str) -> str:
-    """Return a message without what a gateway puts before it.
+    """Return a message without what a gateway or a template puts around it.
 
     >>> strip_wrapper("[Fri 2026-04-10 09:29 GMT+2] wrong file")
     'wrong file'
+    >>> strip_wrapper('Be quick.\\n\\nUser request: "It is broken"\\n\\nAnswer in JSON.')
+    'It is broken'
     """
     if ("(untrusted" in text or "[Current message" in text or "\nQueued #" in text) and (
         found := SITUATION["context"].match(text)
@@ -198,6 +200,8 @@ def strip_wrapper(text: str) -> str:
         text = text[found.end() :]
     if text.rstrip().endswith("]") and (found := SITUATION["trailer"].search(text)):
         text = text[: found.start()]
+    if (': "' in text[:700] or "<user_" in text[:700]) and (found := SITUATION["quoted"].match(text)):
+        text = found[1] or found[2]
     return text.strip()
 
 

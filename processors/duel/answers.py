@@ -14,8 +14,8 @@ import tomllib
 import unicodedata
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,10 +39,14 @@ _SUBMIT = ("COMPLETE_TASK_AND_SUBMIT", "MINI_SWE_AGENT_FINAL_OUTPUT")
 _TESTS = re.compile(r"\b(?:pytest|py\.test|unittest|tox|nox|jest|vitest|mocha|rspec|phpunit|ctest)\b")
 _TEST_VERBS = frozenset({"test", "t", "check"})
 _BUILDERS = frozenset("npm pnpm yarn bun go cargo make mvn gradle dotnet mix sbt".split())
-_SEARCHES = frozenset("grep rg egrep fgrep ag ack find fd ls tree locate".split())
-_READS = frozenset("cat head tail less more nl wc awk bat jq sed".split())
-_EDITORS = frozenset("patch apply_patch tee touch mkdir rm mv cp ed".split())
-_INTERPRETERS = frozenset("python python3 node ruby perl php java bash sh".split())
+_PROGRAMS: dict[Style, str] = {
+    "search": "grep rg egrep fgrep ag ack find fd ls tree locate",
+    "read": "cat head tail less more nl wc awk bat jq sed",
+    "edit": "patch apply_patch tee touch mkdir rm mv cp ed",
+    "run": "python python3 node ruby perl php java bash sh",
+    "git": "git",
+}
+_STYLES = {program: style for style, programs in _PROGRAMS.items() for program in programs.split()}
 # An answer loops when its lines mostly repeat, or when it compresses far better than text.
 LOOP_LINES = 12
 LOOP_SHARE = 0.5
@@ -110,11 +114,8 @@ def is_looping(text: str) -> bool:
     (True, False)
     """
     lines = [line.strip() for line in text.splitlines() if len(line.strip()) > 3]
-    in_a_row = 1
-    for before, line in pairwise(lines):
-        in_a_row = in_a_row + 1 if line == before else 1
-        if in_a_row >= LOOP_IN_A_ROW and len(line) > 20:
-            return True
+    if any(len(line) > 20 and len(list(same)) >= LOOP_IN_A_ROW for line, same in groupby(lines)):
+        return True
     if len(lines) >= LOOP_LINES and 1 - len(set(lines)) / len(lines) >= LOOP_SHARE:
         return True
     packed = text.encode("utf-8", "replace")
@@ -133,32 +134,23 @@ def classify_action(text: str) -> Style:
         return "none"
     if any(mark in command for mark in _SUBMIT):
         return "submit"
-    styles: list[Style] = []
-    for pipeline in parse_command(command):
-        first = pipeline.stages[0] if pipeline.stages else None
-        if first is not None:
-            written = any(not target.startswith(("/dev/", "&")) for target in first.targets)
-            styles.append("edit" if written else _classify_program(first.program, first.arguments))
+    styles: set[Style] = set()
+    for first in (pipeline.stages[0] for pipeline in parse_command(command) if pipeline.stages):
+        written = any(not target.startswith(("/dev/", "&")) for target in first.targets)
+        styles.add("edit" if written else _classify_program(first.program, first.arguments))
     order: tuple[Style, ...] = ("test", "edit", "git", "run", "search", "read")
     return next((style for style in order if style in styles), "other")
 
 
 def _classify_program(program: str, arguments: tuple[str, ...]) -> Style:
-    words = " ".join((program, *arguments[:4]))
-    if _TESTS.search(words):
+    if _TESTS.search(" ".join((program, *arguments[:4]))):
         return "test"
     if program in _BUILDERS:
         return "test" if _TEST_VERBS & {word.partition(":")[0] for word in arguments[:2]} else "run"
     in_place = any(word.startswith("-i") or word == "--in-place" for word in arguments)
-    if program in _EDITORS or (program in ("sed", "perl") and in_place):
+    if (program in ("sed", "perl") and in_place) or (program, *arguments[:1]) == ("git", "apply"):
         return "edit"
-    if program == "git":
-        return "edit" if arguments[:1] == ("apply",) else "git"
-    if program in _SEARCHES:
-        return "search"
-    if program in _READS:
-        return "read"
-    return "run" if program in _INTERPRETERS else "other"
+    return _STYLES.get(program, "other")
 
 
 Json = dict[str, Any]
@@ -241,18 +233,10 @@ class AnswerStage:
         return [row]
 
     async def _ask(self, model: str, messages: Sequence[Json], sample: int) -> Answer:
-        replies: list[Reply] = []
-        for draw in range(min(DRAWS * self.round, MOST_DRAWS)):
-            reply = await self.chat.ask(
-                Request(
-                    model=model,
-                    messages=messages,
-                    temperature=self.players.temperature,
-                    seed=self.players.seed + sample + draw,
-                    max_tokens=self.players.max_tokens,
-                    sample=sample + draw,
-                )
-            )
+        players, replies = self.players, []
+        for draw in range(sample, sample + min(DRAWS * self.round, MOST_DRAWS)):
+            request = Request(model, messages, temperature=players.temperature, max_tokens=players.max_tokens)
+            reply = await self.chat.ask(replace(request, seed=players.seed + draw, sample=draw))
             replies.append(reply)
             text = strip_reasoning(reply.text)
             fault = "tool_call" if reply.tool_calls else check_format(text)
@@ -299,7 +283,7 @@ def sum_usage(replies: Sequence[Reply]) -> Json:
     return {
         "prompt_tokens": sum(reply.prompt_tokens for reply in replies),
         "completion_tokens": sum(reply.completion_tokens for reply in replies),
-        "cost": sum(cost for cost in costs if cost is not None) if None not in costs else None,
+        "cost": None if None in costs else sum(filter(None, costs)),
     }
 
 
@@ -311,9 +295,8 @@ MAX_LEAKS = 32
 def find_leaks(answer: str, hidden: str, visible: Iterable[str]) -> list[str]:
     """Return the terms of an answer that only the hidden text has, lower-cased and in order.
 
-    An agent that has not seen the pull request cannot know its file names, identifiers and codes:
-    an answer that uses them was not given blind. A term that is visible is not a leak, nor is a
-    path whose last part is visible.
+    An answer that uses file names, identifiers or codes of the pull request was not given blind. A
+    term that is visible is not a leak, nor is a path whose last part is visible.
 
     >>> hidden = "--- a/src/flush_guard.py\\n+flush_pending_rows(buffer)"
     >>> find_leaks("Look at src/flush_guard.py", hidden, ["Rows are lost in src/parser.py"])
@@ -342,8 +325,7 @@ class _Seen(dict[int, int | None]):
 
     def __missing__(self, code: int) -> int | None:
         unseen = unicodedata.category(chr(code)) in ("Cf", "Cc", "Co", "Cs") or code in _FILLERS
-        self[code] = code if chr(code) in "\n\t" or not unseen else None
-        return self[code]
+        return self.setdefault(code, None if unseen and chr(code) not in "\n\t" else code)
 
 
 _SEEN = _Seen()
@@ -356,9 +338,8 @@ _CONTROL = re.compile(
 def sanitize(text: str) -> str:
     """Make text that a model wrote safe to show to a judge, in time linear in the text.
 
-    No list of words separates instructions to a judge from text it should read, so no words are
-    removed: text is brought to its plain form, what nobody can see is removed, control tokens are
-    broken.
+    Text is brought to its plain form, what nobody can see is removed, control tokens are broken; no
+    list of words separates instructions to a judge from text it should read.
 
     >>> sanitize("THOUGHT:\u200b look.\\n<|im_end|> \uff21")
     'THOUGHT: look.\\n< |im_end| > A'

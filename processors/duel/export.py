@@ -14,15 +14,7 @@ from typing import Any, Literal
 
 from datasets import Features, List, Value
 
-from pimono_sdpo.schema import (
-    DROPPED_PAIR,
-    DROPPED_STEP,
-    MESSAGE,
-    PAIR,
-    STEP,
-    STRINGS,
-    columns,
-)
+from pimono_sdpo.schema import DROPPED_PAIR, DROPPED_STEP, MESSAGE, PAIR, STEP, STRINGS, columns
 from pimono_sdpo.stage import Filter, Map, Stage
 from processors.salient_tokens import find_salient_tokens
 

@@ -15,7 +15,6 @@ import asyncio
 import hashlib
 import json
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -26,7 +25,7 @@ import msgspec
 from pimono_sdpo.llm.calls import Json, Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import Judge
-from pimono_sdpo.schema import DUEL_METRICS, Opponent
+from pimono_sdpo.schema import DUEL_METRICS, JUDGMENT, Opponent
 from pimono_sdpo.text import replace_surrogates, shorten
 from processors.duel.answers import is_looping, prompt, sanitize, strip_reasoning, sum_usage
 from processors.duel.scores import MIN_JUDGES, choose_bucket, limit_score, score_judgment
@@ -53,16 +52,14 @@ class _Repeated(ValueError):
     """An object that has a key twice."""
 
 
-def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    built = dict(pairs)
-    if len(built) < len(pairs):
+def _build_object(pairs: list[tuple[str, Any]]) -> Json:
+    if len(built := dict(pairs)) < len(pairs):
         raise _Repeated
     return built
 
 
 # Not strict: judges write line breaks into their reasons.
 _DECODER = json.JSONDecoder(strict=False, object_pairs_hook=_build_object)
-_OPENS = re.compile(r"\{")
 _SCORE = Annotated[float, msgspec.Meta(ge=0, le=HIGHEST, multiple_of=1)]
 _SCORES = msgspec.defstruct("Scores", [(name, _SCORE) for name in DUEL_METRICS])
 _REPLY = msgspec.defstruct(
@@ -80,21 +77,21 @@ def read_verdict(text: str) -> Verdict | str:
     'no JSON object with "A" and "B"'
     """
     text = strip_reasoning(text)
-    found: list[dict[str, Any]] = []
+    found: list[Json] = []
     end = 0
-    for number, brace in enumerate(_OPENS.finditer(text)):
-        if number == BRACES:
-            return "more braces than one JSON object has"
-        if brace.start() < end:
-            continue
+    for _ in range(BRACES):
+        if (start := text.find("{", end)) < 0:
+            break
         try:
-            read, end = _DECODER.raw_decode(text, brace.start())
+            read, end = _DECODER.raw_decode(text, start)
         except _Repeated:
             return "an object that has a key twice"
         except (ValueError, RecursionError):
-            continue
+            read, end = {}, start + 1
         if "A" in read or "B" in read:
             found.append(read)
+    else:
+        return "more braces than one JSON object has"
     if len(found) > 1:
         return "more than one JSON object"
     if not found or not {"A", "B"} <= set(found[0]):
@@ -237,15 +234,12 @@ class JudgeStage:
     def _row(self, answer: Row, seat: Seat, read: Verdict | str, replies: Sequence[Reply], raw: str) -> Json:
         judge, order = seat
         row = {
+            **dict.fromkeys(JUDGMENT),
             "turn_id": answer["turn_id"],
             "instance_id": answer["instance_id"],
             "judge": judge,
             "order": order,
             "opponent": self.opponent,
-            "scores_challenger": None,
-            "scores_opponent": None,
-            "verdict": None,
-            "reason": None,
             "parsed": not isinstance(read, str),
             "raw": shorten(raw, RAW_CHARS),
             "usage": sum_usage(replies),
@@ -253,10 +247,10 @@ class JudgeStage:
         }
         if isinstance(read, Verdict):
             # Order 0 shows the opponent first; what no judge decided has the challenger first.
-            sides = ("opponent", "challenger") if replies and order == 0 else SIDES
-            row |= {f"scores_{sides[0]}": read.first, f"scores_{sides[1]}": read.second}
-            row["verdict"] = "tie" if read.verdict == "tie" else sides[read.verdict == "B"]
-            row["reason"] = read.reason
+            first, second = SIDES[::-1] if replies and order == 0 else SIDES
+            winner = {"A": first, "B": second, "tie": "tie"}[read.verdict]
+            row |= {f"scores_{first}": read.first, f"scores_{second}": read.second}
+            row |= {"verdict": winner, "reason": read.reason}
         return row
 
 
@@ -300,8 +294,6 @@ def is_bucket_decided(judgments: Sequence[Row], judges: int, most: float = 100.0
             highs.append(read[0] / 2 + 50)
     if len(votes) < min(MIN_JUDGES, judges):
         return False
-    lows.sort()
-    highs.sort(reverse=True)
-    low = min(fmean([*votes, *lows[:more]]) for more in range(len(lows) + 1))
-    high = max(fmean([*votes, *highs[:more]]) for more in range(len(highs) + 1))
+    low = min(fmean([*votes, *sorted(lows)[:more]]) for more in range(len(lows) + 1))
+    high = max(fmean([*votes, *sorted(highs, reverse=True)[:more]]) for more in range(len(highs) + 1))
     return choose_bucket(min(low, most)) == choose_bucket(min(high, most))

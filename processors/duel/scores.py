@@ -10,15 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pimono_sdpo.schema import (
-    DUEL,
-    DUEL_METRICS,
-    DUEL_TURN,
-    FINAL_SCORE,
-    PARITY,
-    REFINED_SCORE,
-    Opponent,
-)
+from pimono_sdpo.schema import DUEL_METRICS, DUEL_TURN, FINAL_SCORE, PARITY, REFINED_SCORE, Opponent
 from processors.duel.answers import classify_action
 
 Array = NDArray[np.float64]
@@ -72,12 +64,8 @@ def score_judgment(row: Row) -> float:
 
 def nan_mean(values: Array, axis: int | tuple[int, ...]) -> Array:
     """Return the mean of all values that are not nan, and nan where there are none."""
-    there = ~np.isnan(values)
-    count = there.sum(axis=axis)
-    total = np.where(there, values, 0.0).sum(axis=axis)
-    empty: Array = np.full(np.shape(total), np.nan)
-    np.divide(total, count, out=empty, where=count > 0)
-    return empty
+    mean: Array = np.ma.masked_invalid(values).mean(axis=axis).filled(np.nan)
+    return mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +132,7 @@ def make_duels(
         score = min(float(scores.turn[index]), limit_score(answer)) if judged else np.nan
         per_judge = zip(votes.judges, scores.judge[index].tolist(), strict=True)
         metrics = dict(zip(DUEL_METRICS, scores.metric[index].tolist(), strict=True))
-        row = {
+        yield {
             **{name: answer[name] for name in COPIED},
             "action_style": classify_action(answer["challenger"]),
             "opponent": opponent,
@@ -156,7 +144,6 @@ def make_duels(
             "bucket": choose_bucket(score),
             "reason": reasons.get(answer["turn_id"]),
         }
-        yield {name: row[name] for name in DUEL}
 
 
 def collect_reasons(judgments: Iterable[Row]) -> dict[str, str]:

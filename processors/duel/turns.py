@@ -9,8 +9,7 @@ The same source, seed and options give the same bytes.
 
 Tasks of trajectories are drawn uniformly: a turn of one run of every task, in random order, then of
 another run of each. The column of ids is read whole; of the rest, only the row groups with a drawn
-run, in batches, and only the columns needed. Of pull requests, which are a dataset with columns for
-an issue, a patch, a commit, a description, only ids and the records of drawn tasks are read.
+run, in batches. Of pull requests, only ids and the records of drawn tasks are read.
 
 A session gives turns, and a record in the columns of a pull request. One without a failure or a
 correction has nothing to hide. Secrets and machine paths are redacted before any model is asked.
@@ -22,11 +21,11 @@ import json
 import random
 import re
 import shutil
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +40,7 @@ from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.text import replace_surrogates, shorten
 from pimono_sdpo.traces.events import Event, decode_json
 from pimono_sdpo.traces.parse import Trace, read_trace
-from pimono_sdpo.traces.sources import (
-    ParquetFiles,
-    find_parquet_files,
-    open_source,
-    read_sessions,
-    translate_errors,
-)
+from pimono_sdpo.traces.sources import ParquetFiles, find_parquet_files, open_source, read_sessions, translate_errors
 from pimono_sdpo.traces.trajectories.base import join_text
 from processors.context import write_context
 from processors.duel.answers import classify_action
@@ -93,9 +86,7 @@ def read_excluded_ids(path: Path) -> frozenset[str]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(
-            f"`{path}` cannot be read ({error}); give a text file with one instance id per line."
-        ) from error
+        raise SourceError(f"`{path}` cannot be read as a list of instance ids, one per line ({error}).") from error
     return frozenset(filter(None, (line.partition("#")[0].strip() for line in lines)))
 
 
@@ -122,7 +113,7 @@ def draw_turns(source: str, records: str | None, options: Options, out: Path, re
         turns, hidden = _select_from_sessions(source, options, drops)
         name, revision = opened.name, opened.revision
     if not turns:
-        reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted(drops.items())) or "no rows"
+        reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted((+drops).items())) or "no rows"
         raise EmptySelection(f"`{source}` has no usable turn ({reasons}); give another source.")
     report: Json = {
         "source": name,
@@ -131,7 +122,7 @@ def draw_turns(source: str, records: str | None, options: Options, out: Path, re
         "options": {**asdict(options), "exclude": sorted(options.exclude)},
         "turns": len(turns),
         "instances": len({turn[KEY] for turn in turns}),
-        "dropped": dict(sorted(drops.items())),
+        "dropped": dict(sorted((+drops).items())),
     }
     (out / REPORT).unlink(missing_ok=True)
     for folder in (out / TURNS, out / RECORDS):
@@ -184,11 +175,7 @@ def _select_from_trajectories(
 
 
 def order_runs(
-    files: ParquetFiles,
-    known: Collection[str],
-    excluded: Collection[str],
-    drops: Counter[str],
-    seed: int,
+    files: ParquetFiles, known: Collection[str], excluded: Collection[str], drops: Counter[str], seed: int
 ) -> pl.DataFrame:
     """Return the runs of known tasks, as `file` and `row`, in the order in which they are drawn.
 
@@ -214,8 +201,7 @@ def order_runs(
         "no_pull_request": ~pl.col("id").is_in(known),
     }
     for reason, condition in reasons.items():
-        dropped = runs.select(condition.fill_null(True).sum()).item()
-        drops.update({reason: dropped} if dropped else {})
+        drops[reason] += runs.select(condition.fill_null(True).sum()).item()
         runs = runs.filter(~condition.fill_null(True))
     rng = np.random.default_rng(seed)
     tasks = runs.select(pl.col("id").unique().sort())
@@ -243,15 +229,13 @@ def _read_rows(parquet: pq.ParquetFile, wanted: Sequence[int]) -> Iterator[tuple
     start = 0
     for group in range(parquet.metadata.num_row_groups):
         stop = start + parquet.metadata.row_group(group).num_rows
-        inside = [row for row in wanted if start <= row < stop]
-        at = start
-        batches = parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns)
-        while inside and at <= inside[-1]:
-            batch = next(batches)
-            here = [row for row in inside if at <= row < at + batch.num_rows]
-            taken = batch.take(pa.array([row - at for row in here], pa.int64())).to_pylist()
-            yield from zip(here, taken, strict=True)
-            at += batch.num_rows
+        if any(start <= row < stop for row in wanted):
+            at = start
+            for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns):
+                here = [row for row in wanted if at <= row < at + batch.num_rows]
+                taken = batch.take(pa.array([row - at for row in here], pa.int64())).to_pylist()
+                yield from zip(here, taken, strict=True)
+                at += batch.num_rows
         start = stop
 
 
@@ -260,7 +244,7 @@ def _draw_turn(row: Mapping[str, Any], rng: random.Random) -> Json | str:
     instance, repo = row[KEY], row.get("repo")
     messages = read_messages(row["messages"])
     places = _find_turns(messages)
-    readable = places[: _count_readable(messages, places)]
+    readable = _select_readable(messages, places)
     if not readable:
         return "too_long" if places else "no_turn"
     if repo is None or not str(repo).strip():
@@ -272,29 +256,18 @@ def _draw_turn(row: Mapping[str, Any], rng: random.Random) -> Json | str:
 
 def _make_turn(messages: list[Json], at: int, instance: str, repo: str, number: int) -> Json:
     answer = messages[at]["content"]
-    return {
-        KEY: instance,
-        "repo": repo,
-        "messages": messages[:at],
-        "assistant": answer,
-        "turn": number,
-        "action_style": classify_action(answer),
-    }
+    about = {KEY: instance, "repo": repo, "messages": messages[:at], "assistant": answer}
+    return {**about, "turn": number, "action_style": classify_action(answer)}
 
 
 def _find_turns(messages: Sequence[Json]) -> list[int]:
-    """Return the indexes of the agent's answers to the user."""
-    return [
-        at
-        for at in range(1, len(messages))
-        if messages[at]["role"] == "assistant" and messages[at - 1]["role"] == "user"
-    ]
+    roles = [message["role"] for message in messages]
+    return [at for at, pair in enumerate(pairwise(roles), start=1) if pair == ("user", "assistant")]
 
 
-def _count_readable(messages: Sequence[Json], places: Sequence[int]) -> int:
-    """Count the places whose history is short enough to be read."""
+def _select_readable(messages: Sequence[Json], places: Sequence[int]) -> list[int]:
     before = list(accumulate((len(message["content"]) for message in messages), initial=0))
-    return bisect_right(places, MAX_CHARS, key=lambda at: before[at])
+    return [at for at in places if before[at] <= MAX_CHARS]
 
 
 def read_messages(recorded: object) -> list[Json]:
@@ -326,28 +299,24 @@ def _select_from_sessions(source: str, options: Options, drops: Counter[str]) ->
     sessions = sum(shard.sessions for shard in shards)
     # Many sessions have none, so the others may give more than their share.
     most = min(4 * -(-options.turns // max(sessions, 1)) + 4, options.turns)
-    best: list[tuple[int, int, int, Json, Json]] = []
-    number = 0
-    tables = (table for shard in shards for table in read_sessions(shard))
-    for session in (row for table in tables for row in table.to_pylist()):
-        drawn = draw_from_session(session, options.seed, most)
-        if isinstance(drawn, str):
-            drops[drawn] += 1
-            continue
-        turns, record = drawn
-        if record[KEY] in options.exclude:
-            drops["excluded"] += len(turns)
-            continue
-        for rank, turn in enumerate(turns):
-            number += 1
-            key = json.dumps([options.seed, turn[KEY], turn["turn"], turn["assistant"]])
-            hashed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8])
-            # First turns of sessions come before second ones; the worst entry is on top.
-            heapq.heappush(best, (-rank, -hashed, -number, turn, record))
-            if len(best) > options.turns:
-                heapq.heappop(best)
-                drops["not_drawn"] += 1
-    best.sort(key=lambda entry: entry[:3], reverse=True)
+
+    def draw() -> Iterator[tuple[int, bytes, Json, Json]]:
+        tables = (table for shard in shards for table in read_sessions(shard))
+        for session in (row for table in tables for row in table.to_pylist()):
+            drawn = draw_from_session(session, options.seed, most)
+            if isinstance(drawn, str):
+                drops[drawn] += 1
+                continue
+            turns, record = drawn
+            is_excluded = record[KEY] in options.exclude
+            drops["excluded" if is_excluded else "not_drawn"] += len(turns)
+            for rank, turn in enumerate(() if is_excluded else turns):
+                key = json.dumps([options.seed, turn[KEY], turn["turn"], turn["assistant"]])
+                yield rank, hashlib.sha256(key.encode()).digest()[:8], turn, record
+
+    # First turns of sessions come before second ones.
+    best = heapq.nsmallest(options.turns, draw(), key=itemgetter(0, 1))
+    drops["not_drawn"] -= len(best)
     records: dict[str, Json] = {}
     kept = []
     for *_, turn, record in best:
@@ -376,7 +345,7 @@ def draw_from_session(session: Mapping[str, Any], seed: int, most: int) -> tuple
     turns = _find_turns(messages)
     before = [at for at in turns if conversation[at][1].index < max(problems)]
     places = [at for at in before if classify_action(messages[at]["content"]) != "none"]
-    readable = places[: _count_readable(messages, places)]
+    readable = _select_readable(messages, places)
     if not readable:
         return "too_long" if places else "no_turn"
     name = session["source"] or found["session_id"]
@@ -387,15 +356,9 @@ def draw_from_session(session: Mapping[str, Any], seed: int, most: int) -> tuple
     ]
     clean = {**found, **redact(found)}
     instance = redact_text(found["session_id"] or name, trace.cwd)[0]
-    record = {
-        KEY: instance,
-        "problem_statement": clean["prompt"],
-        "patch": "",
-        "files": [],
-        "base_commit": "",
-        "description": write_context(clean)["privileged_context"],
-    }
-    record["pr_chars"] = len(record["problem_statement"]) + len(record["description"])
+    texts = {"problem_statement": clean["prompt"], "description": write_context(clean)["privileged_context"]}
+    record = {KEY: instance, **texts, "patch": "", "files": [], "base_commit": ""}
+    record["pr_chars"] = sum(map(len, texts.values()))
     # When the workspace is a home folder, this is just $HOME.
     repo = redact_homes(trace.cwd.rstrip("/")).rpartition("/")[2]
     made = []

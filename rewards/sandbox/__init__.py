@@ -7,7 +7,6 @@ folder of the run's own can be written, and everything is counted and limited. W
 holds, `run` refuses. For many short runs of Python, a `Server` starts one interpreter.
 """
 
-import dataclasses
 import fcntl
 import functools
 import os
@@ -20,13 +19,13 @@ import sysconfig
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Self
 
 from pimono_sdpo.errors import PimonoError
-from rewards.sandbox import folder, kernel, landlock, processes, seccomp, supervisor
+from rewards.sandbox import folder, kernel, landlock, processes, seccomp, zygote
 
 MEBI = 1 << 20
 # Strongest first.
@@ -81,6 +80,7 @@ class Ran:
     files: dict[str, bytes] = field(default_factory=dict)
 
 
+PATH = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
 # Numeric libraries that start threads could not be forked.
 CLEAN = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -109,34 +109,27 @@ class Sandbox:
         take them from a dataset.
         A command that is not there exits with 127. Raises SandboxError when nothing could be run.
         """
-        wall = limits.wall_seconds or max(15, 5 * limits.cpu_seconds)
-        with self._folder() as base, _own_uid() as uid:
-            paths = (*readable(), *read)
-            spec = {
-                "command": list(command),
-                "limits": {**dataclasses.asdict(limits), "wall_seconds": wall},
-                "env": {
-                    "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
-                    **CLEAN,
-                    **(env or {}),
+        with self._lane(tuple(read), limits.disk) as lane:
+            report = lane.run(
+                {
+                    "command": list(command),
+                    "limits": {
+                        **{name: getattr(limits, name) for name in Limits.__slots__},
+                        "wall_seconds": limits.wall_seconds or max(15, 5 * limits.cpu_seconds),
+                        # RLIMIT_NPROC counts every task of the uid. Without a uid of its own a run shares
+                        # it with what its user starts meanwhile, other runs included: it may then be
+                        # refused a process that it should have had, never get more.
+                        "tasks": limits.processes + (0 if lane.uid else processes.tasks_of(os.getuid())),
+                    },
+                    "env": {"PATH": PATH, **CLEAN, **(env or {})},
+                    "files": {
+                        _inside(name): content.encode() if isinstance(content, str) else content
+                        for name, content in (files or {}).items()
+                    },
+                    "collect": [_inside(name) for name in collect],
                 },
-                "folder": base,
-                "tmpfs": "" if any(path.startswith(TMPFS) for path in (base, *paths)) else TMPFS,
-                "files": {
-                    _inside(name): content.encode() if isinstance(content, str) else content
-                    for name, content in (files or {}).items()
-                },
-                "collect": [_inside(name) for name in collect],
-                "read": paths,
-                "uid": uid,
-                "search": bool(uid) and needs_search((*paths, str(Path(base).parent))),
-                "filter": seccomp.program(own_uid=bool(uid)),
-                # RLIMIT_NPROC counts every task of the uid. Without a uid of its own a run shares
-                # it with what its user starts meanwhile, other runs included: it may then be
-                # refused a process that it should have had, never get more.
-                "tasks": limits.processes + (0 if uid else processes.tasks_of(os.getuid())),
-            }
-            report = self._exchange(spec, stdin)
+                stdin,
+            )
             if "refused" in report:
                 raise SandboxError(f"the sandbox `{self.backend}` did not start: {report['refused']}")
         stdout, stderr = (
@@ -157,21 +150,70 @@ class Sandbox:
         )
 
     @contextmanager
-    def _folder(self) -> Iterator[str]:
-        """The path of a folder that a supervisor makes; removed afterwards where it is left."""
+    def _lane(self, read: tuple[str, ...], disk: int) -> Iterator["_Lane"]:
+        """A supervisor for one run."""
         above = TMPFS if self.backend == "bubblewrap" else tempfile.gettempdir()
-        base = Path(above, f"sandbox-{secrets.token_hex(8)}")
-        try:
-            yield str(base)
-        finally:
-            if base.exists():
-                folder.remove(str(base))
+        with _own_uid() as uid:
+            setup = _setup(uid, read, above)
+            prefix = _bubblewrap(setup, disk) if self.backend == "bubblewrap" else []
+            try:
+                with _started(prefix, "supervisor", "-IS") as connection:
+                    yield _Lane(connection, setup)
+            finally:
+                if Path(setup["folder"]).exists():  # its supervisor was killed
+                    folder.remove(setup["folder"])
 
-    def _exchange(self, spec: dict[str, Any], stdin: bytes) -> dict[str, Any]:
-        """Have a supervisor run a spec; return its report."""
-        prefix = _bubblewrap(spec) if self.backend == "bubblewrap" else []
-        with _started(prefix, "supervisor", "-IS") as connection:
-            return _talk(connection, spec, stdin)
+
+def _setup(uid: int, read: tuple[str, ...], above: str) -> dict[str, Any]:
+    """What is the same for all runs of a supervisor."""
+    base = f"{above}/sandbox-{secrets.token_hex(8)}"
+    paths = (*readable(), *read)
+    return {
+        "folder": base,
+        "tmpfs": "" if any(path.startswith(TMPFS) for path in (base, *paths)) else TMPFS,
+        "read": paths,
+        "uid": uid,
+        "search": bool(uid) and needs_search((*paths, above)),
+        "filter": seccomp.program(own_uid=bool(uid)),
+    }
+
+
+class _Lane:
+    """A supervisor that takes one run after the other."""
+
+    def __init__(self, connection: socket.socket, setup: dict[str, Any]) -> None:
+        self.connection, self.uid = connection, setup["uid"]
+        self._send(setup)
+
+    def run(self, spec: dict[str, Any], stdin: bytes) -> dict[str, Any]:
+        """Send a spec and the standard input of its run, wait for the report."""
+        # A file in memory, sealed: it cannot be changed any more.
+        given = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
+        try:
+            with open(given, "r+b", closefd=False) as file:
+                file.write(stdin)
+                file.seek(0)
+            seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+            fcntl.fcntl(given, fcntl.F_ADD_SEALS, seals)
+            self._send(spec, given)
+            return zygote.receive(self.connection.fileno())
+        except (EOFError, ConnectionResetError):
+            return {"refused": "its supervisor ended without a report, see its message above"}
+        finally:
+            os.close(given)
+
+    def end(self) -> None:
+        """Wait until nothing runs and nothing is left, so that the uid may be another's."""
+        with suppress(OSError):  # it has gone
+            self.connection.shutdown(socket.SHUT_WR)
+            while self.connection.recv(1 << 16):
+                pass
+
+    def _send(self, message: dict[str, Any], *descriptors: int) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # then there will be no report either
+            zygote.send(self.connection.fileno(), message)
+            if descriptors:
+                socket.send_fds(self.connection, [b"."], descriptors)
 
 
 def run(
@@ -198,20 +240,24 @@ class Server(Sandbox):
         with Server(imports=["json", "math"]) as server:
             ran = server.run(["main.py"], files={"main.py": answer})
 
-    It imports once, and each run is a fork of it, with its own supervisor, folder and uid, confined
-    as a cold run is before it runs anything untrusted. Import only what is trusted: it runs
-    unconfined. Safe to use from several threads.
+    It imports once, and each run is a fork of it, confined as a cold run is before it runs anything
+    untrusted. Runs at the same time have a supervisor, folder and uid each; the next run gets them
+    when nothing of the last one is left. Import only what is trusted: it runs unconfined. Safe to use
+    from several threads, and from processes that are forked later.
     """
 
     def __init__(self, imports: Sequence[str] = ()) -> None:
         super().__init__(choose("landlock"))
         self.imports = tuple(imports)
-        self._sending = threading.Lock()
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._idle: dict[tuple[str, ...], list[tuple[_Lane, ExitStack]]] = {}
+        self._busy: set[_Lane] = set()
         self._started = _started([], "warm_server", "-I")
         self._control = self._started.__enter__()
         try:
-            supervisor.send(self._control.fileno(), {"imports": self.imports})
-            missing = supervisor.receive(self._control.fileno()).get("missing")
+            zygote.send(self._control.fileno(), {"imports": self.imports})
+            missing = zygote.receive(self._control.fileno()).get("missing")
         except (EOFError, BrokenPipeError, ConnectionResetError) as ended:
             self.close()
             raise SandboxError("the warm sandbox ended before it was ready, see above") from ended
@@ -219,15 +265,44 @@ class Server(Sandbox):
             self.close()
             raise SandboxError(f"the warm sandbox could not import {missing}; install it")
 
-    def _exchange(self, spec: dict[str, Any], stdin: bytes) -> dict[str, Any]:
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs, self._sending:
+    @contextmanager
+    def _lane(self, read: tuple[str, ...], disk: int) -> Iterator[_Lane]:
+        """A supervisor that no other thread uses now; kept for later runs unless this one fails."""
+        with self._lock:
+            if self._process != os.getpid():  # the lanes are those of the process that forked this one
+                self._process, self._idle, self._busy = os.getpid(), {}, set()
+            idle = self._idle.setdefault(read, [])
+            lane, ending = idle.pop() if idle else self._new_lane(read)
+            self._busy.add(lane)
+        try:
+            yield lane
+        except BaseException:
+            ending.close()
+            raise
+        else:
+            idle.append((lane, ending))
+        finally:
+            self._busy.discard(lane)
+
+    def _new_lane(self, read: tuple[str, ...]) -> tuple[_Lane, ExitStack]:
+        with ExitStack() as stack:
+            setup = _setup(stack.enter_context(_own_uid()), read, tempfile.gettempdir())
+            ours, theirs = socket.socketpair()
+            stack.enter_context(ours)
+            with theirs:
                 socket.send_fds(self._control, [b"."], [theirs.fileno()])
-            return _talk(ours, spec, stdin)
+            lane = _Lane(ours, setup)
+            stack.callback(lane.end)
+            return lane, stack.pop_all()
 
     def close(self) -> None:
         """End the interpreter; runs in progress are killed."""
+        if self._process == os.getpid():  # not in a fork of the process that uses them
+            for lane in list(self._busy):
+                lane.connection.shutdown(socket.SHUT_WR)
+            while self._idle:
+                for _, ending in self._idle.popitem()[1]:
+                    ending.close()
         self._started.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
@@ -389,24 +464,24 @@ def may_change_uid() -> bool:
     )
 
 
-def _bubblewrap(spec: dict[str, Any]) -> list[str]:
+def _bubblewrap(setup: dict[str, Any], disk: int) -> list[str]:
     """Namespaces around the supervisor, which confines what it starts as it does without them."""
     arguments = [
         shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc",
         "--unshare-uts", "--unshare-cgroup-try", "--new-session",
         "--tmpfs", "/", "--proc", "/proc", "--chdir", "/",
     ]  # fmt: skip
-    for device in supervisor.DEVICES:  # not `--dev`, which wants devices that small machines lack
+    for device in zygote.DEVICES:  # not `--dev`, which wants devices that small machines lack
         arguments += ["--dev-bind-try", device, device]
-    bound = [path for path in (*spec["read"], str(HERE)) if not path.startswith("/proc/")]
+    bound = [path for path in (*setup["read"], str(HERE)) if not path.startswith("/proc/")]
     # The folders on the way are bubblewrap's own, and closed to all but its user otherwise.
     on_the_way = {str(parent) for path in bound for parent in Path(path).parents} - {"/", *bound}
     for parent in sorted(on_the_way):
         arguments += ["--perms", "0755", "--dir", parent]
     for path in bound:
         arguments += ["--ro-bind", path, path]
-    arguments += ["--size", str(spec["limits"]["disk"] * 5 // 4), "--tmpfs", TMPFS]
-    if spec["uid"]:
+    arguments += ["--size", str(disk * 5 // 4), "--tmpfs", TMPFS]
+    if setup["uid"]:
         for capability in ("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "KILL",
                            "SETGID", "SETUID", "SETPCAP", "SYS_PTRACE"):  # fmt: skip
             arguments += ["--cap-add", f"CAP_{capability}"]
@@ -446,22 +521,3 @@ def _started(prefix: list[str], module: str, flags: str) -> Iterator[socket.sock
         finally:
             ours.close()
             process.wait()
-
-
-def _talk(connection: socket.socket, spec: dict[str, Any], stdin: bytes) -> dict[str, Any]:
-    """Send a spec and the standard input of its run, wait for the report."""
-    # A file in memory, sealed: it cannot be changed any more.
-    given = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
-    try:
-        with open(given, "r+b", closefd=False) as file:
-            file.write(stdin)
-            file.seek(0)
-        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-        fcntl.fcntl(given, fcntl.F_ADD_SEALS, seals)
-        supervisor.send(connection.fileno(), spec)
-        socket.send_fds(connection, [b"."], [given])
-        return supervisor.receive(connection.fileno())
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return {"refused": "its supervisor ended without a report, see its message above"}
-    finally:
-        os.close(given)

@@ -47,25 +47,34 @@ def _enter(name: str, folder: int | None) -> int:
         # By descriptor: by name, a symlink could have taken its place.
         itself = os.open(name, os.O_PATH | ENTER, dir_fd=folder)
         try:
-            os.chmod(f"/proc/self/fd/{itself}", 0o700)  # noqa: PTH101
+            os.chmod(f"/proc/self/fd/{itself}", 0o700)
         finally:
             os.close(itself)
         return os.open(name, ENTER, dir_fd=folder)
 
 
-def make(path: str, files: dict[str, bytes], uid: int) -> None:
+def fill(base: str, files: dict[str, bytes], uid: int) -> None:
     """Make `work`, which holds the files, and `tmp`, and all of it the run's own."""
-    for name in ("", "/work", "/tmp"):
-        os.mkdir(f"{path}{name}", 0o700)  # noqa: PTH102
+    os.chmod(base, 0o700)
+    made = [base]
+    for name in (f"{base}/work", f"{base}/tmp"):
+        os.mkdir(name, 0o700)
+        made.append(name)
     for name, content in files.items():
-        above, _, last = f"{path}/work/{name}".rpartition("/")
-        os.makedirs(above, exist_ok=True)  # noqa: PTH103
-        with open(f"{above}/{last}", "wb") as file:  # noqa: PTH123
+        above = f"{base}/work"
+        *folders, last = name.split("/")
+        for one in folders:
+            above += f"/{one}"
+            if above not in made:
+                os.mkdir(above)
+                made.append(above)
+        made.append(f"{above}/{last}")
+        descriptor = os.open(made[-1], os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with open(descriptor, "wb") as file:
             file.write(content)
     if uid:
-        for root, _, names in os.walk(path):
-            for name in ("", *names):
-                os.chown(f"{root}/{name}", uid, uid)
+        for name in made:
+            os.chown(name, uid, uid)
 
 
 def read(path: str, name: str, most: int) -> bytes | None:
@@ -90,7 +99,13 @@ def read(path: str, name: str, most: int) -> bytes | None:
 
 
 def remove(path: str) -> None:
-    """Remove a tree of any depth: every folder is emptied at the top, its folders moved there."""
+    """Remove a tree of any depth."""
+    empty(path)
+    os.rmdir(path)
+
+
+def empty(path: str) -> None:
+    """Remove what is below: every folder is emptied at the top, its folders moved there."""
     top = os.open(path, ENTER)
     moved, number = os.urandom(8).hex(), 0
     try:
@@ -106,7 +121,6 @@ def remove(path: str) -> None:
                 os.rmdir(name, dir_fd=top)
     finally:
         os.close(top)
-    os.rmdir(path)  # noqa: PTH106
 
 
 def _empty(folder: int) -> list[str]:

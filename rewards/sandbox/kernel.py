@@ -63,22 +63,26 @@ def keep_capabilities(*kept: int) -> None:
 
 def has_capabilities(*wanted: int) -> bool:
     """Whether this process holds all of these now."""
-    with open("/proc/thread-self/status") as status:  # noqa: PTH123
+    with open("/proc/thread-self/status") as status:
         held = next(line for line in status if line.startswith("CapEff:"))
     return all(int(held.split()[1], 16) >> capability & 1 for capability in wanted)
 
 
 CLONE_NEWNS = 0x20000
-MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 1 << 14, 1 << 18
+MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_REC, MS_PRIVATE = 2, 4, 32, 1 << 14, 1 << 18
 
 
-def mount_tmpfs(path: str, size: int, entries: int) -> None:
-    """Mount a tmpfs that only this process and its later children see; it ends with them."""
+def unshare_mounts() -> None:
+    """Let what is mounted from now on be seen by this process and its later children alone."""
     checked(LIBC.unshare(CLONE_NEWNS), "unshare")
     checked(LIBC.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "mount")
+
+
+def mount_tmpfs(path: str, size: int, entries: int, *, again: bool = False) -> None:
+    """Mount a tmpfs, or give the one that is there another size."""
     options = f"size={size},nr_inodes={entries},mode=755".encode()
-    mounted = LIBC.mount(b"tmpfs", path.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options)
-    checked(mounted, f"mount of a tmpfs at {path}")
+    flags = MS_NOSUID | MS_NODEV | (MS_REMOUNT if again else 0)
+    checked(LIBC.mount(b"tmpfs", path.encode(), b"tmpfs", flags, options), f"mount of a tmpfs at {path}")
 
 
 def install_filter(code: bytes) -> None:

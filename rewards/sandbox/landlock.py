@@ -4,11 +4,17 @@ Source: the kernel's `Documentation/userspace-api/landlock.rst`; system calls 44
 on every machine.
 """
 
+from __future__ import annotations
+
 import os
 import stat
 import struct
 
 from rewards.sandbox.kernel import checked, syscall
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 TRUNCATE, IOCTL_DEV = 1 << 14, 1 << 15
@@ -26,12 +32,8 @@ def abi() -> int:
     return max(0, syscall(444, None, 0, 1))
 
 
-def restrict(
-    read: list[str] | tuple[str, ...],
-    write: list[str] | tuple[str, ...],
-    devices: list[str] | tuple[str, ...],
-) -> None:
-    """Confine this thread and its later children; `no_new_privs` must be set.
+def ruleset(read: Sequence[str], write: Sequence[str], devices: Sequence[str]) -> int:
+    """Return a descriptor of rules, for processes to confine themselves by.
 
     `read` may be read and executed, `write` are folders in which everything but device nodes and
     sockets may be made, `devices` may be read and written. Missing paths are passed over.
@@ -42,16 +44,19 @@ def restrict(
     attributes = struct.pack("QQQ", every, TCP * (version >= 4), SCOPES * (version >= 6))
     size = 8 + 8 * (version >= 4) + 8 * (version >= 6)
     rules = checked(syscall(444, attributes, size, 0), "landlock_create_ruleset")
-    try:
-        for path in read:
-            _allow(rules, path, READ & every)
-        for path in write:
-            _allow(rules, path, every & ~DEVICE_NODES & ~SOCKETS & ~IOCTL_DEV)
-        for path in devices:
-            _allow(rules, path, (READ_FILE | WRITE_FILE | TRUNCATE) & every)
-        checked(syscall(446, rules, 0), "landlock_restrict_self")
-    finally:
-        os.close(rules)
+    for paths, access in (
+        (read, READ),
+        (write, every & ~DEVICE_NODES & ~SOCKETS & ~IOCTL_DEV),
+        (devices, READ_FILE | WRITE_FILE | TRUNCATE),
+    ):
+        for path in paths:
+            _allow(rules, path, access & every)
+    return rules
+
+
+def restrict(rules: int) -> None:
+    """Confine this thread and its later children; `no_new_privs` must be set."""
+    checked(syscall(446, rules, 0), "landlock_restrict_self")
 
 
 def _allow(rules: int, path: str, access: int) -> None:

@@ -37,12 +37,12 @@ def _of_those_there(look: Callable[[int], Found], numbers: Iterable[int]) -> Ite
 
 
 def _read(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+    with open(path, "rb", buffering=0) as file:
         return file.read()
 
 
 def _numbers(folder: str) -> Iterator[int]:
-    return map(int, filter(str.isdigit, os.listdir(folder)))  # noqa: PTH208
+    return map(int, filter(str.isdigit, os.listdir(folder)))
 
 
 def _of_threads(pid: int, name: str) -> list[bytes]:
@@ -51,10 +51,10 @@ def _of_threads(pid: int, name: str) -> list[bytes]:
     return list(_of_those_there(lambda task: _read(f"/proc/{pid}/task/{task}/{name}"), tasks))
 
 
-def below() -> list[int]:
+def below(pid: int) -> list[int]:
     """Every descendant, zombies included."""
     found: list[int] = []
-    todo = [os.getpid()]
+    todo = [pid]
     while todo:
         for lists in _of_those_there(lambda pid: _of_threads(pid, "children"), [todo.pop()]):
             children = [int(child) for each in lists for child in each.split()]
@@ -81,6 +81,11 @@ def usage(pids: list[int], burnt: dict[tuple[int, int], float]) -> tuple[float, 
     return sum(s[0] for s in seen), sum(s[1] for s in seen), sum(s[2] for s in seen)
 
 
+def of_children(pid: int) -> float:
+    """CPU seconds of the children that a process has waited for."""
+    return sum(map(int, _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[13:15])) / TICKS
+
+
 def delay(pids: list[int]) -> float:
     """Seconds for which a thread was ready to run and got no CPU, of the one that waited most.
 
@@ -95,7 +100,7 @@ def deleted_bytes(pids: list[int]) -> int:
 
     def opened(pid: int) -> list[os.stat_result]:
         folder = f"/proc/{pid}/fd"
-        return list(_of_those_there(lambda fd: os.stat(f"{folder}/{fd}"), _numbers(folder)))  # noqa: PTH116
+        return list(_of_those_there(lambda fd: os.stat(f"{folder}/{fd}"), _numbers(folder)))
 
     found = (entry for each in _of_those_there(opened, pids) for entry in each)
     held = {(e.st_dev, e.st_ino): e.st_blocks * 512 for e in found if e.st_nlink == 0}
@@ -127,7 +132,7 @@ def tasks_of(uid: int) -> int:
     """Threads of a user, for RLIMIT_NPROC, which counts them all."""
 
     def look(pid: int) -> int:
-        own = os.stat(f"/proc/{pid}").st_uid == uid  # noqa: PTH116
+        own = os.stat(f"/proc/{pid}").st_uid == uid
         return len(list(_numbers(f"/proc/{pid}/task"))) if own else 0
 
     return sum(_of_those_there(look, _numbers("/proc")))
@@ -141,10 +146,10 @@ def kill(uid: int) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while _any_left():
         if time.monotonic() > deadline:
-            raise Survived(f"processes {below()} outlived SIGKILL for {PATIENCE_S} s")
+            raise Survived(f"processes {below(os.getpid())} outlived SIGKILL for {PATIENCE_S} s")
         if uid:
             _kill_user(uid)
-        list(_of_those_there(lambda pid: os.kill(pid, 9), below()))
+        list(_of_those_there(lambda pid: os.kill(pid, 9), below(os.getpid())))
         time.sleep(0.0005)
 
 

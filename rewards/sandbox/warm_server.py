@@ -12,13 +12,16 @@ import os
 import signal
 import socket
 import sys
-import threading
 import traceback
 import types
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rewards.sandbox.supervisor import receive, send, serve
+from rewards.sandbox.supervisor import serve
+from rewards.sandbox.zygote import receive, send
+
+# This package's modules, which an answer is not to find. One that is kept nowhere would be taken apart.
+OWN: dict[str, types.ModuleType] = {}
 
 
 def main() -> None:
@@ -29,6 +32,8 @@ def main() -> None:
     except ImportError as error:
         send(0, {"missing": error.name or name})
         return
+    # Here, because to look at all names in each run would copy the pages that they lie on.
+    OWN.update({name: one for name, one in sys.modules.items() if name.startswith("rewards")})
     gc.collect()
     gc.freeze()
     send(0, {})
@@ -51,13 +56,12 @@ def main() -> None:
 
 def interpret(spec: dict[str, Any]) -> NoReturn:
     """Do what `python COMMAND...` does, in this process, and end it."""
-    # A module that is kept nowhere would be taken apart, page by page.
-    own = {name: sys.modules.pop(name) for name in [*sys.modules] if name.startswith("rewards")}
-    os.environ.clear()
+    for name in OWN:
+        sys.modules.pop(name, None)
     os.environ.update(spec["env"])
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
-        _run(spec["command"], own)
+        _run(spec["command"])
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
@@ -70,9 +74,10 @@ def interpret(spec: dict[str, Any]) -> NoReturn:
             inner = inner.tb_next
         traceback.print_exception(failure.with_traceback(inner))
         code = 1
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    if threading := sys.modules.get("threading"):  # imported here, it would cost every fork
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
@@ -80,11 +85,11 @@ def interpret(spec: dict[str, Any]) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-def _run(command: list[str], own: dict[str, types.ModuleType]) -> None:
+def _run(command: list[str]) -> None:
     first, *rest = command
     if first == "-m":
         sys.argv = rest
-        sys.modules.update({n: one for n, one in own.items() if ".sandbox" not in n})
+        sys.modules.update({n: one for n, one in OWN.items() if ".sandbox" not in n})
         sys.modules[rest[0]].main()
         return
     if first == "-c":

@@ -12,15 +12,17 @@ pair or a list `edits` of pairs, in the formats of `rewards.answers`.
 """
 
 import ast
+import functools
 import re
 import threading
 from collections.abc import Collection, Iterator, Mapping
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from rewards.answers import Fenced, fenced, find_calls
 from rewards.verifiers.candidate import Candidate, Refusal, changed_files, files_of, refused_path
-from rewards.verifiers.last_write import PATHS, find_text, last_write, writes
-from rewards.verifiers.patches import HINTS, apply_patch, has_envelope, lines_of, without_delimiter
+from rewards.verifiers.last_write import MAX_TIMES, PATHS, find_text, last_write, writes
+from rewards.verifiers.patches import HINTS, apply_patch, has_diff, has_envelope, lines_of, without_delimiter
 from rewards.verifiers.rubric import BadSpec
 
 _TOKEN = re.compile(r"[\s:={}\"',]+")
@@ -29,6 +31,65 @@ _WORD = r"(?:file(?:name)?|path|in|updated|new)\b"
 _BEFORE = re.compile(rf"[\s>#*+\d.)-]*(?:\*\*)?(?:{_WORD}[\s:*]*)?{_PATH}[\s:*]*$", re.IGNORECASE)
 _FIRST = re.compile(rf"(?:#+|//)\s*(?:{_WORD}[\s:]*)?{_PATH}\s*$", re.IGNORECASE)
 MAX_LABEL = 200
+LANGUAGES = ("", "python", "py", "python3")
+TOOLS = ("edit", "edit_file", "str_replace")
+_OLD = ("oldText", "old_text", "old_str", "old_string")
+_NEW = ("newText", "new_text", "new_str", "new_string")
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def candidate_of(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
+    """Return the files as the completion leaves them.
+
+    spec["answer"] is "patch" (default), "write", "edit", "code", or "any": then calls that write
+    or edit count first, then a diff, then code. What only takes the code away is refused.
+    Raises BadSpec for anything else.
+    """
+    files_of(spec)
+    answer = spec.get("answer", "patch")
+    if answer == "any":
+        # Of writes and edits, the later one.
+        calls = [
+            *((edit.at, "edit") for edit in edits(completion)),
+            *((one.at, "write") for one in writes(completion)),
+        ]
+        otherwise = "patch" if not calls and _has_diff(completion) else "code"
+        answer = max(calls, default=(0, otherwise))[1]
+    read = {"patch": apply_patch, "write": last_write, "edit": edited, "code": from_code}.get(answer)
+    if read is None:
+        raise BadSpec(f"`answer` of the spec is {answer!r}; write 'any', 'patch', 'write', 'edit' or 'code'.")
+    found = read(completion, spec)
+    if isinstance(found, Refusal):
+        return found
+    for path in found.changed:
+        before, after = found.before.get(path, ""), found.files.get(path)
+        # To delete a file is a change; to take all of its code away is not.
+        if after is None or not _has_code(path, before) or _has_code(path, after):
+            return found
+    return Refusal("no_code", f"The answer leaves no code in {found.changed[0]}; write all of it.")
+
+
+def _has_code(path: str, text: str) -> bool:
+    tree = parsed(text) if path.endswith((".py", ".pyi")) else None
+    if tree is None:
+        return bool(text.strip())
+    return any(not (_is_text(node) or isinstance(node, ast.Pass)) for node in tree.body)
+
+
+def _has_diff(completion: str) -> bool:
+    """Tell whether a diff begins outside of code: a docstring may have lines like those of one."""
+    lines = lines_of(completion)
+    if _names("\n".join(lines)):
+        return False
+    outside: list[str] = []
+    for part in fenced(lines):
+        if isinstance(part, str):
+            outside.append(part)
+        elif part.info.lower() in HINTS:
+            return True
+        elif part.open or not _names(part.text):
+            outside += part.lines
+    return has_envelope("\n".join(outside)) or has_diff(outside)
 
 
 def label(block: Fenced, known: Collection[str]) -> str | None:
@@ -38,34 +99,19 @@ def label(block: Fenced, known: Collection[str]) -> str | None:
     'src/m.py'
     """
     names = _TOKEN.split(block.info[:MAX_LABEL])
-    first = _FIRST.match(_short(block.lines[0])) if block.lines else None
-    before = _BEFORE.match(_short(block.before))
-    names += [match["path"] for match in (first, before) if match]
-    return next((path for name in names if (path := _known(name, known))), None)
-
-
-def _short(line: str) -> str:
-    return line if len(line) <= MAX_LABEL else ""
-
-
-def _known(name: str, known: Collection[str]) -> str | None:
-    name = name.removeprefix("./")
-    if name in known:
-        return name
-    ending = [path for path in known if path.endswith(f"/{name}")]
-    return ending[0] if name and len(ending) == 1 else None
-
-
-_NO_CODE = Refusal("no_patch", "The answer has no code; write the whole file in one ```python block.")
-MAX_TIMES = 3  # a file may be drafted, not repeated to fill an answer
-LANGUAGES = ("", "python", "py", "python3")
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    for pattern, line in ((_FIRST, next(iter(block.lines), "")), (_BEFORE, block.before)):
+        if len(line) <= MAX_LABEL and (match := pattern.match(line)):
+            names.append(match["path"])
+    for name in filter(None, (name.removeprefix("./") for name in names)):
+        ending = [name] if name in known else [path for path in known if path.endswith(f"/{name}")]
+        if len(ending) == 1:
+            return ending[0]
+    return None
 
 
 def from_code(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
     """Return the files with the code of a completion in its file, or in the files it names."""
-    text = without_delimiter(completion.removesuffix(spec.get("end", "")))
-    blocks = _blocks(text, spec)
+    blocks = _blocks(without_delimiter(completion.removesuffix(spec.get("end", ""))), spec)
     if isinstance(blocks, Refusal):
         return blocks
     may = [p for p in spec["files"] if p.endswith(".py") and refused_path(p, spec) is None]
@@ -73,14 +119,12 @@ def from_code(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
     after = dict(spec["files"])
     for path in may:
         drafts = [one.text for name, one in labeled if name == path or (not name and len(may) == 1)]
-        if not drafts:
-            continue
-        names = _names(spec["files"][path])
+        names = _names(after[path])
         fitting = [draft for draft in drafts if _names(draft) & names]
         if len(fitting) > MAX_TIMES:
-            why = f"The answer gives the file {len(fitting)} times; write it once, whole."
-            return Refusal("ambiguous", why)
-        after[path] = merged(spec["files"][path], (fitting or drafts)[-1])
+            return Refusal("ambiguous", f"The answer gives the file {len(fitting)} times; write it once, whole.")
+        if drafts:
+            after[path] = merged(after[path], (fitting or drafts)[-1])
     named = [name for name, _ in labeled if name]
     if (len(may) == 1 and len(named) < len(labeled)) or set(named) & set(may):
         return changed_files(spec["files"], after)
@@ -99,25 +143,18 @@ def _blocks(text: str, spec: Mapping[str, Any]) -> list[Fenced] | Refusal:
     fences = [part for part in fenced(lines) if isinstance(part, Fenced)]
     blocks = [block for block in fences if _is_python(block, spec["files"])]
     whole = [block for block in blocks if not block.open]
-    cut = bool(blocks) and blocks[-1].open and any(map(str.strip, blocks[-1].lines))
-    if cut or (not whole and (fences or spec.get("truncated"))):
-        if not cut and not spec.get("truncated") and not fences[-1].open:
-            return _NO_CODE
+    is_cut = bool(blocks) and blocks[-1].open and any(map(str.strip, blocks[-1].lines))
+    if is_cut or (not whole and (spec.get("truncated") or (fences and fences[-1].open))):
         return Refusal("truncated", "The answer ends inside a block of code; write it shorter, to its end.")
-    if whole:
-        return whole
-    return [Fenced("", "", tuple(lines), False)] if is_code("\n".join(lines)) else _NO_CODE
+    if not fences and _names("\n".join(lines)):
+        whole = [Fenced("", "", tuple(lines), False)]
+    return whole or Refusal("no_patch", "The answer has no code; write the whole file in one ```python block.")
 
 
 def _is_python(block: Fenced, files: Mapping[str, str]) -> bool:
-    language = block.info.replace("{", " ").replace(":", " ").split(maxsplit=1)[:1] or [""]
+    language, *_ = [*block.info.replace("{", " ").replace(":", " ").split(maxsplit=1), ""]
     named = label(Fenced(block.info, "", (), False), files)
-    return language[0].lower() in LANGUAGES or (named or "").endswith(".py")
-
-
-def is_code(text: str) -> bool:
-    """Tell whether a text is a program that defines or imports something."""
-    return bool(_names(text))
+    return language.lower() in LANGUAGES or (named or "").endswith(".py")
 
 
 def merged(before: str, code: str) -> str:
@@ -130,9 +167,7 @@ def merged(before: str, code: str) -> str:
     if new is None or old is None or _names(before) <= _names(code):
         return code
     replaced = {node.name: node for node in old.body if isinstance(node, Definition)}
-    lines = before.splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += "\n"
+    lines = f"{before.removesuffix(chr(10))}\n".splitlines(keepends=True)
     parts = code.splitlines(keepends=True)
     there: list[tuple[int, int, str]] = []
     more: list[str] = []
@@ -147,19 +182,10 @@ def merged(before: str, code: str) -> str:
         return code
     for first, last, text in sorted(there, reverse=True):
         lines[first:last] = [text]
-    at = _after_future(old)
+    # What is new goes behind the docstring and the imports from `__future__`.
+    head = takewhile(lambda node: _is_text(node) or getattr(node, "module", "") == "__future__", old.body)
+    at = max((node.end_lineno or 0 for node in head), default=0)
     return "".join([*lines[:at], *more, *lines[at:]])
-
-
-def _after_future(tree: ast.Module) -> int:
-    """Return the line after the docstring and the imports from `__future__`."""
-    at = 0
-    for number, node in enumerate(tree.body):
-        if (number == 0 and _is_text(node)) or (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
-            at = node.end_lineno or 0
-        else:
-            break
-    return at
 
 
 def _span(node: ast.stmt) -> tuple[int, int]:
@@ -175,8 +201,9 @@ def _is_text(node: ast.stmt) -> bool:
 _ONE_PARSER = threading.Lock()
 
 
+@functools.lru_cache(maxsize=32)
 def parsed(source: str) -> ast.Module | None:
-    """Parse a program, None when it is none."""
+    """Parse a program, None when it is none; leave the tree as it is."""
     try:
         with _ONE_PARSER:
             return ast.parse(source)
@@ -198,11 +225,6 @@ def _names(source: str) -> set[str]:
     return names
 
 
-TOOLS = ("edit", "edit_file", "str_replace")
-_OLD = ("oldText", "old_text", "old_str", "old_string")
-_NEW = ("newText", "new_text", "new_str", "new_string")
-
-
 class Edit(NamedTuple):
     """A text to be replaced, and where in the completion the call stands."""
 
@@ -215,11 +237,11 @@ class Edit(NamedTuple):
 def edits(completion: str) -> Iterator[Edit]:
     """Yield every complete replacement, in order of the calls."""
     for call in sorted(find_calls(completion), key=lambda call: call.at):
-        pairs, path = call.arguments.get("edits", [call.arguments]), find_text(call, PATHS)
+        pairs, path = call.arguments.get("edits", [call.arguments]), find_text(call.arguments, PATHS)
         if call.name not in TOOLS or path is None or not isinstance(pairs, list):
             continue
-        for pair in (call._replace(arguments=pair) for pair in pairs if isinstance(pair, dict)):
-            old, new = find_text(pair, _OLD), find_text(pair, _NEW)
+        for pair in pairs:
+            old, new = (find_text(pair, names) if isinstance(pair, dict) else None for names in (_OLD, _NEW))
             if old is not None and new is not None:
                 yield Edit(call.at, path.removeprefix("./"), old, new)
 
@@ -230,83 +252,16 @@ def edited(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
     found = list(edits(completion))
     if not found:
         return Refusal("no_patch", "The answer calls no edit tool with an old and a new text.")
-    for edit in found:
-        if refused := refused_path(edit.path, spec):
+    for _, path, old, new in found:
+        if refused := refused_path(path, spec):
             return refused
-        if edit.path not in files:
-            return Refusal("file_unknown", f"There is no file {edit.path}; name one that is there.")
-        times = files[edit.path].count(edit.old) if edit.old else 0
+        if path not in files:
+            return Refusal("file_unknown", f"There is no file {path}; name one that is there.")
+        times = files[path].count(old) if old else 0
         if times == 0:
-            why = f"Could not find the exact text in {edit.path}; copy it from the file as it is."
+            why = f"Could not find the exact text in {path}; copy it from the file as it is."
             return Refusal("context_not_found", why)
         if times > 1:
-            why = f"Found {times} occurrences of the text in {edit.path}; give more of its lines."
-            return Refusal("ambiguous", why)
-        files[edit.path] = files[edit.path].replace(edit.old, edit.new)
+            return Refusal("ambiguous", f"Found {times} occurrences of the text in {path}; give more of its lines.")
+        files[path] = files[path].replace(old, new)
     return changed_files(spec["files"], files)
-
-
-def candidate_of(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
-    """Return the files as the completion leaves them.
-
-    spec["answer"] is "patch" (default), "write", "edit", "code", or "any": then calls that write
-    or edit count first, then a diff, then code. What only takes the code away is refused.
-    Raises BadSpec for anything else.
-    """
-    files_of(spec)
-    found = _applied(completion, spec)
-    if isinstance(found, Refusal):
-        return found
-    for path in found.changed:
-        before, after = found.before.get(path, ""), found.files.get(path)
-        # To delete a file is a change; to take all of its code away is not.
-        if after is None or not _has_code(path, before) or _has_code(path, after):
-            return found
-    return Refusal("no_code", f"The answer leaves no code in {found.changed[0]}; write all of it.")
-
-
-def _applied(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
-    answer = spec.get("answer", "patch")
-    if answer == "any":
-        # Of writes and edits, the later one.
-        written = max((write.at for write in writes(completion)), default=-1)
-        edit = max((one.at for one in edits(completion)), default=-1)
-        if max(written, edit) >= 0:
-            answer = "write" if written > edit else "edit"
-        else:
-            answer = "patch" if _has_diff(completion) else "code"
-    if answer == "patch":
-        return apply_patch(completion, spec)
-    if answer == "write":
-        return last_write(completion, spec)
-    if answer == "edit":
-        return edited(completion, spec)
-    if answer == "code":
-        return from_code(completion, spec)
-    raise BadSpec(f"`answer` of the spec is {answer!r}; write 'any', 'patch', 'write', 'edit' or 'code'.")
-
-
-def _has_code(path: str, text: str) -> bool:
-    tree = parsed(text) if path.endswith((".py", ".pyi")) else None
-    if tree is None:
-        return bool(text.strip())
-    return any(not (_is_text(node) or isinstance(node, ast.Pass)) for node in tree.body)
-
-
-def _has_diff(completion: str) -> bool:
-    """Tell whether a diff begins outside of code: a docstring may have lines like those of one."""
-    lines = lines_of(completion)
-    if is_code("\n".join(lines)):
-        return False
-    outside: list[str] = []
-    for part in fenced(lines):
-        if isinstance(part, str):
-            outside.append(part)
-        elif part.info.lower() in HINTS:
-            return True
-        elif part.open or not is_code(part.text):
-            outside += part.lines
-    return has_envelope("\n".join(outside)) or any(
-        line.startswith(("@@", "diff --git ", "--- a/")) or (line.startswith("--- ") and after.startswith("+++ "))
-        for line, after in zip(outside, [*outside[1:], ""], strict=False)
-    )

@@ -6,10 +6,11 @@ spec  files: path to text; allowed: globs of what may be written (default: the f
       tool, "code" for a block of code, or "any" of them
 """
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import Any, Literal
 
 from rewards.verifiers.rubric import BadSpec
@@ -122,4 +123,9 @@ def matches(path: str, globs: Sequence[str]) -> bool:
     (True, False)
     """
     # Case is ignored in what is locked and what is allowed alike: disks may ignore it, too.
-    return any(fnmatchcase(path.casefold(), glob.casefold()) for glob in globs)
+    return bool(_pattern(tuple(globs)).match(path.casefold()))
+
+
+@functools.lru_cache(maxsize=64)
+def _pattern(globs: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(translate(glob.casefold()) for glob in globs) or r"(?!)")

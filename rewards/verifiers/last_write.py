@@ -10,7 +10,7 @@ XML. A call that never closes does not count.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rewards.answers import Call, find_calls
+from rewards.answers import find_calls
 from rewards.verifiers.candidate import Candidate, Refusal, changed_files, files_of, refused_path
 from rewards.verifiers.rubric import VerifierResult, failed, passed
 
@@ -35,8 +35,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     written = last_write(completion, spec)
     if isinstance(written, Candidate):
         return passed(NAME, files=1.0)
-    unreadable = written.failure in ("no_patch", "truncated")
-    category = "malformed_output" if unreadable else "patch_apply"
+    category = "malformed_output" if written.failure in ("no_patch", "truncated") else "patch_apply"
     return failed(NAME, category, f"{written.failure}: {written.why}")
 
 
@@ -44,20 +43,15 @@ def last_write(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
     """Return the files after the last write, and it alone; ValueError for a spec without files."""
     files = files_of(spec)
     if spec.get("truncated"):
-        return Refusal(
-            "truncated",
-            "The answer was cut off at its maximum length; write a shorter file, to its end.",
-        )
+        why = "The answer was cut off at its maximum length; write a shorter file, to its end."
+        return Refusal("truncated", why)
     written = sorted(writes(completion))
     if not written:
         return Refusal("no_patch", "The answer writes no file; write it whole with one call of a write tool.")
     found = written[-1]
-    times = sum(1 for write in written if write.path == found.path)
+    times = sum(write.path == found.path for write in written)
     if times > MAX_TIMES:
-        return Refusal(
-            "ambiguous",
-            f"The answer writes {found.path} {times} times; write the file once, whole.",
-        )
+        return Refusal("ambiguous", f"The answer writes {found.path} {times} times; write the file once, whole.")
     path = found.path.removeprefix("./")
     if refused := refused_path(path, spec):
         return refused
@@ -67,12 +61,11 @@ def last_write(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
 def writes(completion: str) -> Iterator[Write]:
     """Yield every complete write, format by format."""
     for call in find_calls(completion):
-        path, content = find_text(call, PATHS), find_text(call, _CONTENTS)
+        path, content = find_text(call.arguments, PATHS), find_text(call.arguments, _CONTENTS)
         if call.name in TOOLS and path is not None and content is not None:
             yield Write(call.at, path, content)
 
 
-def find_text(call: Call, names: Sequence[str]) -> str | None:
+def find_text(given: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """Return the first text among the arguments of these names."""
-    given = call.arguments
     return next((given[name] for name in names if isinstance(given.get(name), str)), None)

@@ -6,11 +6,11 @@ can write to as well: a line says nothing but a value, and whoever reads it comp
 
 import importlib.util
 import json
+import os
 import signal
 import sys
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rewards.verifiers.channel import place_of, take_output, writer
@@ -47,31 +47,34 @@ def main() -> None:
 
 def _load(path: str, entry: str) -> Any:
     """Import the module as Python would, its packages first, and find the entry in it."""
-    root, pure = Path.cwd(), Path(path)
+    root = os.getcwd()
+    *folders, last = os.path.normpath(path).split("/")
     # The folder above the top-most package is what `import` starts from.
-    packages = [f for f in list(pure.parents)[-2::-1] if (root / f / "__init__.py").is_file()]
-    base = root / "src" if pure.parts[0] == "src" and len(pure.parts) > 1 else root
-    if packages:
-        base = (root / packages[0]).parent
-    folders = dict.fromkeys(map(str, (base, root, (root / path).parent)))
-    sys.path[:] = [*folders, *(p for p in sys.path if p)]
-    parts = (root / path).relative_to(base).with_suffix("").parts
+    above = next((n for n, _ in enumerate(folders) if _package(root, folders[: n + 1])), int(folders[:1] == ["src"]))
+    base = "/".join([root, *folders[:above]])
+    sys.path[:] = [*dict.fromkeys((base, root, "/".join([root, *folders]))), *(p for p in sys.path if p)]
+    sys.dont_write_bytecode = True
+    parts = [*folders[above:], os.path.splitext(last)[0]]
     for number in range(1, len(parts)):
-        package = base.joinpath(*parts[:number], "__init__.py")
-        if package.is_file():
+        if package := _package(base, parts[:number]):
             _imported(".".join(parts[:number]), package)
     if parts[-1] == "__init__" and len(parts) > 1:
         parts = parts[:-1]
-    found: Any = _imported(".".join(parts), root / path)
+    found: Any = _imported(".".join(parts), "/".join([root, *folders, last]))
     for part in entry.split("."):
         found = getattr(found, part)
     return found
 
 
-def _imported(name: str, path: Path) -> Any:
+def _package(base: str, folders: list[str]) -> str:
+    path = "/".join([base, *folders, "__init__.py"])
+    return path if os.path.isfile(path) else ""
+
+
+def _imported(name: str, path: str) -> Any:
     """Return the module of a file, imported unless it is already; one of that name gives way."""
     there = sys.modules.get(name)
-    if there is not None and getattr(there, "__file__", None) == str(path):
+    if there is not None and getattr(there, "__file__", None) == path:
         return there
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

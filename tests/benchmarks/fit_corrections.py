@@ -27,7 +27,7 @@ CUE_PULL, SITUATION_PULL = 12.0, 6.0
 INTERCEPT, INTERCEPT_PULL = -2.0, 0.05
 STEPS = 400
 # One for all, never fitted.
-THRESHOLD = 0.5
+THRESHOLD = 0.4
 WEIGHTS = Path(str(files("processors.corrections") / "weights.json"))
 
 Array = npt.NDArray[np.float64]

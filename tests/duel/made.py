@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Features
 
-from pimono_sdpo.duel.stages import register_rules, take_look
+from pimono_sdpo.duel.stages import Duel
 from pimono_sdpo.llm.settings import Settings, load_settings
 from pimono_sdpo.schema import ANSWER, DUEL_METRICS, DUEL_TURN, JUDGMENT
 from processors.duel.judge import choose_seats
@@ -91,7 +91,8 @@ def write_duel(folder: Path, turns: int, tasks: int, panel: Panel, repos: int = 
     (folder / "turns.json").write_text('{"request": "made"}\n')
     write_stage(folder, "answers", answers, ANSWER)
     given = settings(**gate)
-    plan, seed = register_rules(folder, given), given.duel.seed
+    seed = given.duel.seed
+    Duel(folder, given).register()
     single = [
         judgment(turn, tasks, judge, order, panel)
         for turn in range(turns)
@@ -99,10 +100,14 @@ def write_duel(folder: Path, turns: int, tasks: int, panel: Panel, repos: int = 
     ]
     write_stage(folder, "gate", single, JUDGMENT)
     write_panel(folder, "judgments", turns, tasks, panel)
-    verdicts: list[dict[str, Any]] = []
-    while not verdicts or verdicts[-1]["conclusion"] == "open":
-        take_look(folder, plan, "king", verdicts)
+    take_all_looks(Duel(folder, given))
     return given
+
+
+def take_all_looks(duel: Duel) -> None:
+    """Look until there is a conclusion."""
+    while duel.take_look(duel.register())["conclusion"] == "open":
+        pass
 
 
 def write_panel(folder: Path, name: str, turns: int, tasks: int, panel: Panel) -> None:

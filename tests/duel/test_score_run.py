@@ -3,7 +3,6 @@
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,12 +11,12 @@ from datasets import load_dataset
 
 from cards.lint import lint_card
 from pimono_sdpo.duel.result import score_duel
-from pimono_sdpo.duel.stages import JOURNAL, register_rules, take_look
+from pimono_sdpo.duel.stages import JOURNAL, Duel
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.llm.calls import Journal, Reply, Request
 from pimono_sdpo.llm.settings import load_settings
 from pimono_sdpo.schema import ANSWER
-from tests.duel.made import JUDGES, answer, settings, write_duel, write_panel
+from tests.duel.made import JUDGES, answer, settings, take_all_looks, write_duel, write_panel
 
 
 def panel(turn: int, judge: str, order: int) -> tuple[int, int] | None:
@@ -41,7 +40,7 @@ def judged(tmp_path: Path) -> Path:
 
 
 def test_turns_go_to_buckets_with_score_metrics_and_reasons(judged: Path) -> None:
-    report = score_duel(judged, settings())
+    report = score_duel(Duel(judged, settings()))
     assert report["panel"]["buckets"] == {"final": 32, "refined": 9, "defeat": 18, "parse_fail": 1}
     # Every fifth answer leaks, and wins nothing.
     assert report["panel"]["leaked"] == 12
@@ -59,7 +58,7 @@ def test_turns_go_to_buckets_with_score_metrics_and_reasons(judged: Path) -> Non
 
 
 def test_the_report_says_what_there_is(judged: Path) -> None:
-    report = score_duel(judged, settings(), original=True)
+    report = score_duel(Duel(judged, settings()), original=True)
     verdict = report["verdict"]
     assert verdict["conclusion"] == "accepted"
     assert (verdict["unit"], verdict["looks"]) == ("task", 5)
@@ -81,26 +80,26 @@ def test_the_report_says_what_there_is(judged: Path) -> None:
 
 
 def test_the_same_judgments_give_the_same_bytes(judged: Path) -> None:
-    score_duel(judged, settings())
+    score_duel(Duel(judged, settings()))
     first = {path.name: path.read_bytes() for path in (judged / "result").rglob("*.*")}
-    score_duel(judged, settings())
+    score_duel(Duel(judged, settings()))
     assert {path.name: path.read_bytes() for path in (judged / "result").rglob("*.*")} == first
 
 
 def test_rules_that_were_not_registered_are_exploratory(judged: Path) -> None:
-    report = score_duel(judged, settings(win_margin=99))
+    report = score_duel(Duel(judged, settings(win_margin=99)))
     assert report["verdict"]["conclusion"] == "accepted"
     assert report["exploratory"]["conclusion"] == "not accepted"
     assert report["exploratory"]["rules"]["win_margin"] == 99
     text = (judged / "result" / "report.md").read_text()
     assert "**accepted" in text
     assert "(win_margin 99.0): not accepted" in text
-    assert score_duel(judged, settings())["exploratory"] is None
+    assert score_duel(Duel(judged, settings()))["exploratory"] is None
 
 
 def test_exploratory_rules_may_take_another_unit(tmp_path: Path) -> None:
     write_duel(tmp_path, 60, 60, sure, repos=40)
-    report = score_duel(tmp_path, settings(cluster="task"))
+    report = score_duel(Duel(tmp_path, settings(cluster="task")))
     assert (report["verdict"]["unit"], report["exploratory"]["unit"]) == ("repo", "task")
     assert report["verdict"]["clusters"] < report["exploratory"]["clusters"]
 
@@ -110,13 +109,13 @@ def test_what_was_registered_cannot_be_changed_afterwards(judged: Path) -> None:
     before = rules.read_text()
     rules.write_text(before.replace('"min_clusters": 30', '"min_clusters": 3'))
     with pytest.raises(OutputError, match="was changed after the first look"):
-        score_duel(judged, settings())
+        score_duel(Duel(judged, settings()))
     rules.write_text("{")
     with pytest.raises(SourceError, match=r"rules.json` cannot be read"):
-        score_duel(judged, settings())
+        score_duel(Duel(judged, settings()))
     rules.unlink()
     with pytest.raises(OutputError, match="is gone, but there are judgments"):
-        score_duel(judged, settings())
+        score_duel(Duel(judged, settings()))
 
 
 def test_the_original_rules_need_every_judgment(judged: Path) -> None:
@@ -124,8 +123,8 @@ def test_the_original_rules_need_every_judgment(judged: Path) -> None:
     table = pq.read_table(path)
     pq.write_table(table.slice(0, len(table) - 1), path)
     with pytest.raises(SourceError, match="run all stages with --rules original"):
-        score_duel(judged, settings(), original=True)
-    judges = score_duel(judged, settings())["panel"]["judges"]
+        score_duel(Duel(judged, settings()), original=True)
+    judges = score_duel(Duel(judged, settings()))["panel"]["judges"]
     assert [judge["score"] for judge in judges] == [None] * 3
     assert [judge["parsed"] for judge in judges] == [1.0, 118 / 120, 117 / 119]
 
@@ -133,7 +132,7 @@ def test_the_original_rules_need_every_judgment(judged: Path) -> None:
 def test_other_judges_than_the_registered_are_refused(judged: Path) -> None:
     others = load_settings(duel={"model": "lab/gen"}, judge={"models": ["lab/new"]})
     with pytest.raises(OutputError, match="registered another `judges`"):
-        score_duel(judged, others)
+        score_duel(Duel(judged, others))
 
 
 def test_a_judge_that_obeys_the_answer_does_not_decide(tmp_path: Path) -> None:
@@ -143,7 +142,7 @@ def test_a_judge_that_obeys_the_answer_does_not_decide(tmp_path: Path) -> None:
     def obeying(turn: int, judge: str, order: int) -> tuple[int, int]:
         return (10, 1) if judge == JUDGES[0] else noise[turn]
 
-    report = score_duel(tmp_path, write_duel(tmp_path, 300, 300, obeying))
+    report = score_duel(Duel(tmp_path, write_duel(tmp_path, 300, 300, obeying)))
     verdict = report["verdict"]
     assert verdict["score"] > 60
     assert verdict["conclusion"] == "not accepted"
@@ -158,11 +157,8 @@ def test_leaked_answers_never_count_as_wins(tmp_path: Path) -> None:
     table = pa.Table.from_pylist(rows, ANSWER.arrow_schema)
     pq.write_table(table, tmp_path / "answers" / "answers-00000.parquet")
     (tmp_path / "looks.json").unlink()
-    plan = register_rules(tmp_path, given)
-    verdicts: list[dict[str, Any]] = []
-    while not verdicts or verdicts[-1]["conclusion"] == "open":
-        take_look(tmp_path, plan, "king", verdicts)
-    report = score_duel(tmp_path, given)
+    take_all_looks(Duel(tmp_path, given))
+    report = score_duel(Duel(tmp_path, given))
     assert report["verdict"]["conclusion"] == "not accepted"
     assert report["verdict"]["score"] <= 50
     assert report["leaks"] == {"share": 1.0, "score_without": None}
@@ -177,13 +173,13 @@ def test_leaked_answers_never_count_as_wins(tmp_path: Path) -> None:
 
 
 def test_few_repositories_give_scores_without_a_verdict(tmp_path: Path) -> None:
-    report = score_duel(tmp_path / "a", write_duel(tmp_path / "a", 60, 60, sure, repos=4))
+    report = score_duel(Duel(tmp_path / "a", write_duel(tmp_path / "a", 60, 60, sure, repos=4)))
     verdict = report["verdict"]
     assert (verdict["conclusion"], verdict["missing_clusters"]) == ("no verdict", 26)
     assert "26 more repositories are needed (4 by weight)" in verdict["sentence"]
     assert verdict["score"] > 80
     given = write_duel(tmp_path / "b", 60, 60, sure, repos=4, cluster="task")
-    assert score_duel(tmp_path / "b", given)["verdict"]["conclusion"] == "accepted"
+    assert score_duel(Duel(tmp_path / "b", given))["verdict"]["conclusion"] == "accepted"
     assert "tasks" in (tmp_path / "b" / "result" / "report.md").read_text()
 
 
@@ -191,12 +187,12 @@ def test_equals_tell_how_much_of_the_best_bucket_chance_may_explain(judged: Path
     def alike(turn: int, judge: str, order: int) -> tuple[int, int]:
         return (6, 4) if turn % 4 == 0 else (4, 6)
 
-    assert score_duel(judged, settings())["aa_test"] is None
+    assert score_duel(Duel(judged, settings()))["aa_test"] is None
     write_panel(judged, "aa-judgments", 60, 40, alike)
     aa_answers = judged / "aa-answers" / "aa-answers-00000.parquet"
     aa_answers.parent.mkdir()
     aa_answers.write_bytes((judged / "answers" / "answers-00000.parquet").read_bytes())
-    report = score_duel(judged, settings())
+    report = score_duel(Duel(judged, settings()))
     assert report["aa_test"]["false_final"] == 0.25
     assert report["aa_test"]["by_chance"] == pytest.approx(0.25 / (32 / 59))
     text = (judged / "result" / "report.md").read_text()
@@ -206,15 +202,15 @@ def test_equals_tell_how_much_of_the_best_bucket_chance_may_explain(judged: Path
 
 def test_nothing_to_score_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no judgments against the king"):
-        score_duel(tmp_path, settings())
+        score_duel(Duel(tmp_path, settings()))
     write_duel(tmp_path, 3, 3, panel)
     other = load_settings(duel={"model": "lab/gen", "opponent": "reference"})
     with pytest.raises(SourceError, match="no judgments against the reference"):
-        score_duel(tmp_path, other)
+        score_duel(Duel(tmp_path, other))
 
 
 def test_judges_that_could_never_be_read_are_reported(tmp_path: Path) -> None:
-    report = score_duel(tmp_path, write_duel(tmp_path, 30, 30, lambda turn, judge, order: None))
+    report = score_duel(Duel(tmp_path, write_duel(tmp_path, 30, 30, lambda turn, judge, order: None)))
     assert report["panel"]["buckets"] == {"final": 0, "refined": 0, "defeat": 0, "parse_fail": 30}
     assert report["verdict"]["score"] is None
     assert report["verdict"]["conclusion"] == "no verdict"
@@ -225,16 +221,16 @@ def test_judges_that_could_never_be_read_are_reported(tmp_path: Path) -> None:
 
 
 def test_the_cost_is_that_of_the_journal(judged: Path) -> None:
-    assert score_duel(judged, settings())["cost"] is None
+    assert score_duel(Duel(judged, settings()))["cost"] is None
     journal = Journal(judged / JOURNAL)
     for number in range(3):
         request = Request("lab/gen", [{"role": "user", "content": str(number)}])
         journal.put(request, Reply("x", prompt_tokens=1000, completion_tokens=500), "here")
-    assert score_duel(judged, settings())["cost"] == pytest.approx(3 * 0.002)
+    assert score_duel(Duel(judged, settings()))["cost"] == pytest.approx(3 * 0.002)
     assert "| 0.01 USD |" in (judged / "result" / "report.md").read_text()
     unpriced = Request("lab/other", [{"role": "user", "content": "?"}])
     journal.put(unpriced, Reply("x", prompt_tokens=1), "here")
-    assert score_duel(judged, settings())["cost"] is None
+    assert score_duel(Duel(judged, settings()))["cost"] is None
     assert "USD" not in (judged / "result" / "report.md").read_text()
 
 
@@ -243,7 +239,7 @@ def test_texts_of_models_cannot_break_the_report(tmp_path: Path) -> None:
     rows = [answer(0, 2, instance_id="`x`|y\n# c"), answer(1, 2), answer(2, 3, drop_reason="e")]
     table = pa.Table.from_pylist(rows, ANSWER.arrow_schema)
     pq.write_table(table, tmp_path / "answers" / "answers-00000.parquet")
-    score_duel(tmp_path, given)
+    score_duel(Duel(tmp_path, given))
     lines = (tmp_path / "result" / "report.md").read_text().splitlines()
     for line in (line for line in lines if line.startswith("| turns-00000_1 ")):
         assert r"'x'\|y # c" in line

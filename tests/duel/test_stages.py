@@ -12,16 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pimono_sdpo.duel.stages import (
-    Outcome,
-    end_round,
-    estimate_duel,
-    register_rules,
-    run_answers,
-    run_gate,
-    run_judges,
-    run_turns,
-)
+from pimono_sdpo.duel.stages import Duel, Outcome, run_turns
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.settings import Settings, load_settings
 from pimono_sdpo.schema import ANSWER, JUDGMENT
@@ -36,8 +27,8 @@ PRICES = "[prices.k]\ninput = 1\noutput = 2\n"
 
 
 def both_stages(duel: Path) -> None:
-    run_answers(duel, settings())
-    run_judges(duel, settings())
+    Duel(duel, settings()).answer()
+    Duel(duel, settings()).judge()
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +82,7 @@ def body(asked: Json) -> str:
 
 def test_all_stages(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
-    told = run_answers(duel, settings())
+    told = Duel(duel, settings()).answer()
     assert (told.rows, told.errors) == (TURNS, 0)
     assert "k: 60 calls (0 from the journal, 0 failed)" in told.used
     assert "$" in told.used
@@ -99,21 +90,21 @@ def test_all_stages(folder: Path, chat_server: ChatServer) -> None:
     assert [row["turn_id"] for row in answers] == [f"turns-00000_{n}" for n in range(1, TURNS + 1)]
     assert all(row["drop_reason"] is None and row["usage"]["cost"] > 0 for row in answers)
     assert pq.read_schema(duel / "answers/answers-00001.parquet").equals(ANSWER.arrow_schema)
-    told = run_judges(duel, settings())
+    told = Duel(duel, settings()).judge()
     judgments = rows(duel / "judgments")
     assert told.rows == len(judgments) == TURNS * 4
     assert all(row["parsed"] and row["verdict"] == "challenger" for row in judgments)
     assert pq.read_schema(duel / "judgments/judgments-00000.parquet").equals(JUDGMENT.arrow_schema)
     # A second run asks nothing and changes nothing.
     before, hits = outputs(duel), len(chat_server.hits)
-    assert run_answers(duel, settings()).used == ""
-    run_judges(duel, settings())
+    assert Duel(duel, settings()).answer().used == ""
+    Duel(duel, settings()).judge()
     assert (outputs(duel), len(chat_server.hits)) == (before, hits)
     # Lost outputs come back from the journal, to the byte.
     for path in [*(duel / "answers").glob("*.parquet"), *(duel / "judgments").glob("*.parquet")]:
         path.unlink()
-    run_answers(duel, settings())
-    run_judges(duel, settings())
+    Duel(duel, settings()).answer()
+    Duel(duel, settings()).judge()
     assert (outputs(duel), len(chat_server.hits)) == (before, hits)
 
 
@@ -157,7 +148,7 @@ def test_a_busy_and_broken_server_costs_no_answer(folder: Path, chat_server: Cha
     faults = [busy(429, retry_after=0.01), busy(503), drop()]
     rng = random.Random(3)
     chat_server.trouble = lambda asked, before: rng.choice(faults) if before == 0 else None
-    told = run_answers(folder / "duel", settings())
+    told = Duel(folder / "duel", settings()).answer()
     assert told.errors == 0
     assert set(chat_server.answered().values()) == {1}
 
@@ -166,21 +157,21 @@ def test_what_failed_is_told_and_asked_again_alone(folder: Path, chat_server: Ch
     duel = folder / "duel"
     third = iter(range(10_000))
     chat_server.trouble = lambda asked, before: garbage() if next(third) % 3 == 0 else None
-    told = run_answers(duel, settings())
+    told = Duel(duel, settings()).answer()
     assert 0 < told.errors < TURNS
     assert "`127.0.0.1`" in (told.error or "")
     failed = [row for row in rows(duel / "answers") if row["error"]]
     assert len(failed) == told.errors
     assert all(row["drop_reason"] == "error" for row in failed)
     chat_server.trouble = lambda asked, before: None
-    again = run_answers(duel, settings())
+    again = Duel(duel, settings()).answer()
     assert again.errors == 0
     assert set(chat_server.answered().values()) == {1}
 
 
 def test_an_endpoint_that_refuses_stops_the_stage(folder: Path, chat_server: ChatServer) -> None:
     chat_server.trouble = lambda asked, before: busy(401)
-    told = run_answers(folder / "duel", settings())
+    told = Duel(folder / "duel", settings()).answer()
     assert "answered 401" in (told.stopped or "")
     assert len(chat_server.hits) <= 4
 
@@ -192,19 +183,19 @@ def test_money_stops_cleanly_and_more_goes_on(folder: Path, chat_server: ChatSer
         "usage": {"prompt_tokens": 1000, "completion_tokens": 500},
     }
     # 0.002 USD a call; what may come is set aside: 4096 tokens out, 0.0082, for each under way.
-    told = run_answers(duel, settings(), 0.05)
+    told = Duel(duel, settings(), 0.05).answer()
     assert "The limit of $0.05" in (told.stopped or "")
     made = len(chat_server.hits)
     assert 15 <= made <= 25
-    told = run_answers(duel, settings(), 5.0)
+    told = Duel(duel, settings(), 5.0).answer()
     assert (told.stopped, told.errors) == (None, 0)
     assert set(chat_server.answered().values()) == {1}
     with pytest.raises(InferenceError, match=r'\[prices\."judge-1"\]'):
-        run_judges(duel, settings(), 5.0)
+        Duel(duel, settings(), 5.0).judge()
 
 
 def test_a_limit_of_less_than_a_cent_is_named(folder: Path) -> None:
-    told = run_answers(folder / "duel", settings(), 0.00123)
+    told = Duel(folder / "duel", settings(), 0.00123).answer()
     assert (told.stopped or "").startswith("The limit of $0.0012 is reached ($0.00 spent)")
 
 
@@ -212,7 +203,7 @@ def test_an_estimate_prices_all_stages_and_writes_nothing(folder: Path, chat_ser
     config = Path("chain.toml")
     prices = "".join(f"[prices.judge-{n}]\ninput = 1\noutput = 2\n" for n in (1, 2))
     config.write_text(config.read_text() + prices)
-    text = estimate_duel(folder / "duel", settings(), 5)
+    text = Duel(folder / "duel", settings()).estimate(5)
     assert "judges of the gate, counted as turns of the panel:\nestimate for " in text
     assert "answers for the gate, at most 10 turns:\nestimate for 10 rows, from 5" in text
     assert "k: 20 calls" in text
@@ -226,7 +217,7 @@ def test_an_estimate_prices_all_stages_and_writes_nothing(folder: Path, chat_ser
 
 
 def progress(duel: Path, given: Settings) -> list[tuple[str, Outcome | Json]]:
-    return list(run_gate(duel, given, None))
+    return list(Duel(duel, given).run_gate())
 
 
 def test_the_gate_asks_look_by_look_and_stops(folder: Path, chat_server: ChatServer) -> None:
@@ -234,7 +225,7 @@ def test_the_gate_asks_look_by_look_and_stops(folder: Path, chat_server: ChatSer
     given = load_settings(gate={"min_clusters": 3})
     done = progress(duel, given)
     # Ten tasks, so looks after 2, 3, 5, 7 and 10 turns.
-    assert register_rules(duel, given).looks == (2, 3, 5, 7, 10)
+    assert Duel(duel, given).register().looks == (2, 3, 5, 7, 10)
     assert " ".join(name for name, _ in done[:6]) == "answers gate look 1 answers gate look 2"
     verdict = done[-1][1]
     assert isinstance(verdict, dict)
@@ -258,13 +249,13 @@ def test_the_gate_asks_look_by_look_and_stops(folder: Path, chat_server: ChatSer
 def test_rules_are_registered_before_the_first_judge_is_called(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
     given = load_settings(gate={"min_clusters": 3})
-    plan = register_rules(duel, given)
+    plan = Duel(duel, given).register()
     stored = json.loads((duel / "rules.json").read_text())
     assert stored["rules"]["min_clusters"] == 3
     assert (stored["judges"], stored["seed"]) == (["judge-1", "judge-2"], 42)
     assert not chat_server.hits
     # Other rules do not change what was registered.
-    assert register_rules(duel, load_settings(gate={"alpha": 0.4})) == plan
+    assert Duel(duel, load_settings(gate={"alpha": 0.4})).register() == plan
     for other in (
         {"judge": {"models": ["judge-1", "judge-3"]}},
         {"duel": {"model": "k2"}},
@@ -272,9 +263,9 @@ def test_rules_are_registered_before_the_first_judge_is_called(folder: Path, cha
         {"judge": {"context": "none"}},
     ):
         with pytest.raises(OutputError, match="before the first judge was called"):
-            register_rules(duel, load_settings(**other))
+            Duel(duel, load_settings(**other)).register()
     with pytest.raises(InferenceError, match="`judge-1` is named twice"):
-        register_rules(duel, load_settings(judge={"models": ["judge-1", "judge-1"]}))
+        Duel(duel, load_settings(judge={"models": ["judge-1", "judge-1"]})).register()
     # Against the recorded agent, there are rules and judgments of their own.
     progress(duel, load_settings(gate={"min_clusters": 3}, duel={"opponent": "reference"}))
     assert (duel / "rules-reference.json").is_file()
@@ -285,23 +276,25 @@ def test_rules_are_registered_before_the_first_judge_is_called(folder: Path, cha
 def test_a_full_disk_is_one_sentence(folder: Path) -> None:
     duel = folder / "duel"
     source, records = str(folder / "data"), str(folder / "prs.parquet")
-    for name in ("turns.json.tmp", "rules.json.tmp"):
-        (duel / name).symlink_to("/dev/full")
+    (duel / "turns.json.tmp").symlink_to("/dev/full")
     with pytest.raises(OutputError, match="No space left on device; make room"):
         run_turns(source, records, Options(turns=TURNS, seed=2), duel)
-    with pytest.raises(OutputError, match="No space left on device; make room"):
-        register_rules(duel, settings())
-    for name in ("turns.json.tmp", "rules.json.tmp"):
-        (duel / name).unlink(missing_ok=True)
+    with pytest.raises(SourceError, match="run the stage `turns` first"):
+        Duel(duel, settings()).register()
+    (duel / "turns.json.tmp").unlink(missing_ok=True)
     run_turns(source, records, Options(turns=TURNS, seed=1), duel)
-    assert len(register_rules(duel, settings()).tasks) == 10
+    (duel / "rules.json.tmp").symlink_to("/dev/full")
+    with pytest.raises(OutputError, match="No space left on device; make room"):
+        Duel(duel, settings()).register()
+    (duel / "rules.json.tmp").unlink(missing_ok=True)
+    assert len(Duel(duel, settings()).register().tasks) == 10
 
 
 def test_a_conclusion_is_not_made_again(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
     given = load_settings(gate={"min_clusters": 3, "min_parsed": 0.5})
     chat_server.policy = lambda asked: "none" if "carefully" in str(play(asked)) else play(asked)
-    with_faults = list(run_gate(duel, given, None))
+    with_faults = list(Duel(duel, given).run_gate())
     first = with_faults[-1][1]
     assert isinstance(first, dict)
     assert first["conclusion"] == "no verdict"
@@ -335,18 +328,18 @@ def test_one_judge_or_few_tasks_are_judged_in_one_look(folder: Path) -> None:
 def test_a_malformed_answer_is_asked_again_by_the_next_run(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
     chat_server.policy = lambda asked: "no action" if "quickly" in str(play(asked)) else play(asked)
-    first = run_answers(duel, settings())
+    first = Duel(duel, settings()).answer()
     assert first.errors == TURNS
     assert "the king's answer does not have the required form (no_action)" in str(first.error)
     # Two draws of each king; no malformed answer is kept as one.
     assert len(chat_server.hits) == TURNS * 3
     assert {row["drop_reason"] for row in rows(duel / "answers")} == {"king_no_action"}
     # Only a run that ended lets the next one draw anew.
-    assert run_answers(duel, settings()).errors == TURNS
+    assert Duel(duel, settings()).answer().errors == TURNS
     assert len(chat_server.hits) == TURNS * 3
-    end_round(duel)
+    Duel(duel, settings()).end_round()
     chat_server.policy = play
-    again = run_answers(duel, settings())
+    again = Duel(duel, settings()).answer()
     assert (again.errors, len(chat_server.hits)) == (0, TURNS * 4)
     assert {row["drop_reason"] for row in rows(duel / "answers")} == {None}
 
@@ -358,24 +351,24 @@ def test_malformed_answers_of_a_stopped_run_are_those_of_an_undisturbed_one(
     shutil.copytree(duel, whole)
     # Well-formed at the third draw, which the first run does not reach.
     chat_server.policy = lambda asked: "no action" if asked["seed"] < 44 else play(asked)
-    run_answers(whole, settings())
+    Duel(whole, settings()).answer()
     chat_server.hits.clear()
     chat_server.trouble = lambda asked, before: busy(401) if len(chat_server.hits) > 40 else None
-    assert "answered 401" in str(run_answers(duel, settings()).stopped)
+    assert "answered 401" in str(Duel(duel, settings()).answer().stopped)
     assert 0 < len(journaled(duel)) < TURNS * 4
     chat_server.trouble = lambda asked, before: None
-    assert run_answers(duel, settings()).stopped is None
+    assert Duel(duel, settings()).answer().stopped is None
     assert outputs(duel / "answers") == outputs(whole / "answers")
 
 
 def test_the_king_against_itself(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
-    run_answers(duel, settings())
+    Duel(duel, settings()).answer()
     hits = len(chat_server.hits)
-    run_answers(duel, settings(), limit=25, equals=True)
+    Duel(duel, settings()).answer(25, equals=True)
     # The king's own answers are known; the other king is new.
     assert len(chat_server.hits) == hits + 25
-    run_judges(duel, settings(), equals=True)
+    Duel(duel, settings()).judge(equals=True)
     judgments = rows(duel / "aa-judgments")
     assert len(judgments) == 25 * 4
     assert {row["verdict"] for row in judgments} == {"tie"}
@@ -383,11 +376,11 @@ def test_the_king_against_itself(folder: Path, chat_server: ChatServer) -> None:
 
 def test_other_options_make_the_shards_again(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
-    run_answers(duel, settings())
-    run_judges(duel, load_settings(judge={"models": ["judge-1"]}))
+    Duel(duel, settings()).answer()
+    Duel(duel, load_settings(judge={"models": ["judge-1"]})).judge()
     assert len(rows(duel / "judgments")) == TURNS * 2
     hits = len(chat_server.hits)
-    run_judges(duel, load_settings(judge={"models": ["judge-1", "judge-3"]}))
+    Duel(duel, load_settings(judge={"models": ["judge-1", "judge-3"]})).judge()
     assert len(rows(duel / "judgments")) == TURNS * 4
     assert len(chat_server.hits) == hits + TURNS * 2
 
@@ -395,11 +388,11 @@ def test_other_options_make_the_shards_again(folder: Path, chat_server: ChatServ
 def test_bad_order_and_other_turns_are_one_sentence(folder: Path) -> None:
     duel = folder / "duel"
     with pytest.raises(SourceError, match="run the stage `answers` first"):
-        run_judges(duel, settings())
+        Duel(duel, settings()).judge()
     with pytest.raises(SourceError, match="run the stage `turns` first"):
-        run_answers(folder / "none", settings())
+        Duel(folder / "none", settings()).answer()
     assert not (folder / "none").exists()
-    run_answers(duel, settings())
+    Duel(duel, settings()).answer()
     source, records = str(folder / "data"), str(folder / "prs.parquet")
     with pytest.raises(OutputError, match="drawn with other options"):
         run_turns(source, records, Options(turns=TURNS, seed=2), duel)
@@ -422,9 +415,9 @@ def test_all_hostile_players_leave_a_run_whole(folder: Path, chat_server: ChatSe
     ]
     chat_server.policy = lambda asked: answers[next(said) % len(answers)]
     duel = folder / "duel"
-    told = run_answers(duel, settings())
+    told = Duel(duel, settings()).answer()
     assert told.rows == TURNS
     assert any(row["drop_reason"] for row in rows(duel / "answers"))
-    told = run_judges(duel, settings())
+    told = Duel(duel, settings()).judge()
     assert told.errors == 0
     assert not any(row["parsed"] for row in rows(duel / "judgments") if "no judge" not in (row["reason"] or ""))

@@ -16,8 +16,7 @@ from datasets import Dataset, Features, Value
 
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.llm.calls import Journal, Reply, Request
-from pimono_sdpo.llm.chat import Chat
-from pimono_sdpo.llm.rows import map_rows
+from pimono_sdpo.llm.chat import Chat, map_rows
 from pimono_sdpo.llm.settings import Endpoint, Limits
 from tests.chat_server import ChatServer, busy, hang
 

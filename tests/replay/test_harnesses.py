@@ -68,11 +68,6 @@ def last(steps: list[Step], harness: str) -> Outcome | None:
         # It has to be read before it is edited.
         ([bash("cat /w/a.ts", TEXT), edit("let y = x")], None),
         ([edit("let y = x")], "unread"),
-        ([tool("write", file_path="/w/b.ts", content="let z"), edit("let z", file_path="/w/b.ts"),
-          bash("cat /w/a.ts", TEXT), edit("let y = x")], "unread"),
-        # What was written by a tool and then moved may count as read.
-        ([tool("write", file_path="/w/b.ts", content=TEXT), edit("import a", file_path="/w/b.ts"),
-          bash("mv /w/b.ts /w/a.ts", ""), edit("let y = x")], None),
         ([("user", {}, "Look at @src/a.ts", False), edit("let y = x")], None),
         # After "No response requested." the session goes on without what it had read.
         ([read(), ("other", {}, "No response requested.", False), edit("let y = x")], None),
@@ -80,15 +75,11 @@ def last(steps: list[Step], harness: str) -> Outcome | None:
         ([read(), edit("let", failed="File has been modified since read."), edit("let y = x")], "unread"),
         ([read(), edit("let", failed="File has been modified since read."), read(), edit("let y = x")], "ok"),
         ([tool("write", file_path="/w/a.ts", content=TEXT), edit("let y = x")], "ok"),
-        # Some versions count a file that was moved as read.
-        ([tool("write", file_path="/w/b.ts", content=TEXT), bash("mv b.ts a.ts"), edit("let y = x")], None),
         ([tool("write", file_path="/w/b.ts", content=TEXT), bash("mv b.ts a.ts"), edit("let z")], "not_found"),
         # Something may have changed the file: only what was seen and is not short is expected.
         ([read(), tool("Agent", prompt="fix it"), edit("let y = x")], None),
         ([read(), tool("Agent", prompt="fix it"), edit("let x = 1\nlet y = x")], "ok"),
         ([read(), tool("Agent", prompt="fix it"), edit("let z = 1\nlet y = x")], None),
-        # A command that names it did change it, so that it may have to be read again.
-        ([read(), bash("sed -i s/x/y/ a.ts"), edit("import a\n\nlet")], None),
         ([read(), tool("TodoWrite", todos=[]), edit("let y = x")], "ok"),
         ([read(), tool("edit", input="*** Begin Patch\n*** Update File: a.ts\n@@\n-x\n+y"), edit("let y = x")], None),
         ([read(), tool("edit", input="*** Begin Patch\n*** Update File: b.ts\n@@\n-x\n+y"), edit("let y = x")], "ok"),
@@ -164,8 +155,6 @@ def test_two_reads_of_two_versions_are_not_joined() -> None:
         ("a\u00a0b\n", "a b", None),
         ("a\r\nb\r\n", "a\nb", "ok"),
         ("a\n", "a\n\n", None),
-        ("\ufeffa\n", "\ufeffa", None),
-        ("x\n", "\x1b[31mx", None),
         ("a\nb\n", "  a", "not_found"),
         ("a\n“a”\n", "a", "multiple"),
     ],

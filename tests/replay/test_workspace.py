@@ -206,15 +206,6 @@ def test_a_line_that_the_user_quotes_otherwise_was_changed_by_hand() -> None:
         assert expected(*steps, certain=True)[-1] == outcome
 
 
-def test_edits_of_one_turn_may_be_made_at_the_same_time() -> None:
-    one, other = edit("a.ts", "let y = x", "let q = x"), edit("a.ts", "let q = x", "let r = x")
-    assert expected(read("a.ts", TEXT), one, other)[-1] == "ok"
-    other = json.loads(json.dumps(other).replace('"c1"', '"another"'))
-    turn = json.loads(json.dumps(one[0]))
-    turn["message"]["content"] += other[0]["message"]["content"]
-    assert expected(read("a.ts", TEXT), [turn, one[1], other[1]])[-1] is None
-
-
 def test_other_lines_in_the_place_of_a_text_mean_that_it_is_not_there() -> None:
     shown = ["const first = readFile(name)", "const second = parse(first)", "return second"]
     seen = read("a.ts", "\n".join(shown) + MORE)
@@ -228,26 +219,3 @@ def test_what_somebody_changed_by_hand_is_undecided() -> None:
     begin, one = read("a.ts", SOURCE), edit("a.ts", "let total = count(items)", "let sum = 0")
     for text, outcome in (("I have just renamed total", None), ("Please rename it", "ok")):
         assert expected(begin, [user(text)], one, certain=True) == [outcome]
-
-
-def test_a_text_that_may_stand_elsewhere_in_a_file_known_in_part_is_undecided() -> None:
-    def shown(text: str) -> list[Entry]:
-        return [
-            call("read", path="a.ts", offset=40, limit=4),
-            result("read", f"{text}\n\n[90 more lines in file. Use offset=44 to continue.]"),
-        ]
-
-    part = "first = 1\n  call()\n  done()\nlast = 2\n  done()\n  call()"
-    assert expected(shown(part), edit("a.ts", "first = 1\n  call()")) == ["ok"]
-    assert expected(shown(part), edit("a.ts", "  call()\n  done()")) == [None]
-
-
-def test_what_a_console_of_windows_shows_of_a_file_does_not_decide() -> None:
-    given = "*** Begin Patch\n*** Update File: a.md\n@@\n-caf\u00e9 au lait\n+tea\n*** End Patch"
-    change = [
-        call("edit", input=given),
-        result("edit", "Failed to find expected lines", error=True),
-    ]
-    show = [call("bash", command="cat a.md"), result("bash", "caf\u00e9 au lait\n")]
-    assert expected(show, change, certain=True) == ["ok"]
-    assert expected(show, change, certain=True, header=HEADER | {"cwd": "C:\\w"}) == [None]

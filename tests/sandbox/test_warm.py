@@ -1,16 +1,19 @@
 """The warm interpreter does what a cold one does, and holds what a cold one holds."""
 
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from rewards.sandbox import Limits, Ran, SandboxError, Server, available, run
 from tests.sandbox.attacks import LIMITED, REFUSED
-from tests.sandbox.world import a_world, attack, broken
+from tests.sandbox.world import a_world, attack, broken, until
 
+ROOT = Path(__file__).parents[2]
 WHY = available()["landlock"]
 pytestmark = pytest.mark.skipif(bool(WHY), reason=f"landlock does not hold here: {WHY}")
 
@@ -61,6 +64,66 @@ def test_runs_know_nothing_of_each_other(server: Server) -> None:
     server.run(["-c", "import json; json.dumps = None; secret = 'hunter' + '2'"])
     look = "import gc, json\nprint(json.dumps(1), any('hunter' '2' == o for o in gc.get_objects()))"
     assert server.run(["-c", look]).stdout == b"1 False\n"
+
+
+def test_a_run_leaves_nothing_to_the_next(server: Server) -> None:
+    leave = """
+import os, time
+for name in ("x", "../tmp/y", "../z"): open(name, "w").close()
+os.mkdir("d"); os.chmod("d", 0); os.rename("../tmp", "../t"); os.symlink("/etc", "../tmp"); os.chmod("..", 0o300)
+if os.fork() == 0:
+    os.setsid()
+    os.chmod("../t", 0o711)
+    while True: time.sleep(1)
+"""
+    look = "import os; print(*(sorted(os.listdir(f)) for f in ('.', '..', '../tmp')), oct(os.stat('..').st_mode))"
+    for _ in range(2):
+        server.run(["-c", leave])
+        assert server.run(["-c", look]).stdout == b"[] ['tmp', 'work'] [] 0o40700\n"
+
+
+def test_the_disk_is_that_of_the_run(server: Server) -> None:
+    size = "import os; found = os.statvfs('.'); print(found.f_blocks * found.f_frsize)"
+    first, second = (int(server.run(["-c", size], limits=Limits(disk=mebi << 20)).stdout) for mebi in (16, 32))
+    assert first == second or (first, second) == (20 << 20, 40 << 20)
+
+
+def test_files_that_may_be_read_are_those_of_the_run(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("seen")
+    tmp_path.chmod(0o755)
+    look = ["-c", f"print(open('{tmp_path}/a').read())"]
+    assert server.run(look).exit_code == 1
+    assert server.run(look, read=[str(tmp_path)]).stdout == b"seen\n"
+    assert server.run(look).exit_code == 1
+
+
+def test_a_process_forked_by_the_caller_has_supervisors_of_its_own() -> None:
+    program = """
+import multiprocessing, sys
+from rewards.sandbox import Server
+
+def double(number):
+    return SERVER.run(["-c", f"print({number} * 2)"]).stdout
+
+SERVER = Server(["json"])
+double(0)
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    ahead = pool.map_async(double, range(20), chunksize=1)
+    mine = [double(number) for number in range(20)]
+    print(mine == ahead.get(300) == [b"%d\\n" % (2 * n) for n in range(20)])
+SERVER.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, cwd=ROOT)
+    assert done.stdout == b"True\n", done.stderr
+
+
+def test_closing_ends_runs_in_progress() -> None:
+    with Server(imports=["json"]) as server, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.run, ["-c", "print(1, flush=True); import time; time.sleep(300)"])
+        until(lambda: len(server._busy) == 1)
+        server.close()
+        with pytest.raises(SandboxError):
+            running.result()
 
 
 def test_several_threads_share_it(server: Server) -> None:

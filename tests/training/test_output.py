@@ -273,12 +273,12 @@ def test_overwriting_replaces_rows_and_run(
 def test_nothing_is_published_while_a_text_holds_a_secret(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# An adapter\nDB_PASSWORD=" + "hunter2")
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(OutputError, match=r"README.md` still holds .*\(assigned_secret\)"):
+    with pytest.raises(OutputError, match=r"README.md` holds .*\(assigned_secret\)"):
         publish.AdapterUpload(repo_id="me/adapter", options=PushOptions(), folder=tmp_path).publish()
 
 
 def test_nothing_is_published_with_a_card_that_would_be_refused(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("---\nlicense: mine\n---\n# T\n![x](x.png)\n")
-    with pytest.raises(OutputError, match="Nothing was published; fix it") as refused:
+    with pytest.raises(OutputError, match="Correct it and push again") as refused:
         publish.AdapterUpload(repo_id="me/adapter", options=PushOptions(), folder=tmp_path).publish()
     assert "`license` is `mine`" in str(refused.value)

@@ -12,13 +12,13 @@ TRAINING = ("pimono_sdpo.training.publish",)
 CHECK = """
 import json
 from types import SimpleNamespace
-from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.errors import OutputError
 from pimono_sdpo.training.publish import open_destination
 args = SimpleNamespace(hub_model_id={name!r}, hub_private_repo=None, output_dir="out")
 try:
     open_destination(args, "train")
     print(json.dumps(None))
-except TrainingInputError as problem:
+except OutputError as problem:
     print(json.dumps(str(problem)))
 """
 
@@ -37,7 +37,7 @@ except TrainingInputError as problem:
         ("lab/adapter", FINE_TOKEN, None),
         ("me/adapter", FINE_TOKEN, "the Hub answers 403, You cannot create a model under the"),
         ("me/there", FINE_TOKEN, "the Hub answers 403, You cannot write to me/there"),
-        ("a/b/c", TOKEN, "that cannot name a repository; give ns/name"),
+        ("a/b/c", TOKEN, "that cannot name a repository; use ns/name"),
     ],
 )
 def test_it_is_found_out_before_the_training(
@@ -48,7 +48,7 @@ def test_it_is_found_out_before_the_training(
     assert (told is None) == (sentence is None), told
     if sentence is not None:
         assert sentence in told
-        assert f"could not be published as `{name}`" in told
+        assert f"Nothing can be pushed to `{name}`" in told
         assert {*loopback_hub.store.repos} == {("model", "me/there")}
     else:
         (made,) = {*loopback_hub.store.repos} - {("model", "me/there")}
@@ -142,4 +142,4 @@ def test_a_dropped_connection_is_gone_over(
     pushed = loopback_hub.files("me/adapter")
     del pushed[".gitattributes"]
     assert pushed == adapter
-    assert told.startswith(f"pushed 3 files to {loopback_hub.url}/me/adapter, in commit")
+    assert told.startswith(f"pushed 3 files to {loopback_hub.url}/me/adapter (private)")

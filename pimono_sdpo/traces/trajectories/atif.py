@@ -7,24 +7,13 @@ Format: https://harborframework.com/docs/trajectory-format. The verdict is the r
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pimono_sdpo.traces.events import decode_json
-from pimono_sdpo.traces.trajectories.base import (
-    Call,
-    Format,
-    FormatError,
-    Json,
-    Message,
-    Role,
-    Trajectory,
-    join_text,
-    read_json,
-    read_single,
-    to_verdict,
-)
+from pimono_sdpo.traces.trajectories import base
 
 _VERSION = re.compile(rb'"schema_version"\s*:\s*"ATIF-v1')
-SOURCES: dict[object, Role] = {"system": "system", "user": "user", "agent": "assistant"}
+SOURCES: dict[object, base.Role] = {"system": "system", "user": "user", "agent": "assistant"}
 
 
 def _recognises(file: Path) -> bool:
@@ -35,24 +24,29 @@ def _recognises(file: Path) -> bool:
         return _VERSION.search(opened.read(1 << 16)) is not None
 
 
-def _read_run(file: Path) -> Trajectory:
-    whole = read_json(file)
+def _read(file: Path) -> base.Trajectory:
+    whole = base.read_json(file)
     steps = whole.get("steps")
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        raise FormatError("it has no list of steps")
+        raise base.FormatError("it has no list of steps")
     trial = file.parent.parent if file.parent.name == "agent" else file.parent
-    result = _read_object(trial / "result.json")
+    result = _read_value(trial / "result.json") or {}
     agent = whole.get("agent") or {}
     totals = whole.get("final_metrics") or {}
-    reward = trial / "verifier" / "reward.txt"
+    verifier = result.get("verifier_result") or {}
+    rewards = (
+        _read_value(trial / "verifier" / "reward.txt"),
+        verifier.get("reward"),
+        (verifier.get("rewards") or {}).get("reward"),
+    )
     output = trial / "verifier" / "test-stdout.txt"
-    return Trajectory(
+    return base.Trajectory(
         task_id=str(result.get("task_name") or trial.name.rpartition("__")[0] or trial.name),
         run_id=str(whole.get("session_id") or whole.get("trajectory_id") or trial.name),
         messages=[message for step in steps for message in _read_step(step)],
         tools=agent.get("tool_definitions") or [],
         model=agent.get("model_name"),
-        passed=_read_reward(reward, result),
+        passed=base.to_verdict(next((one for one in rewards if one is not None), None)),
         test_output=output.read_text("utf-8", "replace") if output.exists() else None,
         error=str(result["exception_info"])[:300] if result.get("exception_info") else None,
         prompt_tokens=totals.get("total_prompt_tokens"),
@@ -61,16 +55,16 @@ def _read_run(file: Path) -> Trajectory:
     )
 
 
-def _read_step(step: Json) -> Iterator[Message]:
+def _read_step(step: base.Json) -> Iterator[base.Message]:
     """Yield the message of a step and the results that it observed."""
     role = SOURCES.get(step.get("source"))
     if role is None:
-        raise FormatError(f"a step has the source {step.get('source')!r}")
+        raise base.FormatError(f"a step has the source {step.get('source')!r}")
     calls = [
-        Call(str(call.get("tool_call_id")), str(call.get("function_name")), call.get("arguments"))
+        base.Call(str(call.get("tool_call_id")), str(call.get("function_name")), call.get("arguments"))
         for call in step.get("tool_calls") or ()
     ]
-    yield Message(role, join_text(step.get("message")), calls)
+    yield base.Message(role, base.join_text(step.get("message")), calls)
     results = list((step.get("observation") or {}).get("results") or ())
     if calls and len(results) == 1 and results[0].get("source_call_id") is None:
         # Calls that were observed together: what they led to is shown behind the last one.
@@ -79,29 +73,19 @@ def _read_step(step: Json) -> Iterator[Message]:
         call_id = result.get("source_call_id")
         if call_id is None and number < len(calls):
             call_id = calls[number].id
-        text = join_text(result.get("content"))
+        text = base.join_text(result.get("content"))
         # What an action without a call led to is shown to the model like a message of the user.
-        yield Message("tool" if calls else "user", text, call_id=str(call_id or ""))
+        yield base.Message("tool" if calls else "user", text, call_id=str(call_id or ""))
 
 
-def _read_reward(file: Path, result: Json) -> bool | None:
-    if file.exists():
-        reward = decode_json(file.read_text("utf-8", "replace").strip())
-    else:
-        verifier = result.get("verifier_result") or {}
-        reward = verifier.get("reward", (verifier.get("rewards") or {}).get("reward"))
-    return to_verdict(reward)
+def _read_value(file: Path) -> Any:
+    return decode_json(file.read_text("utf-8", "replace").strip()) if file.exists() else None
 
 
-def _read_object(file: Path) -> Json:
-    value = decode_json(file.read_text("utf-8", "replace")) if file.exists() else {}
-    return value if isinstance(value, dict) else {}
-
-
-FORMAT = Format(
+FORMAT = base.Format(
     name="atif",
     about="Harbor's ATIF: JSON with `schema_version` ATIF-v1, such as a trial's `trajectory.json`",
     recognises=_recognises,
     # Runs of subagents inside of it are not read.
-    read=read_single(_read_run),
+    read=_read,
 )

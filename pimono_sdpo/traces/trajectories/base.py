@@ -1,9 +1,9 @@
 """A run of somebody else's agent, whatever format it came in: messages, calls, results, verdict."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,31 +98,24 @@ class FormatError(ValueError):
 
 @dataclass(frozen=True)
 class Format:
-    """A format of files: how one is recognised, and how its runs are read and counted.
-
-    `read` yields each run, or a clause that says why one cannot be read.
-    """
+    """A format of files: how one is recognised, how a file is divided into records, and one is read."""
 
     name: str
     about: str
     recognises: Callable[[Path], bool]
-    read: Callable[[Path], Iterator[Trajectory | str]]
+    read: Callable[[Any], Trajectory]
+    divide: Callable[[Path], Iterable[Any]] = lambda file: [file]
     count: Callable[[Path], int] = lambda file: 1
 
-
-def read_single(read: Callable[[Path], Trajectory]) -> Callable[[Path], Iterator[Trajectory | str]]:
-    """Return what reads a file with a single run."""
-    return lambda file: iter([read_or_explain(partial(read, file), file.name)])
-
-
-def read_or_explain(read: Callable[[], Trajectory], name: str) -> Trajectory | str:
-    """Return the run that `read` returns, or a clause that says why it cannot be read."""
-    try:
-        return read()
-    except FormatError as problem:
-        return f"{name}: {problem}"
-    except (AttributeError, LookupError, TypeError, ValueError):
-        return f"{name}: a value has another type than in its format"
+    def read_runs(self, file: Path) -> Iterator[Trajectory | str]:
+        """Yield each run of a file, or a sentence that says why it cannot be read."""
+        for record in self.divide(file):
+            try:
+                yield self.read(record)
+            except FormatError as problem:
+                yield f"{file.name}: {problem}"
+            except (AttributeError, LookupError, TypeError, ValueError):
+                yield f"{file.name}: a value has another type than in its format"
 
 
 def read_json(file: Path) -> Any:
@@ -141,15 +134,10 @@ def read_message(message: Json) -> Message:
     if role is None:
         raise FormatError(f"a message has the role {message.get('role')!r}")
     text = message.get("content")
-    if not isinstance(text, str):
-        text = join_text(message.get("text") if text is None else text)
-    read = Message(role, text)
-    if given := message.get("tool_calls"):
-        read.calls = [read_call(call, at) for at, call in enumerate(given)]
-    if role == "tool":
-        ids = message.get("tool_call_ids")
-        read.call_id = str(message.get("tool_call_id") or (ids[0] if ids else ""))
-    return read
+    text = join_text(message.get("text") if text is None else text)
+    calls = [read_call(call, at) for at, call in enumerate(message.get("tool_calls") or ())]
+    ids = [message.get("tool_call_id"), *(message.get("tool_call_ids") or ())] if role == "tool" else []
+    return Message(role, text, calls, str(next(filter(None, ids), "")))
 
 
 def read_call(call: Json, at: int = 0) -> Call:
@@ -211,32 +199,19 @@ def join_text(content: Any) -> str:
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-def split_action(text: str) -> tuple[str, str | None]:
-    """Split an answer into the text before its last fenced block, and the block.
-
-    >>> split_action("I look.\\n```bash\\nls\\n```")
-    ('I look.', 'ls')
-    """
-    found = list(_FENCE.finditer(text))
-    if not found:
-        return text, None
-    return text[: found[-1].start()].strip(), found[-1]["body"]
-
-
 def call_written(messages: Sequence[Message]) -> None:
     """Turn what answers call in their text into calls, and what follows into their results."""
     for message in messages:
-        if message.role == "assistant" and not message.calls:
-            function = _FUNCTION.search(message.text)
-            if function is not None:
-                message.text = message.text[: function.start()].strip()
-                found = _PARAMETER.finditer(function["body"])
-                values = {one["name"]: one["value"].strip("\n") for one in found}
-                message.calls = [Call("", function["name"], values)]
-            else:
-                message.text, command = split_action(message.text)
-                if command is not None:
-                    message.calls = [Call("", "bash", {"command": command})]
+        if message.role != "assistant" or message.calls:
+            continue
+        if found := _FUNCTION.search(message.text):
+            values = {one["name"]: one["value"].strip("\n") for one in _PARAMETER.finditer(found["body"])}
+            message.calls = [Call("", found["name"], values)]
+        elif blocks := [*_FENCE.finditer(message.text)]:
+            found = blocks[-1]
+            message.calls = [Call("", "bash", {"command": found["body"]})]
+        if found:
+            message.text = message.text[: found.start()].strip()
     take_results(messages)
 
 
@@ -259,13 +234,10 @@ def to_verdict(value: Any) -> bool | None:
     >>> to_verdict(1), to_verdict("I"), to_verdict(0.5), to_verdict(None)
     (True, False, False, None)
     """
-    if isinstance(value, bool):
-        return value
     if isinstance(value, int | float):
         return value >= 1
-    if isinstance(value, str):
-        return {"C": True, "I": False, "P": False, "N": False, "true": True, "false": False}.get(value)
-    return None
+    words = {"C": True, "I": False, "P": False, "N": False, "true": True, "false": False}
+    return words.get(value) if isinstance(value, str) else None
 
 
 REPORTS = ("results.json", "report.json", "*.report.json", "eval.json", "*evaluation.json")
@@ -287,12 +259,8 @@ def _read_verdicts(folder: Path) -> dict[str, bool]:
     verdicts: dict[str, bool] = {}
     for file in (file for pattern in REPORTS for file in sorted(folder.glob(pattern))):
         report = decode_json(file.read_text(encoding="utf-8", errors="replace"))
-        if not isinstance(report, dict) or not isinstance(
-            resolved := report.get("resolved_ids", report.get("resolved")), list
-        ):
-            continue
-        failed = report.get("unresolved_ids", report.get("unresolved"))
-        for tasks, passed in ((resolved, True), (failed, False)):
+        for name, passed in (("resolved", True), ("unresolved", False)):
+            tasks = report.get(f"{name}_ids", report.get(name)) if isinstance(report, dict) else None
             for task in tasks if isinstance(tasks, list) else ():
                 verdicts.setdefault(str(task), passed)
     return verdicts

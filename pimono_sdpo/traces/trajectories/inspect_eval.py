@@ -9,23 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.traces.trajectories.base import (
-    ROLES,
-    Call,
-    Format,
-    Message,
-    Trajectory,
-    join_text,
-    to_verdict,
-)
+from pimono_sdpo.traces.trajectories import base
 
 
-def _read(file: Path) -> Iterator[Trajectory | str]:
-    """Yield the samples, one in memory at a time."""
+def _divide(file: Path) -> Iterator[tuple[Any, Any]]:
+    """Yield the log's specification with each sample, one in memory at a time."""
     inspect_log = _load()
     header = inspect_log.read_eval_log(str(file), header_only=True)
     for sample in inspect_log.read_eval_log_samples(str(file), all_samples_required=False):
-        yield _read_sample(sample, header.eval.model, header.eval.run_id)
+        yield header.eval, sample
 
 
 def _load() -> Any:
@@ -38,15 +30,16 @@ def _load() -> Any:
     return inspect_ai.log
 
 
-def _read_sample(sample: Any, model: str, run_id: str) -> Trajectory:
+def _read(record: tuple[Any, Any]) -> base.Trajectory:
+    spec, sample = record
     scores = list((sample.scores or {}).values())
     usage = list(sample.model_usage.values())
-    return Trajectory(
+    return base.Trajectory(
         task_id=str(sample.id),
-        run_id=f"{run_id}-{sample.id}-{sample.epoch}",
+        run_id=f"{spec.run_id}-{sample.id}-{sample.epoch}",
         messages=[_read_message(message) for message in sample.messages],
-        model=model,
-        passed=to_verdict(scores[0].value) if scores else None,
+        model=spec.model,
+        passed=base.to_verdict(scores[0].value) if scores else None,
         test_output=scores[0].explanation if scores else None,
         ended=sample.limit.type if sample.limit else "final",
         error=sample.error.message if sample.error else None,
@@ -55,24 +48,21 @@ def _read_sample(sample: Any, model: str, run_id: str) -> Trajectory:
     )
 
 
-def _read_message(message: Any) -> Message:
+def _read_message(message: Any) -> base.Message:
     content = message.content
     parts = content if isinstance(content, str) else [part.model_dump() for part in content]
-    calls = [Call(call.id, call.function, call.arguments) for call in getattr(message, "tool_calls", None) or ()]
-    is_tool = message.role == "tool"
-    return Message(
-        ROLES[message.role],
-        join_text(parts),
-        calls,
-        (message.tool_call_id or "") if is_tool else "",
-        message.error is not None if is_tool else None,
-    )
+    calls = [base.Call(call.id, call.function, call.arguments) for call in getattr(message, "tool_calls", None) or ()]
+    read = base.Message(base.ROLES[message.role], base.join_text(parts), calls)
+    if message.role == "tool":
+        read.call_id, read.failed = message.tool_call_id or "", message.error is not None
+    return read
 
 
-FORMAT = Format(
+FORMAT = base.Format(
     name="inspect",
     about="Inspect's `.eval` (extra `inspect`)",
     recognises=lambda file: file.suffix == ".eval",
     read=_read,
+    divide=_divide,
     count=lambda file: len(_load().read_eval_log_sample_summaries(str(file))),
 )

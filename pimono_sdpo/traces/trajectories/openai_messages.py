@@ -6,7 +6,6 @@ but end in a fenced block, as SWE-agent's and mini-swe-agent's do, become calls 
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pimono_sdpo.traces.events import decode_json
-from pimono_sdpo.traces.trajectories.base import (
-    BASH_TOOL,
-    Format,
-    FormatError,
-    Json,
-    Message,
-    Trajectory,
-    call_written,
-    drop_nulls,
-    read_code,
-    read_message,
-    read_or_explain,
-    to_verdict,
-)
+from pimono_sdpo.traces.trajectories import base
 
 MESSAGES = ("trajectory", "messages", "conversations", "conversation")
 COLUMNS = {
@@ -58,53 +44,49 @@ def _names(columns: Sequence[str]) -> dict[str, str]:
     return {key: names[0] for key, names in found.items() if names}
 
 
-def _read(file: Path) -> Iterator[Trajectory | str]:
+def _divide(file: Path) -> Iterator[base.Json]:
     names = _names(pq.read_schema(file).names)
     with pq.ParquetFile(file) as opened:
         for batch in opened.iter_batches(ROWS, columns=list(names.values())):
-            for row in pa.Table.from_batches([batch]).to_pylist():
-                known = {key: row[name] for key, name in names.items()}
-                yield read_or_explain(partial(_read_row, known), str(known["task"]))
+            for row in batch.to_pylist():
+                yield {key: row[name] for key, name in names.items()}
 
 
-def _read_row(row: Json) -> Trajectory:
+def _read(row: base.Json) -> base.Trajectory:
     messages: Any = row["messages"]
     if isinstance(messages, str):
         messages = decode_json(messages)
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-        raise FormatError("its messages are not a list of objects")
-    said = [_read_message(one) for one in messages]
+        raise base.FormatError("its messages are not a list of objects")
+    said = [base.read_message(one) for one in messages]
+    for one in said:
+        if one.role != "assistant":
+            one.failed = base.read_code(one.text)
     tools = row.get("tools")
     tools = decode_json(tools) if isinstance(tools, str) else tools
     if not any(one.calls for one in said):
-        call_written(said)
+        base.call_written(said)
         names = {call.name for one in said for call in one.calls}
-        tools = [BASH_TOOL] if names <= {"bash"} else tools
+        tools = [base.BASH_TOOL] if names <= {"bash"} else tools
     run, ended = row.get("run"), str(row.get("ended") or "submit").lower()
-    return Trajectory(
+    return base.Trajectory(
         task_id=str(row["task"]),
         run_id="" if run is None else str(run),
         messages=said,
-        tools=drop_nulls(tools) if isinstance(tools, list) else [],
+        tools=base.drop_nulls(tools),
         model=row.get("model"),
-        passed=to_verdict(row.get("verdict")),
+        passed=base.to_verdict(row.get("verdict")),
         test_output=row.get("output"),
         patch=row.get("patch"),
         ended="final" if "submit" in ended or ended in {"stop", "finish"} else ended,
     )
 
 
-def _read_message(message: Json) -> Message:
-    read = read_message(message)
-    if read.role != "assistant":
-        read.failed = read_code(read.text)
-    return read
-
-
-FORMAT = Format(
+FORMAT = base.Format(
     name="openai-messages",
     about="parquet with a column of messages, as nebius, NVIDIA, SWE-smith and Kwai publish them",
     recognises=_recognises,
     read=_read,
+    divide=_divide,
     count=lambda file: pq.read_metadata(file).num_rows,
 )

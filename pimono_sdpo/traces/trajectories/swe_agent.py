@@ -6,35 +6,24 @@ without a call has its command in `action`. The verdict is that of an evaluation
 
 from pathlib import Path
 
-from pimono_sdpo.traces.trajectories.base import (
-    BASH_TOOL,
-    Call,
-    Format,
-    FormatError,
-    Trajectory,
-    find_verdict,
-    read_json,
-    read_message,
-    read_single,
-    take_results,
-)
+from pimono_sdpo.traces.trajectories import base
 
 
-def _read_run(file: Path) -> Trajectory:
-    whole = read_json(file)
+def _read(file: Path) -> base.Trajectory:
+    whole = base.read_json(file)
     history, info = whole.get("history"), whole.get("info") or {}
     if not isinstance(history, list) or not all(isinstance(one, dict) for one in history):
-        raise FormatError("it has no list `history`")
+        raise base.FormatError("it has no list `history`")
     messages = []
     for entry in history:
         if entry.get("is_demo"):
             continue
-        message, action = read_message(entry), entry.get("action")
+        message, action = base.read_message(entry), entry.get("action")
         if message.role == "assistant" and not message.calls and isinstance(action, str) and action:
             message.text = str(entry.get("thought") or "").strip()
-            message.calls = [Call("", "bash", {"command": action.strip("\n")})]
+            message.calls = [base.Call("", "bash", {"command": action.strip("\n")})]
         messages.append(message)
-    take_results(messages)
+    base.take_results(messages)
     has_calls = any(one.get("tool_calls") for one in history)
     for call in messages[-1].calls if messages and not has_calls else ():
         # What ends the run has no result.
@@ -43,12 +32,12 @@ def _read_run(file: Path) -> Trajectory:
     stats = info.get("model_stats") or {}
     task = file.name.removesuffix(".traj")
     status = str(info.get("exit_status") or "error")
-    return Trajectory(
+    return base.Trajectory(
         task_id=task,
         run_id="",
         messages=messages,
-        tools=[] if has_calls else [BASH_TOOL],
-        passed=find_verdict(file, task),
+        tools=[] if has_calls else [base.BASH_TOOL],
+        passed=base.find_verdict(file, task),
         patch=info.get("submission") or None,
         ended="final" if status.startswith("submitted") else status,
         prompt_tokens=stats.get("tokens_sent"),
@@ -57,9 +46,9 @@ def _read_run(file: Path) -> Trajectory:
     )
 
 
-FORMAT = Format(
+FORMAT = base.Format(
     name="swe-agent",
     about="SWE-agent's `.traj`",
     recognises=lambda file: file.suffix == ".traj",
-    read=read_single(_read_run),
+    read=_read,
 )

@@ -1,0 +1,175 @@
+"""Fork the processes of runs, confine each, and see that nothing of it is left.
+
+The zygote of a supervisor never reads what a run is given, which comes by a socket of the run's own:
+so no run finds anything of another one in the memory it inherits. It is the parent of a run's
+orphans. The seccomp filter is its own, too, so that all that it forks has it from the start.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import resource
+import select
+import struct
+
+from rewards.sandbox import kernel, landlock, processes
+from rewards.sandbox.kernel import prctl
+
+TYPE_CHECKING = False  # `typing` costs as much as everything else that is imported here
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+COLLECT_MS = 80
+DESCRIPTORS = "4i"
+# Where a run has the socket to its supervisor until it starts.
+TALK = 3
+
+
+def send(descriptor: int, message: dict[str, Any]) -> None:
+    """Write one message."""
+    body = marshal.dumps(message)
+    data = memoryview(len(body).to_bytes(8, "little") + body)
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def receive(descriptor: int) -> dict[str, Any]:
+    """Read one message; EOFError when the other side went away."""
+    body = _exactly(descriptor, int.from_bytes(_exactly(descriptor, 8), "little"))
+    message: dict[str, Any] = marshal.loads(body)
+    return message
+
+
+def _exactly(descriptor: int, size: int) -> bytes:
+    parts = []
+    while size:
+        part = os.read(descriptor, min(size, 1 << 20))
+        if not part:
+            raise EOFError("the other side of the sandbox went away")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def serve(control: _socket.socket, setup: dict[str, Any], start: Callable[[dict[str, Any]], NoReturn]) -> None:
+    """Start a run for each message on `control`, which brings its descriptors, until that is closed.
+
+    A message while it runs ends it. The answer to each is how it ended, and the CPU seconds of all
+    runs so far.
+    """
+    channel = control.fileno()
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    os.closerange(3, channel)
+    os.closerange(channel + 1, os.sysconf("SC_OPEN_MAX"))
+    os.umask(0o022)
+    try:
+        prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        rules = landlock.ruleset(setup["read"], [setup["folder"]], DEVICES)
+        prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        kernel.install_filter(setup["filter"])
+    except (OSError, kernel.KernelError) as refusal:
+        send(channel, {"refused": f"confinement failed: {refusal}"})
+        return
+    send(channel, {})
+    room = struct.calcsize(DESCRIPTORS)
+    while True:
+        message, extra, _, _ = control.recvmsg(1, 2 * room + 64)
+        if not message:
+            return
+        if not extra:
+            continue  # a run ended before it was to be ended
+        given = struct.unpack(DESCRIPTORS, extra[0][2])
+        if (pid := os.fork()) == 0:
+            _become(setup, rules, given, start)
+        for descriptor in given:
+            os.close(descriptor)
+        code = _wait(pid, control)
+        try:
+            processes.kill(setup["uid"])
+        except processes.Survived as refusal:
+            send(channel, {"refused": str(refusal)})
+            return
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        send(channel, {"code": code, "cpu": used.ru_utime + used.ru_stime})
+
+
+def _wait(pid: int, control: _socket.socket) -> int:
+    """Wait for a run's first process; return its exit code, or the signal that ended it, negative."""
+    end = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    poll.register(control, select.POLLIN)
+    try:
+        while True:
+            for descriptor, _ in poll.poll(COLLECT_MS):
+                if descriptor != end:  # the supervisor wants its end, or has gone
+                    poll.unregister(control)
+                    control.recv(1)
+                    os.kill(pid, 9)
+            # All that ended: the zombies of daemons would count as processes.
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == pid:
+                    return os.waitstatus_to_exitcode(ended[1])
+    finally:
+        os.close(end)
+
+
+def _become(
+    setup: dict[str, Any], rules: int, given: tuple[int, ...], start: Callable[[dict[str, Any]], NoReturn]
+) -> NoReturn:
+    """Confine this process and start; on a refusal say so and end."""
+    try:
+        os.setsid()
+        rules = os.dup(rules)  # above those that are put in order
+        for target, source in enumerate(given):
+            os.dup2(source, target)
+        os.closerange(TALK + 1, rules)
+        os.closerange(rules + 1, os.sysconf("SC_OPEN_MAX"))
+        spec = receive(TALK)
+        os.chdir(f"{setup['folder']}/work")
+        confine(setup, spec["limits"], rules)
+        os.close(rules)
+    except (OSError, EOFError, kernel.KernelError, ValueError) as refusal:
+        os.write(TALK, f"confinement failed: {refusal}".encode())
+        os._exit(125)
+    os.close(TALK)
+    start(spec)
+
+
+def confine(setup: dict[str, Any], limits: dict[str, Any], rules: int) -> None:
+    """Confine this process, which becomes the first of a run; never half.
+
+    Raises KernelError or OSError when something is refused: then nothing untrusted may start.
+    """
+    score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(score, b"1000")
+    os.close(score)
+    # Later than the supervisor, which counts the whole tree and says what happened.
+    seconds = 1 - int(-limits["cpu_seconds"] // 1)
+    for what, soft, hard in (
+        (resource.RLIMIT_CPU, seconds, seconds + 1),
+        (resource.RLIMIT_DATA, limits["memory"], limits["memory"]),
+        # Every thread's stack counts as data, as large as the soft limit.
+        (resource.RLIMIT_STACK, 8 << 20, 64 << 20),
+        (resource.RLIMIT_FSIZE, limits["file_size"], limits["file_size"]),
+        (resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"]),
+        (resource.RLIMIT_NPROC, limits["tasks"], limits["tasks"]),
+        (resource.RLIMIT_MEMLOCK, 0, 0),
+        # 1, not 0, also keeps the kernel from handing a core to a program of the system (core(5)).
+        (resource.RLIMIT_CORE, 1, 1),
+    ):
+        ceiling = resource.getrlimit(what)[1]
+        highest = hard if ceiling == resource.RLIM_INFINITY else min(hard, ceiling)
+        resource.setrlimit(what, (min(soft, highest), highest))
+    if uid := setup["uid"]:
+        prctl(kernel.PR_SET_KEEPCAPS, 1)
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    kernel.keep_capabilities(*([kernel.CAP_DAC_READ_SEARCH] if setup["search"] else []))
+    prctl(kernel.PR_SET_PDEATHSIG, 9)
+    landlock.restrict(rules)
