@@ -219,7 +219,6 @@ class Run:
         return result.ok
 
     def _add_result(self, text: str) -> None:
-        """Add the result of the last tool call."""
         if calls := self.messages[-1].get("tool_calls"):
             about = {"tool_call_id": calls[0]["id"], "name": calls[0]["function"]["name"]}
             self.messages.append({"role": "tool", "content": text, **about})  # type: ignore[typeddict-item]
@@ -229,7 +228,6 @@ class Run:
     def _add_step(
         self, action: Action, error: str | None = None, kind: str | None = None, tests_ok: bool | None = None
     ) -> None:
-        """Add the step of the last message."""
         step = {"index": len(self.steps), "kind": kind or action.kind, "name": action.name, "args": action.args}
         step |= {"ok": error is None, "error": error, "n_context": len(self.messages) - 1}
         self.steps.append({**step, "tests_ok": tests_ok, "malformed": action.malformed or None})

@@ -123,7 +123,6 @@ def _read_object(text: str, name: str | None = None) -> Action:
 
 
 def _is_storable(value: Any, depth: int = 0) -> bool:
-    """Whether every column can hold a value."""
     if isinstance(value, int):
         return abs(value) <= MOST_INTEGER
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

@@ -238,7 +238,6 @@ def _is_trivial(node: ast.stmt) -> bool:
 
 
 def _defined_names(program: str) -> set[str]:
-    """Return the names that a program defines at its top level."""
     body = ast.parse(program).body
     defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     assigned = [node for node in body if isinstance(node, ast.Assign)]

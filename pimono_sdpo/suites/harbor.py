@@ -198,7 +198,6 @@ def _copy_tests(tests: Path, workdir: str, repo: Path) -> list[str]:
 
 
 def _make_relative(text: str, workdir: str) -> str:
-    """Make the paths below WORKDIR and /tests relative to the repo."""
     for folder, instead in ((workdir, ""), ("/tests", TESTS)):
         text = re.sub(rf"(?<![\w./]){re.escape(folder)}/", f"{instead}/" * bool(instead), text)
         text = re.sub(rf"(?<![\w./]){re.escape(folder)}(?![\w/.-])", instead or ".", text)

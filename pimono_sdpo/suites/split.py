@@ -232,7 +232,6 @@ def read_task_ids(source: Path) -> Iterator[dict[str, Any]]:
 
 
 def _find_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of rows below a folder."""
     for where, folders, names in os.walk(folder):
         if "data" in folders:
             folders[:], names = ["data"], []

@@ -227,7 +227,6 @@ def _describe(case: Case, target: str, best: Json | None, worst: Json | None, wh
 
 
 def _find_last_write(row: Row) -> Json:
-    """Return path and content of the last file that was written, if any."""
     for step in reversed(row["steps"]):
         if step["name"] == "write_file" and step["ok"] and isinstance(step["args"], dict):
             return {"path": step["args"].get("rel_path"), "content": step["args"].get("content")}
@@ -235,7 +234,6 @@ def _find_last_write(row: Row) -> Json:
 
 
 def _find_report(row: Row) -> Json:
-    """Return the fields of the final report, if any."""
     last = row["steps"][-1] if row["steps"] else {"kind": None}
     return last["args"] or {} if last["kind"] == "final" else {}
 

@@ -241,7 +241,6 @@ def _find_branches(
 
 
 def _find_answer(turns: Sequence[Turn], start: int) -> int | None:
-    """Return the index of the assistant's first turn from an index on."""
     numbers = range(start, len(turns))
     return next((at for at in numbers if turns[at]["role"] == "assistant"), None)
 
