@@ -348,4 +348,4 @@ def test_rows_of_tasks_that_are_held_out_are_refused(command: str, tmp_path: Pat
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["options"]["test_suite"] == "tiny"
     missing = run(tmp_path / "out", "--test-suite", "gone.json")
-    assert "`gone.json` does not exist" in str(missing.exception)
+    assert "`gone.json` cannot be read" in str(missing.exception)

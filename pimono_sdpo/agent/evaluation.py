@@ -20,7 +20,7 @@ from cards.render import write_comparison
 from pimono_sdpo import __version__
 from pimono_sdpo.agent.rollout import Done, RolloutOptions, Tell, check_errors, require_stage, run_rollouts
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
-from pimono_sdpo.runs.folders import make_output, only_run, publish_folder, read_json, require_disjoint
+from pimono_sdpo.runs.folders import REPORT, make_output, only_run, publish_folder, read_json, require_disjoint
 from pimono_sdpo.runs.parquet import read_rows, write_atomically
 from pimono_sdpo.stats import cluster_interval
 from pimono_sdpo.suites.stored_rollouts import open_rollouts
@@ -47,6 +47,10 @@ COLUMNS = (
     "files_touched",
 )  # fmt: skip
 STAGE = "evaluation"
+# Options that must be equal for two models to be compared.
+COMPARED = (
+    "agent", "temperature", "max_tokens", "protocol", "test_policy", "max_iters", "max_tool_chars",
+)  # fmt: skip
 
 
 def compare_rollouts(suite: Path, baseline: Path, tuned: Path | None, out: Path) -> Json:
@@ -158,10 +162,11 @@ def _compare(suite: Path, given: Mapping[str, Path], limit: int | None = None, w
     name, wanted = _find_tasks(suite, limit)
     report: Json = {
         "pimono_sdpo": __version__, "stage": STAGE, "suite": name, "models": {}, "runs": {}, "tasks": {},
-        "left_out": {}, "metrics": {},
+        "left_out": {}, "metrics": {}, "warnings": [],
     }  # fmt: skip
     # The values of each metric by label and task.
     values: dict[str, dict[str, dict[str, list[float]]]] = {metric: {} for metric in METRICS}
+    options: list[Json] = []
     for label, folder in given.items():
         rollouts = open_rollouts(folder)
         if rollouts is None:
@@ -186,6 +191,9 @@ def _compare(suite: Path, given: Mapping[str, Path], limit: int | None = None, w
         report["models"][label] = sorted(filter(None, models))
         report["runs"][label], report["tasks"][label] = runs.total(), len(runs)
         report["left_out"][label] = left_out
+        file = rollouts.folder / REPORT
+        made = read_json(file) if file.is_file() else None
+        options.append({**made.get("sampling", {}), **made.get("rules", {})} if isinstance(made, dict) else {})
     for metric, by_label in values.items():
         by_task = {label: by_label.get(label, {}) for label in given}
         described = {label: _describe(list(found.values())) for label, found in by_task.items()}
@@ -195,6 +203,13 @@ def _compare(suite: Path, given: Mapping[str, Path], limit: int | None = None, w
             gaps = [[fmean(new[task]) - fmean(old[task])] for task in both]
             described["difference"] = {**_describe(gaps), "tasks": len(both)}
         report["metrics"][metric] = described
+    for option in COMPARED if len(options) == 2 and all(options) else ():
+        before, after = (given.get(option) for given in options)
+        if before != after:
+            report["warnings"].append(
+                f"{option} is {before} for the baseline and {after} for the tuned model, so the "
+                "models are not the only difference"
+            )
     return report
 
 

@@ -128,7 +128,10 @@ def load_suite(path: Path, repos: bool = True, outside: bool = True) -> Suite:
     """
     path = path / NAME if path.is_dir() else path
     try:
-        given = msgspec.json.decode(path.read_bytes(), type=_File)
+        # Expected values may be infinite, which msgspec does not read; half a character cannot be written.
+        content = json.loads(path.read_bytes())
+        json.dumps(content, ensure_ascii=False).encode()
+        given = msgspec.convert(content, _File)
     except OSError as error:
         raise SourceError(f"`{path}` cannot be read ({error.strerror}); give a suite's JSON file.") from error
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,7 @@
 """A suite is read, checked, written; what is wrong is one sentence."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ GOOD: dict[str, Any] = {
         {"task_id": "one", "goal": "Mend it."},
         {"task_id": "two", "goal": "Mend that.", "repo": "other", "test_cmd": "make check",
          "hide": ["answers"], "metadata": {"group": "g", "n": [1]},
-         "verifier_spec": {"files": {"a.py": "ü"}, "tests": {"kind": "value"}}},
+         "verifier_spec": {"files": {"a.py": "ü"}, "tests": {"kind": "value", "refs": [math.inf]}}},
         {"task_id": "three", "goal": "Only train on it.", "test_cmd": ""},
     ],
 }  # fmt: skip
