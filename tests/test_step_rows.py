@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
 from pimono_sdpo.cli.sft_extract import Options as LineOptions
-from pimono_sdpo.cli.sft_extract import write_sft_lines
+from pimono_sdpo.cli.sft_extract import run as extract
 from pimono_sdpo.cli.steps import Options as StepOptions
 from pimono_sdpo.cli.steps import run, write_steps
 from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError, TrainingInputError
@@ -314,16 +314,16 @@ def test_no_line_to_train_on_is_said_in_a_sentence(tmp_path: Path) -> None:
     lines = tmp_path / "sft.jsonl"
     held_out = write_folder(tmp_path / "held" / "rollouts", runs(), split="test")
     with pytest.raises(EmptySelection, match="of 12 steps, 12 are of tasks held out"):
-        write_sft_lines(LineOptions(trace_dir=str(held_out), output=lines))
+        extract(LineOptions(trace_dir=str(held_out), output=lines))
     failed = write_folder(tmp_path / "failed" / "rollouts", [rollout(tests_ok=False)])
     with pytest.raises(EmptySelection, match="tests_failed") as nothing:
-        write_sft_lines(LineOptions(trace_dir=str(failed), output=lines))
+        extract(LineOptions(trace_dir=str(failed), output=lines))
     assert "The rejects are in" not in str(nothing.value)
     assert str(nothing.value).startswith(f"`{failed}` gives no steps")
     assert str(nothing.value).endswith("--no-require-success, or --no-require-valid-tool-ok.")
     prose = write_folder(tmp_path / "prose" / "rollouts", [rollout(actions=[])])
     with pytest.raises(EmptySelection, match=r"more runs, or --no-require-valid-tool-ok\.$"):
-        write_sft_lines(LineOptions(trace_dir=str(prose), output=lines, require_success=False))
+        extract(LineOptions(trace_dir=str(prose), output=lines, require_success=False))
     assert not lines.exists()
 
 

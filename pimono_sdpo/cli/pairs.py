@@ -21,7 +21,7 @@ from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult
 from pimono_sdpo.runs.engine import Part, Piece
-from pimono_sdpo.runs.sessions import rows_and_rejects, step_parts
+from pimono_sdpo.runs.sessions import rows_and_rejects, session_parts
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR
 from pimono_sdpo.stage import Stage, table_of_rows
 from pimono_sdpo.suites.stored_rollouts import Rollouts, describe_file, read_rows_at
@@ -66,7 +66,6 @@ def write_pairs(options: Options) -> Json:
     be no pairs. Raises SourceError, OutputError or TrainingInputError, and Leakage for training
     pairs of tasks of `test_suite`.
     """
-    held_out = options.held_out()
     made_by, used = options.describe()
     runs = open_runs(options, options.out)
     warnings = []
@@ -85,20 +84,10 @@ def write_pairs(options: Options) -> Json:
             *sessions.build_stages(options.test_fraction, recorder=recorder),
             *options.length_stages(),
         ]
-        parts = step_parts(runs.shards, stages, made_by, PAIR, DROPPED_PAIR)
+        parts = session_parts(dict(enumerate(runs.shards)), stages, made_by, (PAIR, DROPPED_PAIR))
         for field in fields(Rules):
             used.pop(field.name, None)
-    return write_dataset(
-        parts,
-        (PAIR, DROPPED_PAIR),
-        options.out,
-        options,
-        stage="pairs",
-        source=name_source(runs),
-        used=used,
-        warnings=warnings,
-        held_out=held_out,
-    )
+    return write_dataset(parts, (PAIR, DROPPED_PAIR), options.out, options, "pairs", name_source(runs), used, warnings)
 
 
 def _task_parts(rollouts: Rollouts, options: Options, made_by: Json, retest: Retest) -> list[Part]:

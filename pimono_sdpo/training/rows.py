@@ -44,7 +44,13 @@ def load_rows(dataset: str, split: str = "train", config: str | None = None) -> 
     if split != "train":
         advice = "filter with --test-fraction, and --split-by session for traces of one repository"
     with translate_errors(f"The split `{split}` of `{dataset}` cannot be loaded", advice):
-        return load_dataset(dataset, config, split=split)
+        loaded = load_dataset(dataset, config, split=split)
+    if "prompt" not in loaded.column_names:
+        raise TrainingInputError(
+            f"`{dataset}` has no column `prompt` but {', '.join(loaded.column_names)}; give rows that `filter`, "
+            "`steps` or `pairs` wrote."
+        )
+    return loaded
 
 
 def load_report(dataset: str) -> Json | None:
