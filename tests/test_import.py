@@ -257,7 +257,7 @@ def test_imported_rollouts_become_steps_pairs_and_rows(tmp_path: Path) -> None:
     runs[1]["trajectory"][2]["tool_calls"][0] = call("bash", '{"command": "ls"}', "a")
     source, out = str(write_nebius(tmp_path / "n", runs)), tmp_path / "out"
     steps, pairs, rows = (tmp_path / name for name in ("steps", "pairs", "rows"))
-    assert "2 rollouts (1 FAIL, 1 PASS)" in run_command("import", source, "--out", str(out))
+    assert "rollouts: 2 (1 FAIL, 1 PASS)" in run_command("import", source, "--out", str(out))
     run_command("steps", str(out), "--out", str(steps))
     assert len(pq.read_table(steps / "data")) == 2
     run_command("pairs", str(out), "--target", "step", "--out", str(pairs))
@@ -446,7 +446,7 @@ def test_bad_sources_get_one_sentence(tmp_path: Path) -> None:
 def test_a_file_cut_short_is_rejected_beside_the_good_ones(tmp_path: Path, size: int) -> None:
     source = write_nebius(tmp_path / "n", [nebius_row(0, 1)])
     whole = next(source.glob("*.parquet")).read_bytes()
-    assert "1 rollout (1 PASS)" in run_command("import", str(source), "--out", str(tmp_path / "x"))
+    assert "rollouts: 1 (1 PASS), from n" in run_command("import", str(source), "--out", str(tmp_path / "x"))
     (source / "cut.parquet").write_bytes(whole[:size])
     (source / "odd.parquet").write_bytes(whole[:size].ljust(len(whole) - 8, b"x") + whole[-8:])
     rows, report = read(source, tmp_path / "out")

@@ -14,6 +14,7 @@ from datasets import Features
 
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.runs.engine import sha256
+from pimono_sdpo.runs.folders import make_output
 from pimono_sdpo.stage import iterate_rows
 
 SPLITS = ("train", "test")
@@ -85,8 +86,7 @@ def join_parts(work: Path, parts: int, rows: Features, rejects: Features) -> tup
 
     Returns the folder, and the rows of each split, the rejects and the sha256 of all files.
     """
-    out = work / "out"
-    shutil.rmtree(out, ignore_errors=True)
+    out = make_output(work)
 
     def read(kind: str) -> Iterator[pa.Table]:
         for number in range(parts):
