@@ -60,7 +60,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
         return skipped(NAME, "The message makes no call, and needs none.")
     else:
         text = f"The message makes no tool call. Call one of {_names(tools)}. {form}"
-    return failed(NAME, "malformed_output", shorten(text.strip(), MAX_FEEDBACK))
+    return failed(NAME, "malformed_output", shorten(text.strip(), MAX_FEEDBACK), calls=0, strict=0.0)
 
 
 def calls_of(completion: str, spec: dict[str, Any]) -> tuple[Call, ...]:
@@ -95,11 +95,11 @@ def _formats(given: Any, named: Any) -> list[str]:
 
 def _verify_calls(calls: Sequence[Call], tools: dict[str, Tool]) -> VerifierResult:
     failures: list[str] = []
-    score = 1.0
+    score, strict = 1.0, True
     for call in calls:
         tool = tools.get(call.name)
         checked = check(tool, call.arguments) if tool else Checked(UNKNOWN_TOOL)
-        score = min(score, checked.score)
+        score, strict = min(score, checked.score), strict and checked.strict
         if tool is None:
             failures.append(f"Tool {call.name[:80]} not found. Available tools: {_names(tools)}")
         elif checked.errors:
@@ -108,9 +108,9 @@ def _verify_calls(calls: Sequence[Call], tools: dict[str, Tool]) -> VerifierResu
             received = shorten(json.dumps(call.arguments, indent=2, ensure_ascii=False), MAX_FEEDBACK // 2)
             failures.append(f'Validation failed for tool "{call.name}":\n{errors}\n\nReceived arguments:\n{received}')
     if not failures:
-        return passed(NAME, calls=len(calls))
+        return passed(NAME, calls=len(calls), strict=float(strict))
     text = shorten("\n\n".join(failures[:MAX_SHOWN]), MAX_FEEDBACK)
-    return failed(NAME, "tool_schema_validation", text, score, calls=len(calls))
+    return failed(NAME, "tool_schema_validation", text, score, calls=len(calls), strict=float(strict))
 
 
 def _names(tools: dict[str, Tool]) -> str:

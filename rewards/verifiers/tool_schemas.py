@@ -112,10 +112,11 @@ NO_OBJECT, MISSING, WRONG, EXTRA = 0.3, 0.4, 0.6, 0.8
 
 
 class Checked(NamedTuple):
-    """The score of arguments, and the errors when they do not fit."""
+    """The score of arguments, the errors when they do not fit, and whether they do as they stand."""
 
     score: float
     errors: tuple[str, ...] = ()
+    strict: bool = False
 
 
 def check(tool: Tool, arguments: Any) -> Checked:
@@ -126,15 +127,15 @@ def check(tool: Tool, arguments: Any) -> Checked:
     for schema, validator in reversed([*zip(tool.schemas, tool.validators, strict=True)]):
         checked = _check(validator, arguments)
         if checked.errors and tool.lenient:
-            checked = _check(validator, coerce(_prepared(tool, arguments), schema))
+            checked = _check(validator, coerce(_prepared(tool, arguments), schema))._replace(strict=False)
         found.append(checked)
-    return max(found, key=lambda one: (one.score, -len(one.errors)))
+    return max(found, key=lambda one: (one.score, one.strict, -len(one.errors)))
 
 
 def _check(validator: Draft202012Validator, arguments: Any) -> Checked:
     errors = list(islice(validator.iter_errors(arguments), MAX_LOOKED_AT))
     if not errors:
-        return Checked(1.0)
+        return Checked(1.0, strict=True)
     kinds = {str(error.validator) for error in errors}
     score = EXTRA if kinds == {"additionalProperties"} else WRONG
     lines = dict.fromkeys(line for error in errors for line in _lines(error))

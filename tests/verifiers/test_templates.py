@@ -76,7 +76,7 @@ def test_the_response_template_of_a_tokenizer_is_used(model: str, name: str, arg
     text = rendered(getattr(chat_template_utils, f"{model}_chat_template"), name, arguments)
     template = getattr(chat_template_utils, f"{model.removesuffix('_1')}_template")
     result = verify(text, {"tools": "pi", "response_template": template})
-    assert (result.status, result.metrics) == ("passed", {"calls": 1}), result.feedback
+    assert (result.status, result.metrics) == ("passed", {"calls": 1, "strict": 1.0}), result.feedback
 
 
 @pytest.mark.parametrize("model", FAMILY_OF)
