@@ -82,7 +82,7 @@ def test_what_is_wrong_with_the_engine_is_one_sentence(source: Path, tmp_path: P
 
 def test_a_node_that_is_not_set_up_is_told(source: Path, tmp_path: Path) -> None:
     (part, *_) = session_parts(dict(enumerate(open_source(str(source)).shards)), (), {})
-    job = Job(part, tmp_path, OUTPUTS, {"reader": "of another version", "stages": []})
+    job = Job(part, tmp_path, OUTPUTS, {"code": "of another version"})
     assert "does not see" in str(finish_on_node(job, "token"))
     (tmp_path / TOKEN).write_text("token")
     assert "another version of this package" in str(finish_on_node(job, "token"))

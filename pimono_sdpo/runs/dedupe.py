@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from rensa import RMinHash
 
 from pimono_sdpo.report import OVER_MAX_SAMPLES
+from pimono_sdpo.runs.folders import make_output
 from pimono_sdpo.runs.parquet import SPLITS, number_files, read_rows, read_tables
 from pimono_sdpo.runs.sessions import PRINTS, REJECTS, ROWS
 from pimono_sdpo.schema import REJECT, SDPO_ROW
@@ -62,11 +63,10 @@ def choose_rows(
     Returns the folder and the reasons of each step. The files of the shards stay as they are, so that a kill in the
     middle costs only this step.
     """
-    database_file, out, parts = work / "candidates.sqlite", work / "out", work / "chosen"
-    # It is made anew; the shards hold all that it is made from.
+    # All is made anew; the shards hold all that it is made from.
+    database_file, out, parts = work / "candidates.sqlite", make_output(work), work / "chosen"
     database_file.unlink(missing_ok=True)
-    for folder in (out, parts):
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(parts, ignore_errors=True)
     for name in (*SPLITS, REJECTS):
         (parts / name).mkdir(parents=True)
     dropped: dict[str, Counter[str]] = {"dedupe": Counter(), "choose": Counter()}

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, Features
 from datasets.table import InMemoryTable
 
-from pimono_sdpo.runs.engine import Output, Part, Piece, code_of
+from pimono_sdpo.runs.engine import Output, Part, Piece
 from pimono_sdpo.schema import PRINT, REJECT, SDPO_ROW, SESSION
 from pimono_sdpo.stage import KEPT, REASON, STAGE, FlatMap, Fused, Stage, name_of
 from pimono_sdpo.traces.sources import Shard, Unreadable, read_sessions
@@ -57,11 +57,6 @@ def session_parts(
         given = {"shard": describe(shard), "times": times}
         parts.append(Part(number, shard.path, shard.sessions, given, options, run, tuple(stages)))
     return parts
-
-
-def made_by(stages: Sequence[Stage], options: Json) -> Json:
-    """Return what all shards of a filter run are made by: code and options."""
-    return {**code_of(filter_shard, stages), "options": options}
 
 
 def describe(shard: Shard) -> Json:
