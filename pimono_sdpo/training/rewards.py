@@ -24,8 +24,8 @@ from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, spe
 from pimono_sdpo.training.tracking import keep_rollouts, log_rollouts
 from rewards.rescore import rubric_of
 from rewards.trace_grounding import trace_grounding_reward
-from rewards.verifiers.call_formats import FAMILIES, format_of
-from rewards.verifiers.reward import VerifierReward, needs_format, self_test, table
+from rewards.verifiers.call_formats import FAMILIES
+from rewards.verifiers.reward import VerifierReward, format_of_model, needs_format, self_test, table
 from rewards.verifiers.rubric import MAX_PARTIAL
 
 Mode = Literal["rollout", "trace", "both", "none"]
@@ -240,8 +240,7 @@ def hash_own(names: Sequence[str]) -> dict[str, str]:
 
 def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:
     """Raise TrainingInputError when no call of the model could be read, whatever it writes."""
-    own = getattr(tokenizer, "response_template", None)
-    if name not in {"verifiers", "outcome"} or own or format_of(tokenizer.chat_template or ""):
+    if name not in {"verifiers", "outcome"} or format_of_model(tokenizer):
         return
     if "verifier_spec" not in rows.column_names:
         return
