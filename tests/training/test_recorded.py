@@ -266,7 +266,7 @@ def test_the_preflight_tells_and_trains_nothing(
         ("sft", ("--completion_only_loss", "false"), "would train the model to write tool results"),
         ("sft", ("--max_length", "16"), "None of the 6 rows can be trained on (too_long 6;"),
         ("sft", ("--eval_split", "nosuch"), 'Unknown split "nosuch"'),
-        ("sft", ("--test_suite", "gone.json"), "`gone.json` does not exist; give a suite"),
+        ("sft", ("--test_suite", "gone.json"), "`gone.json` cannot be read"),
         ("sft", ("--hub_token", "hf_x"), "HF_TOKEN"),
         ("sft", ("--dataset_config", "pairs"), "BuilderConfig 'pairs' not found"),
         ("dpo", ("--loss_weights", "1.0"), "`loss_weights` must have the same length"),
