@@ -29,7 +29,7 @@ from pimono_sdpo.session_source import SourceOptions
 from pimono_sdpo.stage import Filter, Map, Row, Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
 from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts
-from pimono_sdpo.suites.suite import Suite, load_suite
+from pimono_sdpo.suites.suite import load_suite
 from pimono_sdpo.traces.sources import Source
 from processors.redact import redact_text
 from processors.rollouts.steps import PROBLEM, drop_problems
@@ -152,10 +152,6 @@ class RunRowsOptions(WriterOptions, SourceOptions):
         made_by = {"options": resume_key(self) | {"tokenizer": name}, "tokenizer": digest}
         return made_by, report_options(self) | {"tokenizer": name}
 
-    def held_out(self) -> Suite | None:
-        """Return the suite whose tasks must not be trained on; raises SourceError."""
-        return load_suite(self.test_suite, repos=False) if self.test_suite is not None else None
-
 
 Table = tuple[Features, Features]
 
@@ -187,25 +183,25 @@ def write_dataset(
     table: Table,
     out: Path,
     options: WriterOptions,
-    *,
     stage: Literal["steps", "pairs", "sdpo"],
     source: tuple[str, str],
     used: Json,
     warnings: Sequence[str] = (),
-    held_out: Suite | None = None,
 ) -> Json:
     """Run the parts, with rows and rejects of the columns in `table`; return the report of `out`.
 
     `out` gets `data/`, `rejects/`, `report.json`, `README.md`, and with the format `together` its
     lines; `source` is its kind and name, `used` are the options for the report. A run that keeps
-    nothing publishes its rejects. Raises OutputError, and Leakage for training rows of tasks of
-    `held_out`; then `out` is as it was.
+    nothing publishes its rejects. Raises OutputError, SourceError, and Leakage for training rows of tasks
+    of the test suite of `options`; then `out` is as it was.
     """
     from cards.lint import check_licence
     from cards.render import render_stage_card
 
     out = out.resolve()
     licence = check_licence(options.licence)
+    test_suite = options.test_suite if isinstance(options, RunRowsOptions) else None
+    held_out = load_suite(test_suite, repos=False) if test_suite is not None else None
     with only_run(out) as work:
         outputs = {
             "rows": Output("rows/{:05}.parquet", table[0].arrow_schema, "zstd"),

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from pimono_sdpo.errors import EmptySelection, OutputError
 from pimono_sdpo.options import check_shares, option, options, report_options, resume_key
 from pimono_sdpo.report import build_report, explain_empty
 from pimono_sdpo.runs import folders
-from pimono_sdpo.runs.dedupe import choose_rows, write_chosen
+from pimono_sdpo.runs.dedupe import choose_rows
 from pimono_sdpo.runs.engine import EngineName, add_counts, engine_of, run_parts
 from pimono_sdpo.runs.merge import Whole, describe_part, gather, write_part
-from pimono_sdpo.runs.sessions import OUTPUTS, files_of, filter_parts, list_unreadable
+from pimono_sdpo.runs.sessions import OUTPUTS, files_of, list_unreadable, session_parts
 from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.traces.sources import Source, open_source
@@ -220,7 +219,7 @@ def _run_shards(
 ) -> dict[int, Json]:
     """Run the shards of these numbers, with a progress bar, and return their records."""
     shards = {index: opened.shards[index] for index in numbers}
-    parts = filter_parts(shards, options.stages(opened.recorder), resume_key(options))
+    parts = session_parts(shards, options.stages(opened.recorder), resume_key(options))
     return run_parts(parts, work, OUTPUTS, desc="filter", unit="session", engine=engine_of(engine, workers))
 
 
@@ -234,8 +233,7 @@ def _add_up(records: Iterable[Json]) -> Json:
 def _publish(whole: Whole, work: Path, out: Path, options: Json) -> Json:
     """Choose among the rows of all shards, write the output and give the folder its name."""
     comparing = options["max_samples"], options["seed"], options["dedupe"]
-    with closing(choose_rows(whole.files, work / "candidates.sqlite", *comparing)) as database:
-        finished, dropped = write_chosen(whole.files, work, database)
+    finished, dropped = choose_rows(whole.files, work, *comparing)
     counts = _add_up(whole.records)
     report = build_report(whole.source.describe(), options, WEIGHTS, counts, dropped, finished)
     if unreadable := list_unreadable(counts):

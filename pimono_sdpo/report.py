@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +105,10 @@ def _files(folder: Path, kind: str, name: str = "") -> list[Path]:
     return sorted((folder / kind).glob(f"{name}*.parquet"))
 
 
-def _read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Json]:
+def _read_columns(files: Sequence[Path], columns: Sequence[str]) -> Iterator[dict[str, list[Any]]]:
     for file in files:
         with pq.ParquetFile(file) as parquet:
-            for batch in parquet.iter_batches(READ_ROWS, columns=list(columns)):
-                yield from batch.to_pylist()
+            yield from (batch.to_pydict() for batch in parquet.iter_batches(READ_ROWS, columns=list(columns)))
 
 
 def _hash_files(files: list[Path]) -> str:
@@ -122,31 +122,28 @@ def _hash_files(files: list[Path]) -> str:
 def _describe_rows(folder: Path, name: str, options: Json) -> Json:
     """Count and describe the rows of a folder without loading them."""
     files = [*_files(folder, "data", "train-"), *_files(folder, "data", "test-")]
-    scores: list[float] = []
-    bins, others = Counter[int](), Counter[int]()
-    splits, categories, sources = Counter[str](), Counter[str](), Counter[str]()
-    min_score, unit = options["min_score"], options["unit"]
-    without_terms, exercises = 0, Counter[str]()
-    columns = ("score", "split", "categories", "reward_terms", "source", "session_id")
-    sessions, names = set[tuple[str, str]](), set[str]()
-    for row in _read_rows(files, (*columns, "verifier_spec") if unit == "step" else columns):
-        if unit == "step":
-            exercises[json.loads(row["verifier_spec"])["goal"]["kind"]] += 1
-        sessions.add((row["source"], row["session_id"]))
-        names.add(row["source"])
-        scores.append(row["score"])
-        bins[int(row["score"] // BIN_WIDTH)] += 1
-        splits[row["split"]] += 1
-        categories.update(row["categories"])
-        without_terms += set(row["reward_terms"]) <= set(row["categories"])
-        sources[row["source"].rpartition("/")[0] if "/" in row["source"] else name] += 1
+    columns = ["score", "split", "categories", "reward_terms", "source", "session_id"]
+    unit, sessions, scores = options["unit"], set[tuple[str, str]](), list[float]()
+    splits, categories, sources, exercises = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    without_terms = 0
+    for found in _read_columns(files, [*columns, "verifier_spec"] if unit == "step" else columns):
+        scores += found["score"]
+        splits.update(found["split"])
+        categories.update(chain.from_iterable(found["categories"]))
+        both = zip(found["reward_terms"], found["categories"], strict=True)
+        without_terms += sum(set(terms) <= set(named) for terms, named in both)
+        sessions.update(zip(found["source"], found["session_id"], strict=True))
+        sources.update(one.rpartition("/")[0] if "/" in one else name for one in found["source"])
+        exercises.update(json.loads(one)["goal"]["kind"] for one in found.get("verifier_spec", ()))
+    bins, others = Counter(int(score // BIN_WIDTH) for score in scores), Counter[int]()
     # Why rows were dropped for their score alone, and how many there are per bin.
     reasons: set[str] = set()
-    for row in _read_rows(_files(folder, "rejects"), ("drop_reason", "detail")):
-        if row["drop_reason"] in BY_SCORE:
-            reasons.add(row["drop_reason"])
-            if score := re.search(SCORE_IN_DETAIL, row["detail"]):
-                others[int(float(score[1]) // BIN_WIDTH)] += 1
+    for found in _read_columns(_files(folder, "rejects"), ("drop_reason", "detail")):
+        for reason, detail in zip(found["drop_reason"], found["detail"], strict=True):
+            if reason in BY_SCORE:
+                reasons.add(reason)
+                if score := re.search(SCORE_IN_DETAIL, detail):
+                    others[int(float(score[1]) // BIN_WIDTH)] += 1
     places = range(min([*bins, *others]), max([*bins, *others]) + 1)
     bars = {i: {"rows": bins[i], "rejected": others[i]} for i in places}
     return {
@@ -155,10 +152,10 @@ def _describe_rows(folder: Path, name: str, options: Json) -> Json:
             "max": max(scores),
             "mean": round(math.fsum(scores) / len(scores), 6),
             "histogram": [{"from": i * BIN_WIDTH, "to": (i + 1) * BIN_WIDTH, **counts} for i, counts in bars.items()],
-            "cut": min(scores) if OVER_MAX_SAMPLES in reasons else min_score if reasons else None,
+            "cut": min(scores) if OVER_MAX_SAMPLES in reasons else options["min_score"] if reasons else None,
         },
         "source_sessions": len(sessions),
-        "source_files": len(names),
+        "source_files": len({source for source, _ in sessions}),
         "splits": dict(sorted(splits.items())),
         "without_terms": without_terms,
         **({"exercises": dict(sorted(exercises.items()))} if unit == "step" else {}),

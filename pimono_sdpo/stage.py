@@ -4,7 +4,7 @@
     run_stages(dataset, stages)   all stages in one batched `map` from Arrow to Arrow, to equal rows
 
 The same stage object runs on a `Dataset`, on an `IterableDataset` and on the tables of a parquet
-shard. It carries a hash of its source, because `datasets` 5.2 fingerprints an imported function by
+shard. It carries a hash of the code, because `datasets` 5.2 fingerprints an imported function by
 its name only: without the hash, an edited rule would silently reuse yesterday's cache.
 """
 

@@ -11,7 +11,7 @@ import pytest
 
 from pimono_sdpo.filtering import run_filter
 from pimono_sdpo.runs.engine import Job
-from pimono_sdpo.runs.sessions import OUTPUTS, filter_parts
+from pimono_sdpo.runs.sessions import OUTPUTS, session_parts
 from pimono_sdpo.traces.sources import open_source
 from tests import shards
 from tests.shards import all_bytes, cli_process, command, made, sentence, until
@@ -81,8 +81,8 @@ def test_what_is_wrong_with_the_engine_is_one_sentence(source: Path, tmp_path: P
 
 
 def test_a_node_that_is_not_set_up_is_told(source: Path, tmp_path: Path) -> None:
-    (part, *_) = filter_parts(dict(enumerate(open_source(str(source)).shards)), (), {})
-    job = Job(part, tmp_path, OUTPUTS, {"reader": "of another version", "stages": []})
+    (part, *_) = session_parts(dict(enumerate(open_source(str(source)).shards)), (), {})
+    job = Job(part, tmp_path, OUTPUTS, {"code": "of another version"})
     assert "does not see" in str(finish_on_node(job, "token"))
     (tmp_path / TOKEN).write_text("token")
     assert "another version of this package" in str(finish_on_node(job, "token"))

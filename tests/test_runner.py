@@ -17,7 +17,7 @@ import pytest
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.options import resume_key
 from pimono_sdpo.runs.engine import Job, finish_part, run_in_processes, run_parts
-from pimono_sdpo.runs.sessions import OUTPUTS, filter_parts
+from pimono_sdpo.runs.sessions import OUTPUTS, session_parts
 from pimono_sdpo.stage import Row
 from pimono_sdpo.traces.sources import open_source
 from processors import pipeline
@@ -181,7 +181,7 @@ def test_a_bug_in_a_worker_keeps_its_traceback(source: Path, tmp_path: Path) -> 
     bad = (stages[0], replace(stages[1], fn=_bug), *stages[2:])  # type: ignore[arg-type]
     two = partial(run_in_processes, workers=2)
     with pytest.raises(ZeroDivisionError) as caught:
-        run_parts(filter_parts(opened, bad, {}), tmp_path, OUTPUTS, engine=two)
+        run_parts(session_parts(opened, bad, {}), tmp_path, OUTPUTS, engine=two)
     assert "in _bug" in str(caught.value.__cause__)
     assert not list((tmp_path / "done").iterdir())
 
@@ -200,7 +200,7 @@ def _run_here(source: Path, work: Path) -> frozenset[int]:
     """Run what is left to run of a folder, and tell which shards that were."""
     opened = dict(enumerate(open_source(str(source)).shards))
     options = FilterOptions()
-    parts = filter_parts(opened, options.stages(), resume_key(options))
+    parts = session_parts(opened, options.stages(), resume_key(options))
     before = shards.made(work)
     run_parts(parts, work, OUTPUTS)
     return frozenset(int(name[:5]) for name, time in shards.made(work).items() - before.items())
@@ -251,7 +251,7 @@ def _on_a_terminal(line: list[str]) -> str:
 
 
 def test_a_folder_that_is_gone_is_told_and_not_made_again(source: Path, tmp_path: Path) -> None:
-    (part, *_) = filter_parts(dict(enumerate(open_source(str(source)).shards)), pipeline(), {})
+    (part, *_) = session_parts(dict(enumerate(open_source(str(source)).shards)), pipeline(), {})
     outcome = finish_part(Job(part, tmp_path / "gone", OUTPUTS, {}))
     assert isinstance(outcome, str)
     assert "is gone; run the command again" in outcome

@@ -22,10 +22,8 @@ def run(options: Options) -> None:
     report = import_runs(options)
     verdicts = ", ".join(f"{count} {name}" for name, count in sorted(report["verdicts"].items()))
     messages = ", ".join(f"{count} {name}" for name, count in sorted(report["messages"].items()))
-    rollouts = "1 rollout" if report["rollouts"] == 1 else f"{report['rollouts']} rollouts"
-    typer.echo(f"{rollouts} ({verdicts}) from {report['source']}")
+    typer.echo(f"rollouts: {report['rollouts']} ({verdicts}), from {report['source']}")
     typer.echo(f"messages: {messages}")
     if report["unreadable"]:
-        runs = "1 run" if report["unreadable"] == 1 else f"{report['unreadable']} runs"
-        typer.echo(f"{runs} could not be read; see {options.out / 'rejects'}")
+        typer.echo(f"runs that could not be read: {report['unreadable']}; see {options.out / 'rejects'}")
     typer.echo(f"rollouts and report.json are in {options.out}")

@@ -14,14 +14,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from pimono_sdpo.agent.task_tests import open_tester
+from pimono_sdpo.agent.task_tests import Tester
 from pimono_sdpo.cli.steps import finish
 from pimono_sdpo.dataset_writer import RunRowsOptions, name_source, open_runs, write_dataset
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult
 from pimono_sdpo.runs.engine import Part, Piece
-from pimono_sdpo.runs.sessions import rows_and_rejects, step_parts
+from pimono_sdpo.runs.sessions import rows_and_rejects, session_parts
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR
 from pimono_sdpo.stage import Stage, table_of_rows
 from pimono_sdpo.suites.stored_rollouts import Rollouts, describe_file, read_rows_at
@@ -66,12 +66,11 @@ def write_pairs(options: Options) -> Json:
     be no pairs. Raises SourceError, OutputError or TrainingInputError, and Leakage for training
     pairs of tasks of `test_suite`.
     """
-    held_out = options.held_out()
     made_by, used = options.describe()
     runs = open_runs(options, options.out)
     warnings = []
     if isinstance(runs, Rollouts):
-        parts = _task_parts(runs, options, made_by, open_tester().retest)
+        parts = _task_parts(runs, options, made_by, Tester().retest)
         if options.target in {"full", "truncated"}:
             warnings.append(
                 f"the target {options.target} has results of tools between its actions: DPO learns those tokens as "
@@ -85,20 +84,10 @@ def write_pairs(options: Options) -> Json:
             *sessions.build_stages(options.test_fraction, recorder=recorder),
             *options.length_stages(),
         ]
-        parts = step_parts(runs.shards, stages, made_by, PAIR, DROPPED_PAIR)
+        parts = session_parts(dict(enumerate(runs.shards)), stages, made_by, (PAIR, DROPPED_PAIR))
         for field in fields(Rules):
             used.pop(field.name, None)
-    return write_dataset(
-        parts,
-        (PAIR, DROPPED_PAIR),
-        options.out,
-        options,
-        stage="pairs",
-        source=name_source(runs),
-        used=used,
-        warnings=warnings,
-        held_out=held_out,
-    )
+    return write_dataset(parts, (PAIR, DROPPED_PAIR), options.out, options, "pairs", name_source(runs), used, warnings)
 
 
 def _task_parts(rollouts: Rollouts, options: Options, made_by: Json, retest: Retest) -> list[Part]:

@@ -29,21 +29,7 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Write the lines, and print what was left out."""
-    counts = write_sft_lines(options)
-    left_out = ", ".join(f"{name} {n}" for name, n in counts.items() if name != "written")
-    typer.echo(f"Wrote {counts['written']} rows to: {options.output}")
-    meta = options.output.with_name(f"{options.output.stem}_meta.jsonl")
-    typer.echo(f"Wrote metadata to: {meta}")
-    if left_out:
-        typer.echo(f"left out: {left_out}")
-
-
-def write_sft_lines(options: Options) -> dict[str, int]:
-    """Write the training rows as JSON lines and return the counts.
-
-    Raises like `write_steps`, EmptySelection, and OutputError for a file that cannot be written.
-    """
+    """Write the training rows as JSON lines, and print what was left out."""
     output = options.output
     if output.is_dir() or output.suffix != ".jsonl":
         raise OutputError(f"`{output}` is not a name for JSON lines; use NAME.jsonl.")
@@ -53,10 +39,9 @@ def write_sft_lines(options: Options) -> dict[str, int]:
     except OSError as error:
         raise OutputError(f"Cannot write `{output}` ({error.strerror}); choose another folder.") from error
     with folder:
-        made = Path(folder.name) / "steps"
         given = steps.Options(
             source=[options.trace_dir],
-            out=made,
+            out=Path(folder.name) / "steps",
             require_success=options.require_success,
             require_valid_tool_ok=options.require_valid_tool_ok,
             tool_protocol=options.format,
@@ -65,5 +50,10 @@ def write_sft_lines(options: Options) -> dict[str, int]:
         report = {**steps.write_steps(given), "source": options.trace_dir}
         if not report["rows"]:
             raise EmptySelection(explain_empty(report, steps.advise(given)))
-        counts = copy_lines(made, output, report)
-    return dict(Counter(report["drop_reasons"]) + Counter(counts))
+        counts = copy_lines(given.out, output, report)
+    typer.echo(f"Wrote {counts['written']} rows to: {output}")
+    typer.echo(f"Wrote metadata to: {output.with_name(f'{output.stem}_meta.jsonl')}")
+    left_out = Counter(report["drop_reasons"]) + Counter(counts)
+    del left_out["written"]
+    if left_out:
+        typer.echo("left out: " + ", ".join(f"{name} {count}" for name, count in left_out.items()))

@@ -21,10 +21,11 @@ from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.engine import Part, Piece
-from pimono_sdpo.runs.sessions import rows_and_rejects, slice_table, step_parts
+from pimono_sdpo.runs.parquet import read_rows, read_tables
+from pimono_sdpo.runs.sessions import rows_and_rejects, session_parts, slice_table
 from pimono_sdpo.schema import DROPPED_STEP, STEP
 from pimono_sdpo.stage import Filter, Stage
-from pimono_sdpo.suites.stored_rollouts import Rollouts, describe_file, read_rows, read_tables
+from pimono_sdpo.suites.stored_rollouts import Rollouts, describe_file
 from processors.rollouts import sessions, steps
 from processors.rollouts.noise import Passing
 
@@ -66,7 +67,6 @@ def write_steps(options: Options) -> Json:
     Raises SourceError, OutputError or TrainingInputError, and Leakage for training rows of tasks
     of `test_suite`.
     """
-    held_out = options.held_out()
     rules = steps.Rules(**{one.name: getattr(options, one.name) for one in fields(steps.Rules)})
     made_by, used = options.describe()
     table = (STEP, DROPPED_STEP)
@@ -82,34 +82,23 @@ def write_steps(options: Options) -> Json:
             *steps.build_stages(rules),
             *options.length_stages(),
         ]
-        parts = step_parts(runs.shards, stages, made_by, *table)
+        parts = session_parts(dict(enumerate(runs.shards)), stages, made_by, table)
     warnings = []
     if options.granularity == "trajectory":
         warnings.append(
             "a trajectory has results of tools between its actions: train on it with "
             "assistant_only_loss=True, which leaves them out of the loss"
         )
-    return write_dataset(
-        parts,
-        table,
-        options.out,
-        options,
-        stage="steps",
-        source=name_source(runs),
-        used=used,
-        warnings=warnings,
-        held_out=held_out,
-    )
+    return write_dataset(parts, table, options.out, options, "steps", name_source(runs), used, warnings)
 
 
 def find_passing(rollouts: Rollouts) -> dict[str, Passing]:
     """Return what the passing runs of each task change; one patch is in memory at a time."""
     found: defaultdict[str, Passing] = defaultdict(Passing)
     columns = ["task_id", "tests_ok", "error", "patch", "files_touched"]
-    for file in rollouts.files:
-        for row in read_rows(file, columns):
-            if row["tests_ok"] and not row["error"]:
-                found[row["task_id"]].add(row)
+    for row in read_rows(rollouts.files, columns):
+        if row["tests_ok"] and not row["error"]:
+            found[row["task_id"]].add(row)
     return dict(found)
 
 

@@ -20,11 +20,12 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import ArrayLike
 
 from cards.plots import write_duel_plot
 from cards.render import render_duel_card, render_duel_report
 from pimono_sdpo import __version__
-from pimono_sdpo.dataset_writer import Format, WriterOptions, write_dataset
+from pimono_sdpo.dataset_writer import WriterOptions, write_dataset
 from pimono_sdpo.duel.gate import OUTLYING, WITHOUT, decide_by_original_rules, krippendorff_alpha, mean_of, to_json
 from pimono_sdpo.duel.stages import ANSWERS, EQUALS, GATE, JOURNAL, JUDGMENTS, VOTE_COLUMNS, Duel
 from pimono_sdpo.errors import EmptySelection, SourceError
@@ -44,13 +45,13 @@ from processors.duel.scores import (
     Bucket,
     Votes,
     choose_bucket,
-    collect_reasons,
     collect_votes,
+    group_by_turn,
     limit_score,
     make_duels,
     nan_mean,
     score_judgment,
-    score_turns,
+    score_turn,
 )
 
 Json = dict[str, Any]
@@ -125,9 +126,7 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
         report["exploratory"] = {"rules": rules, **other, "sentence": describe_verdict(other)}
 
     def make_rows() -> Iterator[Json]:
-        asked = set(votes.turns)
-        judged = (row for row in duel.read(ANSWERS) if row["turn_id"] in asked)
-        return make_duels(judged, votes, collect_reasons(read), opponent)
+        return make_duels(duel.read(ANSWERS), read, plan.judges, opponent)
 
     out = (folder / RESULT).resolve()
     with only_run(out) as work:
@@ -139,16 +138,21 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
         for name, file in files.items():
             _write_bucket(file, (row for row in make_rows() if row["bucket"] == name))
         if reported:
-            found = [row["score"] for row in reported if row["score"] is not None]
+            scored = [row for row in reported if row["score"] is not None]
+            metrics = nan_mean(
+                np.array([[*row["metrics"].values()] for row in scored]).reshape(-1, len(DUEL_METRICS)), 0
+            )
             report["panel"] = {
                 "buckets": {name: counts[name] for name in BUCKETS},
-                "histogram": count_scores(np.array(found)),
+                "histogram": count_scores([row["score"] for row in scored]),
                 "leaked": sum(bool(row["leaked_terms"]) for row in reported),
-                **summarize_panel(votes, Counter(row["judge"] for row in read), complete),
+                "complete": complete,
+                "metrics": to_json(dict(zip(DUEL_METRICS, metrics.tolist(), strict=True))) if complete else None,
+                **summarize_judges(votes, Counter(row["judge"] for row in read), complete),
             }
             equals = list(duel.read(EQUALS + JUDGMENTS, VOTE_COLUMNS))
             if equals and duel.is_current(EQUALS + JUDGMENTS, EQUALS + ANSWERS):
-                chance = score_turns(collect_votes(plan.judges, equals)).turn
+                chance = [score_turn(rows, plan.judges)["score"] for rows in group_by_turn(equals).values()]
                 report["aa_test"] = explain_finals(chance, counts)
         report["sha256"] = {name: sha256(file) for name, file in files.items()}
         (finished / "report.md").write_text(render_duel_report(report, reported, singles))
@@ -221,7 +225,7 @@ def describe_report(report: Json) -> str:
     return "\n".join(lines)
 
 
-def summarize_panel(votes: Votes, calls: Mapping[str, int], complete: bool) -> Json:
+def summarize_judges(votes: Votes, calls: Mapping[str, int], complete: bool) -> Json:
     """Return how the judges of a panel differ.
 
     Of each judge: its number of `calls`; `parsed` is the share of them that could be read,
@@ -229,8 +233,8 @@ def summarize_panel(votes: Votes, calls: Mapping[str, int], complete: bool) -> J
     beyond 50 for the answer shown first.
 
     A panel that stops when a bucket is decided asks its last judges about close turns alone; so the
-    `score` of a judge, `metrics` and `agreement` (Krippendorff's alpha of the judges' mean scores)
-    are None unless the panel is `complete`.
+    `score` of a judge and `agreement` (Krippendorff's alpha of the judges' mean scores) are None
+    unless the panel is `complete`.
     """
     by_order = nan_mean(votes.values, axis=3)
     judges = []
@@ -248,33 +252,24 @@ def summarize_panel(votes: Votes, calls: Mapping[str, int], complete: bool) -> J
                 "score": 100 * mean_of(both) if complete else None,
             }
         )
-    metrics = nan_mean(score_turns(votes).metric, axis=0)
-    by_judge = nan_mean(votes.values, axis=(2, 3))
-    return to_json(
-        {
-            "complete": complete,
-            "metrics": dict(zip(DUEL_METRICS, metrics.tolist(), strict=True)) if complete else None,
-            "agreement": krippendorff_alpha(by_judge.T) if complete else None,
-            "judges": judges,
-        }
-    )
+    agreement = krippendorff_alpha(nan_mean(votes.values, axis=(2, 3)).T) if complete else None
+    return to_json({"agreement": agreement, "judges": judges})
 
 
-def count_scores(scores: Array) -> list[int]:
+def count_scores(scores: ArrayLike) -> list[int]:
     """Count scores in ten steps of 10 points."""
     counts: list[int] = np.histogram(scores, bins=range(0, 101, 10))[0].tolist()
     return counts
 
 
-def summarize_lengths(turn_scores: Array, ours: Sequence[int], theirs: Sequence[int]) -> Json:
+def summarize_lengths(scores: Array, ours: Sequence[int], theirs: Sequence[int]) -> Json:
     """Return what the lengths of the challenger's and its opponent's answers explain.
 
     `gap` is the mean of challenger minus opponent in characters, `correlation` that of gap and
     score; `score_same` is the mean score of the `turns_same` turns with about equal lengths.
     """
-    there = ~np.isnan(turn_scores)
-    left, right = np.asarray(ours, float)[there], np.asarray(theirs, float)[there]
-    scores, gap = turn_scores[there], left - right
+    left, right = np.asarray(ours, float), np.asarray(theirs, float)
+    gap = left - right
     same = np.abs(gap) < SAME_LENGTH * np.maximum(left, right)
     varies = len(scores) > 1 and np.ptp(gap) > 0 and np.ptp(scores) > 0
     return to_json(
@@ -287,20 +282,20 @@ def summarize_lengths(turn_scores: Array, ours: Sequence[int], theirs: Sequence[
     )
 
 
-def explain_finals(equals: Array, real: Mapping[str, int]) -> Json:
+def explain_finals(equals: Sequence[float | None], real: Mapping[str, int]) -> Json:
     """Return the buckets of two samples of one player, and what chance explains of `final`.
 
     `false_final` is the share of equal turns in `final`. If as many of the turns of the buckets
     `real` were equal, chance would explain at most `by_chance` of those in `final`.
     """
-    counted = Counter(map(choose_bucket, equals.tolist()))
+    counted = Counter(map(choose_bucket, equals))
     judged, asked = (sum(counts[name] for name in BUCKETS[:-1]) for counts in (counted, real))
     share = counted["final"] / judged if judged else None
     return {
         "buckets": {name: counted[name] for name in BUCKETS},
         "false_final": share,
         "by_chance": min(1.0, share / (real["final"] / asked)) if real["final"] and share is not None else None,
-        "histogram": count_scores(equals[~np.isnan(equals)]),
+        "histogram": count_scores([score for score in equals if score is not None]),
     }
 
 
@@ -309,12 +304,7 @@ STAGES: dict[Kind, Literal["steps", "pairs", "sdpo"]] = {"sft": "steps", "dpo": 
 
 
 def write_training_rows(
-    folder: Path,
-    kind: Kind,
-    out: Path,
-    buckets: Sequence[str] = ("final",),
-    format: Format = "trl",
-    licence: str | None = None,
+    folder: Path, kind: Kind, out: Path, buckets: Sequence[str] = ("final",), options: WriterOptions | None = None
 ) -> Json:
     """Write the turns of these buckets as rows of a kind and return the report.
 
@@ -330,15 +320,8 @@ def write_training_rows(
     for number, path in enumerate(files):
         run = partial(_export, path, stages, kind)
         parts.append(Part(number, path.name, 1, {"file": sha256(path)}, {"kind": kind}, run, stages))
-    report = write_dataset(
-        parts,
-        TABLES[kind],
-        out,
-        WriterOptions(format=format, licence=licence),
-        stage=STAGES[kind],
-        source=("duel", folder.resolve().name),
-        used={"buckets": " ".join(buckets)},
-    )
+    source, used = ("duel", folder.resolve().name), {"buckets": " ".join(buckets)}
+    report = write_dataset(parts, TABLES[kind], out, options or WriterOptions(), STAGES[kind], source, used)
     if not report["rows"]:
         advice = "take another bucket with --bucket"
         if not any(result.glob("data/*.parquet")):

@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +22,12 @@ import pyarrow.parquet as pq
 from rensa import RMinHash
 
 from pimono_sdpo.report import OVER_MAX_SAMPLES
+from pimono_sdpo.runs.folders import make_output
 from pimono_sdpo.runs.parquet import SPLITS, number_files, read_rows, read_tables
 from pimono_sdpo.runs.sessions import PRINTS, REJECTS, ROWS
 from pimono_sdpo.schema import REJECT, SDPO_ROW
 from pimono_sdpo.text import split_shingles
 
-# The largest integer of SQLite.
-MOST = 2**63 - 1
 SAME_SESSION = "duplicate_session"
 SAME_PROMPT = "near_duplicate_prompt"
 # Of the messages of the shorter session, this share is also in the other one.
@@ -57,72 +56,68 @@ Verdict = tuple[str, str, str]
 
 
 def choose_rows(
-    shards: Sequence[Files], database_file: Path, max_samples: int | None, seed: int, dedupe: bool
-) -> sqlite3.Connection:
-    """Decide which rows stay: one of each story, then the best `max_samples` by score."""
-    # It is made anew; the shards hold all that it is made from.
-    database_file.unlink(missing_ok=True)
-    database = sqlite3.connect(database_file)
-    # A candidate takes kilobytes.
-    settings = "PRAGMA page_size=8192; PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
-    database.executescript(settings + _TABLES)
-    if dedupe or max_samples is not None:
-        for number, files in enumerate(shards):
-            _add_shard(database, number, files, seed)
-    if dedupe:
-        _reject_duplicates(database)
-    if max_samples is not None:
-        database.execute(
-            "UPDATE candidate SET step='choose', reason=?, detail='' WHERE id IN"
-            " (SELECT id FROM candidate WHERE step IS NULL"
-            " ORDER BY score DESC, ticket, source, episode LIMIT -1 OFFSET ?)",
-            (OVER_MAX_SAMPLES, min(max_samples, MOST)),
-        )
-    return database
-
-
-def write_chosen(
-    shards: Sequence[Files], work: Path, database: sqlite3.Connection
+    shards: Sequence[Files], work: Path, max_samples: int | None, seed: int, dedupe: bool
 ) -> tuple[Path, dict[str, Counter[str]]]:
-    """Write `work/out/{data,rejects}/*.parquet`; return the folder and the reasons of each step.
+    """Keep one row of each story, then the best `max_samples` by score; write WORK/out/{data,rejects}.
 
-    The files of the shards stay as they are, so that a kill in the middle costs only this step.
+    Returns the folder and the reasons of each step. The files of the shards stay as they are, so that a kill in the
+    middle costs only this step.
     """
-    out, parts = work / "out", work / "chosen"
-    for folder in (out, parts):
-        shutil.rmtree(folder, ignore_errors=True)
+    # All is made anew; the shards hold all that it is made from.
+    database_file, out, parts = work / "candidates.sqlite", make_output(work), work / "chosen"
+    database_file.unlink(missing_ok=True)
+    shutil.rmtree(parts, ignore_errors=True)
     for name in (*SPLITS, REJECTS):
         (parts / name).mkdir(parents=True)
     dropped: dict[str, Counter[str]] = {"dedupe": Counter(), "choose": Counter()}
-    for number, files in enumerate(shards):
-        found = database.execute(
-            "SELECT row, step, reason, detail FROM candidate WHERE shard=? AND step IS NOT NULL ORDER BY row",
-            (number,),
-        )
-        against: dict[int, Verdict] = {row: (step, *why) for row, step, *why in found}
-        for step, reason, _ in against.values():
-            dropped[step][reason] += 1
-        with ExitStack() as stack:
-            schemas = {**dict.fromkeys(SPLITS, SDPO_ROW), REJECTS: REJECT}
-            writers = {
-                name: stack.enter_context(pq.ParquetWriter(parts / name / files[ROWS].name, schema.arrow_schema))
-                for name, schema in schemas.items()
-            }
-            for table in read_tables(files[REJECTS], BATCH_ROWS):
-                writers[REJECTS].write_table(table)
-            first = 0
-            for table in read_tables(files[ROWS], BATCH_ROWS):
-                verdicts = [against.get(first + i) for i in range(table.num_rows)]
-                chosen = table.filter(pa.array([why is None for why in verdicts], pa.bool_()))
-                for split in SPLITS:
-                    writers[split].write_table(chosen.filter(pc.equal(chosen["split"], split)))
-                writers[REJECTS].write_table(_rejected(table, verdicts))
-                first += table.num_rows
-    for split in SPLITS:
-        number_files(sorted((parts / split).iterdir()), out / "data", split)
-    number_files(sorted((parts / REJECTS).iterdir()), out / REJECTS, REJECTS)
+    with closing(sqlite3.connect(database_file)) as database:
+        # A candidate takes kilobytes.
+        settings = "PRAGMA page_size=8192; PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
+        database.executescript(settings + _TABLES)
+        if dedupe or max_samples is not None:
+            for number, files in enumerate(shards):
+                _add_shard(database, number, files, seed)
+        if dedupe:
+            _reject_duplicates(database)
+        if max_samples is not None:
+            database.execute(
+                "UPDATE candidate SET step='choose', reason=?, detail='' WHERE id IN"
+                " (SELECT id FROM candidate WHERE step IS NULL"
+                " ORDER BY score DESC, ticket, source, episode LIMIT -1 OFFSET ?)",
+                (OVER_MAX_SAMPLES, min(max_samples, 2**63 - 1)),
+            )
+        for number, files in enumerate(shards):
+            found = database.execute(
+                "SELECT row, step, reason, detail FROM candidate WHERE shard=? AND step IS NOT NULL", (number,)
+            )
+            against: dict[int, Verdict] = {row: (step, *why) for row, step, *why in found}
+            for step, reason, _ in against.values():
+                dropped[step][reason] += 1
+            _write_shard(files, parts, against)
+    for name in (*SPLITS, REJECTS):
+        number_files(sorted((parts / name).iterdir()), out / (REJECTS if name == REJECTS else "data"), name)
     shutil.rmtree(parts)
     return out, dropped
+
+
+def _write_shard(files: Files, parts: Path, against: Mapping[int, Verdict]) -> None:
+    """Write the rows of a shard by split, and its rejects with those that `against` holds by their number."""
+    with ExitStack() as stack:
+        schemas = {**dict.fromkeys(SPLITS, SDPO_ROW), REJECTS: REJECT}
+        writers = {
+            name: stack.enter_context(pq.ParquetWriter(parts / name / files[ROWS].name, schema.arrow_schema))
+            for name, schema in schemas.items()
+        }
+        for table in read_tables(files[REJECTS], BATCH_ROWS):
+            writers[REJECTS].write_table(table)
+        first = 0
+        for table in read_tables(files[ROWS], BATCH_ROWS):
+            verdicts = [against.get(first + i) for i in range(table.num_rows)]
+            chosen = table.filter(pa.array([why is None for why in verdicts], pa.bool_()))
+            for split in SPLITS:
+                writers[split].write_table(chosen.filter(pc.equal(chosen["split"], split)))
+            writers[REJECTS].write_table(_rejected(table, verdicts))
+            first += table.num_rows
 
 
 def _rejected(rows: pa.Table, verdicts: list[Verdict | None]) -> pa.Table:

@@ -35,11 +35,9 @@ from tqdm.auto import tqdm
 
 from pimono_sdpo.errors import EngineError, OutputError, ShardError, SourceError
 from pimono_sdpo.runs.folders import disk_trouble
-from pimono_sdpo.stage import Stage, code_hash, module_of, name_of, source_hash
+from pimono_sdpo.stage import Stage, code_hash, module_of, source_hash
 
 DONE, ATTEMPTS = "done", "attempts"
-# The entries of `made_from` that are hashes of code.
-CODE = ("reader", "stages")
 EngineName = Literal["local", "ray"]
 Json = dict[str, Any]
 
@@ -101,12 +99,13 @@ class Part:
     @property
     def made_from(self) -> Json:
         """What the files depend on; a change of any part makes them again."""
-        return {"input": self.input, "options": self.options, **code_of(self.run, self.stages)}
+        return {"input": self.input, "options": self.options, "code": code_of(self.run, self.stages)}
 
 
-def code_of(run: Callable[..., object], stages: Sequence[Stage]) -> Json:
-    """Return the hashes of the code that reads a part, and of its stages."""
-    return {"reader": code_hash(run), "stages": [[name_of(stage), source_hash(stage.fn)] for stage in stages]}
+def code_of(run: Callable[..., object], stages: Sequence[Stage]) -> str:
+    """Return the hash of the code that reads a part, and of its stages."""
+    hashes = [code_hash(run), *(source_hash(stage.fn) for stage in stages)]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,8 @@ def run_parts(
         if is_whole and record["made_from"] == made_from:
             records[part.number] = record
             continue
-        changed += any((record["made_from"] or made_from).get(k) != made_from[k] for k in CODE)
+        before = record["made_from"] or made_from
+        changed += before["options"] == made_from["options"] and before.get("code") != made_from["code"]
         # A record must never outlive the rows it speaks of.
         done.unlink(missing_ok=True)
         jobs.append(Job(part, folder, outputs, made_from))
@@ -172,8 +172,6 @@ def run_parts(
                 records[job.part.number] = outcome
                 bar.set_postfix(shards=f"{len(records)}/{len(parts)}")
     if failed:
-        if len(parts) == 1:
-            raise ShardError(f"{failed[min(failed)]}; the same command tries it again.")
         raise ShardError(
             f"{len(failed)} of {len(parts)} shards failed ({failed[min(failed)]}); finished ones "
             f"are kept in `{folder.name}`, and the same command repeats only what failed."

@@ -33,8 +33,7 @@ PUBLISHED = {
     PART: re.compile(r"(rows|prints|rejects)/\d{5}\.parquet"),
     SUITE: re.compile(r"repos/.+"),
 }
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-BROKEN_DISK = (errno.EIO, errno.EROFS, errno.ESTALE)
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
 
 
 @contextmanager
@@ -133,13 +132,10 @@ def read_json(path: Path) -> object:
 def disk_trouble(error: OSError | sqlite3.Error) -> str | None:
     """Return why the disk cannot be written and what to do; None for any other error."""
     if isinstance(error, sqlite3.Error):
-        # The low byte; SQLite reports a full disk as either.
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        full = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+        # SQLite reports a full disk as either.
+        full = getattr(error, "sqlite_errorname", "").startswith(("SQLITE_FULL", "SQLITE_IOERR"))
         return f"{error}; make room" if full else None
-    if error.errno in NO_ROOM:
-        return f"{os.strerror(error.errno)}; make room"
-    return f"{os.strerror(error.errno)}; check the disk" if error.errno in BROKEN_DISK else None
+    return f"{os.strerror(error.errno)}; make room, or check the disk" if error.errno in DISK_ERRORS else None
 
 
 def require_disjoint(given: Path, out: Path) -> None:

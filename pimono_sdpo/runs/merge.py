@@ -1,8 +1,7 @@
 """A part of a divided run: the finished shards of one machine, and the check that parts are whole.
 
-part.json   pimono_sdpo, part, parts, source (name, kind, revision, shards), upstream, reader,
-            stages, options, sessions, rows, rejects, records (of each shard, with the sha256 of its
-            three files): the same bytes wherever the part was made
+part.json   pimono_sdpo, part, parts, source (name, kind, revision, shards), upstream, options, code, sessions, rows,
+            rejects, records (of each shard, with the sha256 of its three files): the same bytes wherever it was made
 """
 
 import json
@@ -13,16 +12,16 @@ from typing import Any
 
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.runs.engine import sha256
+from pimono_sdpo.runs.engine import code_of, sha256
 from pimono_sdpo.runs.folders import PART, make_output, mark_of
 from pimono_sdpo.runs.parquet import link_or_copy
-from pimono_sdpo.runs.sessions import OUTPUTS, REJECTS, ROWS, describe, files_of, made_by
+from pimono_sdpo.runs.sessions import OUTPUTS, REJECTS, ROWS, describe, files_of, filter_shard
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.traces.sources import Shard, Source
 
 Json = dict[str, Any]
 # What all parts of a run say alike.
-ALIKE = ("pimono_sdpo", "parts", "source", "options", "reader", "stages")
+ALIKE = ("pimono_sdpo", "parts", "source", "options", "code")
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,8 @@ def describe_part(
         "parts": part[1],
         "source": {"name": redacted.name, "kind": source.kind, "revision": source.revision, "shards": shards},
         "upstream": source.upstream,
-        **made_by(stages, options),
+        "options": options,
+        "code": code_of(filter_shard, stages),
     }
 
 

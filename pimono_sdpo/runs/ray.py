@@ -98,7 +98,6 @@ def finish_on_node(job: Job, token: str) -> Outcome:
     host, seen = socket.gethostname(), job.folder / TOKEN
     if not seen.is_file() or seen.read_text() != token:
         return f"node `{host}` does not see `{job.folder}`; give folders that all nodes share"
-    code = code_of(job.part.run, job.part.stages)
-    if any(job.made_from[name] != here for name, here in code.items()):
+    if job.made_from["code"] != code_of(job.part.run, job.part.stages):
         return f"node `{host}` has another version of this package; install the same everywhere"
     return finish_part(job)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, Features
 from datasets.table import InMemoryTable
 
-from pimono_sdpo.runs.engine import Output, Part, Piece, code_of
+from pimono_sdpo.runs.engine import Output, Part, Piece
 from pimono_sdpo.schema import PRINT, REJECT, SDPO_ROW, SESSION
 from pimono_sdpo.stage import KEPT, REASON, STAGE, FlatMap, Fused, Stage, name_of
 from pimono_sdpo.traces.sources import Shard, Unreadable, read_sessions
@@ -37,36 +37,26 @@ def files_of(folder: Path, index: int) -> dict[str, Path]:
     return {kind: folder / output.path.format(index) for kind, output in OUTPUTS.items()}
 
 
-def filter_parts(shards: Mapping[int, Shard], stages: Sequence[Stage], options: Json) -> list[Part]:
-    """Return a part for each shard; `shards` are known by their number in the source."""
+def session_parts(
+    shards: Mapping[int, Shard], stages: Sequence[Stage], options: Json, table: tuple[Features, Features] | None = None
+) -> list[Part]:
+    """Return a part for each shard; `shards` are known by their number in the source.
+
+    A part gives the rows, prints and rejects of the filter, or rows and rejects of the columns in `table`.
+    """
     parts = []
     for number, shard in shards.items():
         # A node of a cluster works in another folder than this process.
         files = tuple(file.absolute() for file in shard.files)
         absolute = replace(shard, files=files, root=shard.root.absolute())
         run = partial(filter_shard, absolute, tuple(stages))
-        parts.append(_session_part(number, shard, stages, options, run))
+        if table is not None:
+            run = partial(_cut_shard, absolute, tuple(stages), *table)
+        # Times only mean something on one machine.
+        times = [path.stat().st_mtime_ns for _, path in _files(shard)]
+        given = {"shard": describe(shard), "times": times}
+        parts.append(Part(number, shard.path, shard.sessions, given, options, run, tuple(stages)))
     return parts
-
-
-def step_parts(
-    shards: Sequence[Shard], stages: Sequence[Stage], options: Json, rows: Features, rejects: Features
-) -> list[Part]:
-    """Return a part for each shard, with rows of `rows` and rejects of `rejects`."""
-    runs = [partial(_cut_shard, shard, stages, rows, rejects) for shard in shards]
-    return [_session_part(n, s, stages, options, runs[n]) for n, s in enumerate(shards)]
-
-
-def _session_part(number: int, shard: Shard, stages: Sequence[Stage], options: Json, run: Any) -> Part:
-    # Times only mean something on one machine.
-    times = [path.stat().st_mtime_ns for _, path in _files(shard)]
-    given = {"shard": describe(shard), "times": times}
-    return Part(number, shard.path, shard.sessions, given, options, run, tuple(stages))
-
-
-def made_by(stages: Sequence[Stage], options: Json) -> Json:
-    """Return what all shards of a filter run are made by: code and options."""
-    return {**code_of(filter_shard, stages), "options": options}
 
 
 def describe(shard: Shard) -> Json:
@@ -94,15 +84,13 @@ def filter_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Piece]:
 
     `prints` holds the PRINT columns of `rows`, in the same order.
     """
-    order = {name_of(stage): number for number, stage in enumerate(stages)}
+    order = pa.array([name_of(stage) for stage in stages])
     fused = Fused(tuple(stages), SESSION, REJECTED)
     unreadable: Unreadable = {}
     for table in read_sessions(shard, unreadable):
         done = run_on_table(table, fused)
         kept, rejected = done.filter(done[KEPT]), done.filter(pc.invert(done[KEPT]))
-        stage_of = [order[name] for name in rejected[STAGE].to_pylist()]
-        by_stage = sorted(range(len(stage_of)), key=stage_of.__getitem__)
-        rejected = rejected.take(pa.array(by_stage, pa.int64()))
+        rejected = rejected.take(pc.sort_indices(pc.index_in(rejected[STAGE], order)))
         details = [
             row["harness"] if row["score"] is None else f"{row['harness']}, score {row['score']:g}"
             for row in rejected.select(["harness", "score"]).to_pylist()

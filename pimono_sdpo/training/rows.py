@@ -17,13 +17,7 @@ from pimono_sdpo.suites.suite import load_suite
 from pimono_sdpo.training import is_main_process, say
 from pimono_sdpo.training.arguments import SDPOArguments
 from pimono_sdpo.training.models import is_local, translate_errors
-from pimono_sdpo.training.output import (
-    DATA,
-    REPORT_FILE,
-    last_checkpoint,
-    read_object,
-    read_written,
-)
+from pimono_sdpo.training.output import DATA, REPORT_FILE, last_checkpoint, read_object, read_written
 
 Json = dict[str, Any]
 # Options of the filter that the job takes, too.
@@ -44,7 +38,13 @@ def load_rows(dataset: str, split: str = "train", config: str | None = None) -> 
     if split != "train":
         advice = "filter with --test-fraction, and --split-by session for traces of one repository"
     with translate_errors(f"The split `{split}` of `{dataset}` cannot be loaded", advice):
-        return load_dataset(dataset, config, split=split)
+        loaded = load_dataset(dataset, config, split=split)
+    if "prompt" not in loaded.column_names:
+        raise TrainingInputError(
+            f"`{dataset}` has no column `prompt` but {', '.join(loaded.column_names)}; give rows that `filter`, "
+            "`steps` or `pairs` wrote."
+        )
+    return loaded
 
 
 def load_report(dataset: str) -> Json | None:
@@ -53,14 +53,12 @@ def load_report(dataset: str) -> Json | None:
     The card has no place for the report of a duel. Raises TrainingInputError for one that no card
     can be made from.
     """
-    try:
-        path = (
-            Path(dataset) / REPORT_FILE
-            if is_local(dataset)
-            else Path(hf_hub_download(dataset, REPORT_FILE, repo_type="dataset"))
-        )
-    except EntryNotFoundError:
-        return None
+    path = Path(dataset) / REPORT_FILE
+    if not is_local(dataset):
+        try:
+            path = Path(hf_hub_download(dataset, REPORT_FILE, repo_type="dataset"))
+        except EntryNotFoundError:
+            return None
     stage = (read_object(path) or {}).get("stage")
     if not path.is_file() or stage == "sdpo":
         return None

@@ -12,10 +12,8 @@ import asyncio
 import re
 import tomllib
 import unicodedata
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,12 +45,6 @@ _PROGRAMS: dict[Style, str] = {
     "git": "git",
 }
 _STYLES = {program: style for style, programs in _PROGRAMS.items() for program in programs.split()}
-# An answer loops when its lines mostly repeat, or when it compresses far better than text.
-LOOP_LINES = 12
-LOOP_SHARE = 0.5
-LOOP_IN_A_ROW = 4
-LOOP_CHARS = 1_500
-LOOP_RATIO = 20
 
 
 _PROMPTS = jinja2.Environment(
@@ -105,21 +97,6 @@ def check_format(text: str) -> str | None:
         return "empty_action"
     before = text[: _FENCE.search(text).start()]  # type: ignore[union-attr]
     return None if before.replace("THOUGHT", "").strip(" \t\r\n:*#") else "no_thought"
-
-
-def is_looping(text: str) -> bool:
-    """Whether an answer repeats itself over and over.
-
-    >>> is_looping("I will look.\\n" * 20), is_looping("I will look.")
-    (True, False)
-    """
-    lines = [line.strip() for line in text.splitlines() if len(line.strip()) > 3]
-    if any(len(line) > 20 and len(list(same)) >= LOOP_IN_A_ROW for line, same in groupby(lines)):
-        return True
-    if len(lines) >= LOOP_LINES and 1 - len(set(lines)) / len(lines) >= LOOP_SHARE:
-        return True
-    packed = text.encode("utf-8", "replace")
-    return len(packed) >= LOOP_CHARS and len(packed) / len(zlib.compress(packed)) >= LOOP_RATIO
 
 
 def classify_action(text: str) -> Style:

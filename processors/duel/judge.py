@@ -6,9 +6,8 @@ writes  JUDGMENT: one row per call
 The gate asks one judge about each turn, and a second one about one turn in twelve; the panel asks
 every judge in both orders, and stops when no further vote can change the bucket of the turn.
 
-Two equal answers are a tie, and an answer that repeats itself over and over loses, without a judge.
-A judge whose reply cannot be read is asked once more; after that the judgment counts as not parsed,
-and its text is kept. Reading takes time linear in the reply.
+Two equal answers are a tie without a judge. A judge whose reply cannot be read is asked once more;
+after that the judgment counts as not parsed, and its text is kept.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import Judge
 from pimono_sdpo.schema import DUEL_METRICS, JUDGMENT, Opponent
 from pimono_sdpo.text import replace_surrogates, shorten
-from processors.duel.answers import is_looping, prompt, sanitize, strip_reasoning, sum_usage
+from processors.duel.answers import prompt, sanitize, strip_reasoning, sum_usage
 from processors.duel.scores import MIN_JUDGES, choose_bucket, limit_score, score_judgment
 from processors.duel.turns import SHARD_ROWS
 
@@ -62,10 +61,8 @@ def _build_object(pairs: list[tuple[str, Any]]) -> Json:
 _DECODER = json.JSONDecoder(strict=False, object_pairs_hook=_build_object)
 _SCORE = Annotated[float, msgspec.Meta(ge=0, le=HIGHEST, multiple_of=1)]
 _SCORES = msgspec.defstruct("Scores", [(name, _SCORE) for name in DUEL_METRICS])
-_REPLY = msgspec.defstruct(
-    "Reply",
-    [("A", _SCORES), ("B", _SCORES), ("verdict", Literal["a", "b", "tie"]), ("reason", str)],
-)
+_FIELDS = [("A", _SCORES), ("B", _SCORES), ("verdict", Literal["a", "b", "tie"]), ("reason", str)]
+_REPLY = msgspec.defstruct("Reply", _FIELDS)
 
 
 def read_verdict(text: str) -> Verdict | str:
@@ -171,9 +168,10 @@ class JudgeStage:
         seats = [(judge, order) for judge in judges for order in ORDERS]
         if self.single:
             seats = choose_seats(answer["turn_id"], judges, self.seed)
-        known = decide_without_judge(ours, theirs)
-        if known is not None:
-            return [self._row(answer, seat, known, (), known.reason) for seat in seats]
+        if ours.strip() == theirs.strip():
+            best = dict.fromkeys(DUEL_METRICS, float(HIGHEST))
+            tie = Verdict(best, best, "tie", f"both answers are the same; {NO_JUDGE_ASKED}")
+            return [self._row(answer, seat, tie, (), tie.reason) for seat in seats]
         if self.single:
             return list(await asyncio.gather(*(self._judge(answer, seat, ours, theirs) for seat in seats)))
         rows: list[Json] = []
@@ -247,28 +245,11 @@ class JudgeStage:
         }
         if isinstance(read, Verdict):
             # Order 0 shows the opponent first; what no judge decided has the challenger first.
-            first, second = SIDES[::-1] if replies and order == 0 else SIDES
+            first, second = SIDES if order else SIDES[::-1]
             winner = {"A": first, "B": second, "tie": "tie"}[read.verdict]
             row |= {f"scores_{first}": read.first, f"scores_{second}": read.second}
             row |= {"verdict": winner, "reason": read.reason}
         return row
-
-
-def decide_without_judge(ours: str, theirs: str) -> Verdict | None:
-    """Decide when the answers are equal or one of them loops, the challenger first; else None."""
-    loops = is_looping(ours), is_looping(theirs)
-    if ours.strip() == theirs.strip():
-        won, reason = (1, 1), "both answers are the same"
-    elif all(loops):
-        won, reason = (0, 0), "both answers repeat themselves"
-    elif any(loops):
-        loser = SIDES[loops[1]]
-        won, reason = (int(loops[1]), int(loops[0])), f"the {loser}'s answer repeats itself"
-    else:
-        return None
-    scores = [dict.fromkeys(DUEL_METRICS, float(HIGHEST * side)) for side in won]
-    verdict: Side = "tie" if won[0] == won[1] else "A" if won[0] else "B"
-    return Verdict(scores[0], scores[1], verdict, f"{reason}; {NO_JUDGE_ASKED}")
 
 
 def is_bucket_decided(judgments: Sequence[Row], judges: int, most: float = 100.0) -> bool:

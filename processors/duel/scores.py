@@ -16,6 +16,7 @@ from processors.duel.answers import classify_action
 Array = NDArray[np.float64]
 Bucket = Literal["final", "refined", "defeat", "parse_fail"]
 Row = Mapping[str, Any]
+Json = dict[str, Any]
 # A turn needs the votes of so many judges, or of all where there are fewer.
 MIN_JUDGES = 2
 COPIED = (*DUEL_TURN, "king", "challenger", "privileged_context", "leaked_terms")
@@ -68,47 +69,36 @@ def nan_mean(values: Array, axis: int | tuple[int, ...]) -> Array:
     return mean
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Scores of the turns of a duel, 0 to 100; nan for a turn without enough votes.
+def score_turn(judgments: Iterable[Row], judges: Sequence[str]) -> Json:
+    """Return what a panel said of a turn, in columns of DUEL; `score` is None without enough votes.
 
-    `turn` (turns,), `metric` (turns, 5), `judge` (turns, judges); `votes` (turns,) counts the
-    judges that voted, `consistent` (turns,) is whether each of them voted alike in both orders.
+    The score is the mean over judges of the mean over orders and metrics. A judge must be readable
+    in both orders to vote, so that a preference for the first answer cancels out; it is consistent
+    if both have the same winner.
     """
-
-    turn: Array
-    metric: Array
-    judge: Array
-    votes: NDArray[np.int64]
-    consistent: NDArray[np.bool_]
-
-
-def score_turns(votes: Votes) -> Scores:
-    """Return the mean over judges of the mean over orders and metrics.
-
-    A judge must be readable in both orders of a turn to vote on it, so that a preference for the
-    first answer cancels out.
-    """
-    by_order = nan_mean(votes.values, axis=3)
-    left_out = np.any(np.isnan(by_order), axis=2)
-    values = np.where(left_out[:, :, None, None], np.nan, votes.values)
-    judge = nan_mean(values, axis=(2, 3))
-    count = (~left_out).sum(axis=1)
-    enough = count >= min(MIN_JUDGES, len(votes.judges))
-    winner = np.sign(by_order - 0.5)
-    flipped = (winner[:, :, 0] != winner[:, :, 1]) & ~left_out
-    return Scores(
-        turn=np.where(enough, 100 * nan_mean(judge, axis=1), np.nan),
-        metric=np.where(enough[:, None], 100 * nan_mean(nan_mean(values, axis=2), axis=1), np.nan),
-        judge=np.where(enough[:, None], 100 * judge, np.nan),
-        votes=count,
-        consistent=~np.any(flipped, axis=1) & enough,
-    )
+    votes: dict[str, dict[int, list[float]]] = {name: {} for name in judges}
+    for one in judgments:
+        if one["parsed"]:
+            votes[one["judge"]][one["order"]] = compare_metrics(one)
+    both = [judge for judge in judges if len(votes[judge]) == 2]
+    if len(both) < min(MIN_JUDGES, len(judges)):
+        unknown: Json = {"score": None, "metrics": dict.fromkeys(DUEL_METRICS), "per_judge": []}
+        return {**unknown, "n_votes": len(both), "position_consistent": False}
+    values = np.array([[votes[judge][order] for order in (0, 1)] for judge in both])
+    means, metrics = 100 * values.mean(axis=(1, 2)), 100 * values.mean(axis=1).mean(axis=0)
+    winners = np.sign(values.mean(axis=2) - 0.5)
+    return {
+        "score": float(100 * values.mean(axis=(1, 2)).mean()),
+        "metrics": dict(zip(DUEL_METRICS, metrics.tolist(), strict=True)),
+        "per_judge": [{"judge": judge, "score": mean} for judge, mean in zip(both, means.tolist(), strict=True)],
+        "n_votes": len(both),
+        "position_consistent": bool((winners[:, 0] == winners[:, 1]).all()),
+    }
 
 
-def choose_bucket(score: float) -> Bucket:
+def choose_bucket(score: float | None) -> Bucket:
     """Name the bucket of a score: `final` from 80, `refined` from 66, else `defeat`."""
-    if np.isnan(score):
+    if score is None:
         return "parse_fail"
     # A mean of five judges may miss a limit by rounding.
     rounded = round(score, 9)
@@ -122,35 +112,30 @@ def limit_score(answer: Row) -> float:
     return PARITY if answer["leaked_terms"] else 100.0
 
 
-def make_duels(
-    answers: Iterable[Row], votes: Votes, reasons: Mapping[str, str], opponent: Opponent
-) -> Iterator[dict[str, Any]]:
-    """Yield one row per answered turn, in the order of `votes`; `reasons` is by turn."""
-    scores = score_turns(votes)
-    for index, answer in enumerate(answers):
-        judged = not np.isnan(scores.turn[index])
-        score = min(float(scores.turn[index]), limit_score(answer)) if judged else np.nan
-        per_judge = zip(votes.judges, scores.judge[index].tolist(), strict=True)
-        metrics = dict(zip(DUEL_METRICS, scores.metric[index].tolist(), strict=True))
-        yield {
-            **{name: answer[name] for name in COPIED},
-            "action_style": classify_action(answer["challenger"]),
-            "opponent": opponent,
-            "score": score if judged else None,
-            "metrics": metrics if judged else dict.fromkeys(DUEL_METRICS),
-            "per_judge": [{"judge": name, "score": value} for name, value in per_judge if value == value],
-            "n_votes": int(scores.votes[index]),
-            "position_consistent": bool(scores.consistent[index]),
-            "bucket": choose_bucket(score),
-            "reason": reasons.get(answer["turn_id"]),
-        }
-
-
-def collect_reasons(judgments: Iterable[Row]) -> dict[str, str]:
-    """Return the reasons of each turn, a line per judgment: `judge (order 0): reason`."""
-    lines: dict[str, list[str]] = {}
+def group_by_turn(judgments: Iterable[Row]) -> dict[str, list[Row]]:
+    """Return the judgments of each turn, in their order."""
+    by_turn: dict[str, list[Row]] = {}
     for one in judgments:
-        if one["parsed"] and one["reason"]:
-            line = f"{one['judge']} (order {one['order']}): {one['reason']}"
-            lines.setdefault(one["turn_id"], []).append(line)
-    return {turn: "\n".join(found) for turn, found in lines.items()}
+        by_turn.setdefault(one["turn_id"], []).append(one)
+    return by_turn
+
+
+def make_duels(
+    answers: Iterable[Row], judgments: Iterable[Row], judges: Sequence[str], opponent: Opponent
+) -> Iterator[Json]:
+    """Yield a DUEL row for each answer that was judged; `reason` has a line per judgment."""
+    by_turn = group_by_turn(judgments)
+    for answer in answers:
+        if rows := by_turn.get(answer["turn_id"]):
+            found = score_turn(rows, judges)
+            score = None if found["score"] is None else min(found["score"], limit_score(answer))
+            read = (one for one in rows if one["parsed"] and one["reason"])
+            yield {
+                **{name: answer[name] for name in COPIED},
+                **found,
+                "action_style": classify_action(answer["challenger"]),
+                "opponent": opponent,
+                "score": score,
+                "bucket": choose_bucket(score),
+                "reason": "\n".join(f"{one['judge']} (order {one['order']}): {one['reason']}" for one in read) or None,
+            }

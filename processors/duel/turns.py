@@ -40,7 +40,7 @@ from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.text import replace_surrogates, shorten
 from pimono_sdpo.traces.events import Event, decode_json
 from pimono_sdpo.traces.parse import Trace, read_trace
-from pimono_sdpo.traces.sources import ParquetFiles, find_parquet_files, open_source, read_sessions, translate_errors
+from pimono_sdpo.traces.sources import ParquetFiles, Source, find_parquet_files, open_source, read_sessions
 from pimono_sdpo.traces.trajectories.base import join_text
 from processors.context import write_context
 from processors.duel.answers import classify_action
@@ -100,8 +100,8 @@ def draw_turns(source: str, records: str | None, options: Options, out: Path, re
     if is_trajectories(source):
         if records is None:
             raise SourceError(
-                "Trajectories need the records of their pull requests, which are hidden from the "
-                "king; give --records, such as nebius/SWE-rebench-V2-PRs."
+                "Trajectories need the pull requests that are hidden from the king; give --records, such as "
+                "nebius/SWE-rebench-V2-PRs."
             )
         files = find_parquet_files(source)
         scans = scan_pull_requests(records)
@@ -110,10 +110,11 @@ def draw_turns(source: str, records: str | None, options: Options, out: Path, re
         name, revision = files.source, files.revision
     else:
         opened = open_source(source)
-        turns, hidden = _select_from_sessions(source, options, drops)
+        turns, hidden = _select_from_sessions(opened, options, drops)
         name, revision = opened.name, opened.revision
+    dropped = dict(sorted((+drops).items()))
     if not turns:
-        reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted((+drops).items())) or "no rows"
+        reasons = ", ".join(f"{reason} {n:,}" for reason, n in dropped.items()) or "no rows"
         raise EmptySelection(f"`{source}` has no usable turn ({reasons}); give another source.")
     report: Json = {
         "source": name,
@@ -122,7 +123,7 @@ def draw_turns(source: str, records: str | None, options: Options, out: Path, re
         "options": {**asdict(options), "exclude": sorted(options.exclude)},
         "turns": len(turns),
         "instances": len({turn[KEY] for turn in turns}),
-        "dropped": dict(sorted((+drops).items())),
+        "dropped": dropped,
     }
     (out / REPORT).unlink(missing_ok=True)
     for folder in (out / TURNS, out / RECORDS):
@@ -144,9 +145,7 @@ def draw_turns(source: str, records: str | None, options: Options, out: Path, re
 def is_trajectories(source: str) -> bool:
     """Whether a source is parquet with the columns of trajectories, not recorded sessions."""
     path = Path(source)
-    if path.is_file() and path.suffix != ".parquet":
-        return False
-    if path.is_dir() and not any(path.rglob("*.parquet")):
+    if path.exists() and path.suffix != ".parquet" and not any(path.rglob("*.parquet")):
         return False
     with find_parquet_files(source).open(0) as parquet:
         return set(NEEDED) <= set(parquet.schema_arrow.names)
@@ -184,13 +183,8 @@ def order_runs(
     found = []
     for index, name in enumerate(files.names):
         with files.open(index) as parquet:
-            columns = parquet.schema_arrow.names
-            missing = [column for column in NEEDED if column not in columns]
-            if missing:
-                raise SourceError(
-                    f"`{name}` has no column `{missing[0]}` but {', '.join(columns[:8])}; give "
-                    "trajectories with `instance_id` and `messages`, or recorded sessions."
-                )
+            if missing := {*NEEDED} - {*parquet.schema_arrow.names}:
+                raise SourceError(f"`{name}` has no column `{min(missing)}`; give trajectories or recorded sessions.")
             ids = pl.Series("id", parquet.read([KEY])[KEY].combine_chunks(), pl.String)
         rows = pl.DataFrame({"id": ids}).with_columns(file=pl.lit(index, pl.UInt32))
         found.append(rows.with_row_index("row"))
@@ -293,15 +287,14 @@ def read_messages(recorded: object) -> list[Json]:
     return messages
 
 
-def _select_from_sessions(source: str, options: Options, drops: Counter[str]) -> tuple[list[Json], list[Json]]:
+def _select_from_sessions(source: Source, options: Options, drops: Counter[str]) -> tuple[list[Json], list[Json]]:
     """Take one turn of each session, then a second, until there are enough; a hash decides."""
-    shards = open_source(source).shards
-    sessions = sum(shard.sessions for shard in shards)
+    sessions = sum(shard.sessions for shard in source.shards)
     # Many sessions have none, so the others may give more than their share.
     most = min(4 * -(-options.turns // max(sessions, 1)) + 4, options.turns)
 
     def draw() -> Iterator[tuple[int, bytes, Json, Json]]:
-        tables = (table for shard in shards for table in read_sessions(shard))
+        tables = (table for shard in source.shards for table in read_sessions(shard))
         for session in (row for table in tables for row in table.to_pylist()):
             drawn = draw_from_session(session, options.seed, most)
             if isinstance(drawn, str):
@@ -415,19 +408,15 @@ def _render_command(event: Event) -> str:
 def scan_pull_requests(source: str) -> list[pl.LazyFrame]:
     """Open records of pull requests, a frame for each file; raises SourceError for others."""
     files = find_parquet_files(source)
-    paths = [files.local(index) for index in range(len(files.names))]
-    names = [name for key in NAMES if key != "base_commit" for name in NAMES[key]]
-    for name, path in zip(files.names, paths, strict=True):
-        with translate_errors(name):
-            schema = pq.read_schema(path)
+    texts = {*TITLES, *(name for key, names in NAMES.items() for name in names if key != "base_commit")}
+    for index, name in enumerate(files.names):
+        with files.open(index) as parquet:
+            schema = parquet.schema_arrow
         if KEY not in schema.names or "string" not in str(schema.field(KEY).type):
-            fault = f"text column `{KEY}`"
-        elif not {*TITLES, *names} & set(schema.names):
-            fault = "column that describes a change, such as `problem_statement` or `patch`"
-        else:
-            continue
-        raise SourceError(f"`{name}` has no {fault}; give records of pull requests.")
-    return [pl.scan_parquet(path) for path in paths]
+            raise SourceError(f"`{name}` has no text column `{KEY}`; give records of pull requests.")
+        if not texts & {*schema.names}:
+            raise SourceError(f"`{name}` has no column that describes a change, such as `patch`.")
+    return [pl.scan_parquet(files.local(index)) for index in range(len(files.names))]
 
 
 def list_ids(scans: Iterable[pl.LazyFrame]) -> frozenset[str]:

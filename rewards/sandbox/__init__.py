@@ -19,7 +19,7 @@ import sysconfig
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Self
@@ -28,8 +28,6 @@ from pimono_sdpo.errors import PimonoError
 from rewards.sandbox import folder, kernel, landlock, processes, seccomp, zygote
 
 MEBI = 1 << 20
-# Strongest first.
-BACKENDS = ("bubblewrap", "landlock")
 
 
 class SandboxError(PimonoError):
@@ -86,10 +84,15 @@ CLEAN = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class Sandbox:
-    """Runs each command with a supervisor of its own, under a backend."""
+    """Runs each command with a supervisor of its own, under a backend or the strongest that holds here."""
 
-    def __init__(self, backend: str) -> None:
-        self.backend = backend
+    def __init__(self, backend: str = "auto") -> None:
+        self._wanted = backend
+
+    @functools.cached_property
+    def backend(self) -> str:
+        """The name of the backend; SandboxError when it does not hold."""
+        return choose(self._wanted)
 
     def run(
         self,
@@ -100,90 +103,79 @@ class Sandbox:
         limits: Limits = Limits(),
         collect: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
-        read: Sequence[str] = (),
     ) -> Ran:
         """Run a command in a fresh folder that holds `files`.
 
-        `collect` names files of that folder to bring back; `env` is added to a clean environment;
-        `read` are files and folders that may be read beside the system's, such as a tool's. Never
-        take them from a dataset.
+        `collect` names files of that folder to bring back; `env` is added to a clean environment. Never
+        take it from a dataset.
         A command that is not there exits with 127. Raises SandboxError when nothing could be run.
         """
-        with self._lane(tuple(read), limits.disk) as lane:
-            report = lane.run(
-                {
-                    "command": list(command),
-                    "limits": {
-                        **{name: getattr(limits, name) for name in Limits.__slots__},
-                        "wall_seconds": limits.wall_seconds or max(15, 5 * limits.cpu_seconds),
-                        # RLIMIT_NPROC counts every task of the uid. Without a uid of its own a run shares
-                        # it with what its user starts meanwhile, other runs included: it may then be
-                        # refused a process that it should have had, never get more.
-                        "tasks": limits.processes + (0 if lane.uid else processes.tasks_of(os.getuid())),
-                    },
-                    "env": {"PATH": PATH, **CLEAN, **(env or {})},
-                    "files": {
-                        _inside(name): content.encode() if isinstance(content, str) else content
-                        for name, content in (files or {}).items()
-                    },
-                    "collect": [_inside(name) for name in collect],
-                },
-                stdin,
-            )
+        names = {_inside(name): content for name, content in (files or {}).items()}
+        spec: dict[str, Any] = {
+            "command": list(command),
+            "env": {"PATH": PATH, **CLEAN, **(env or {})},
+            "files": {name: text.encode() if isinstance(text, str) else text for name, text in names.items()},
+            "collect": [_inside(name) for name in collect],
+            "limits": {name: getattr(limits, name) for name in Limits.__slots__}
+            | {"wall_seconds": limits.wall_seconds or max(15, 5 * limits.cpu_seconds)},
+        }
+        with self._lane(limits.disk) as lane:
+            # RLIMIT_NPROC counts every task of the uid. Without a uid of its own a run shares it with what
+            # its user starts meanwhile, other runs included: it may then be refused a process that it
+            # should have had, never get more.
+            spec["tasks"] = limits.processes + (0 if lane.uid else processes.tasks_of(os.getuid()))
+            report = lane.run(spec, stdin)
             if "refused" in report:
                 raise SandboxError(f"the sandbox `{self.backend}` did not start: {report['refused']}")
         stdout, stderr = (
             kept + (f"\n[... {seen - len(kept)} bytes cut]\n".encode() if seen > len(kept) else b"")
-            for kept, seen in report["output"]
+            for kept, seen in report.pop("output")
         )
-        code = report["code"]
+        code = report.pop("code")
         return Ran(
-            exit_code=code if code >= 0 else None,
-            signal=-code if code < 0 else None,
-            stdout=stdout,
-            stderr=stderr,
-            cpu_seconds=report["cpu"],
-            wall_seconds=report["wall"],
-            backend=self.backend,
-            stopped=report["stopped"],
-            files={name: text for name, text in report["files"].items() if text is not None},
-        )
+            exit_code=code if code >= 0 else None, signal=-code if code < 0 else None,
+            stdout=stdout, stderr=stderr, backend=self.backend, **report,
+        )  # fmt: skip
 
     @contextmanager
-    def _lane(self, read: tuple[str, ...], disk: int) -> Iterator["_Lane"]:
+    def _lane(self, disk: int) -> Iterator["_Lane"]:
         """A supervisor for one run."""
-        above = TMPFS if self.backend == "bubblewrap" else tempfile.gettempdir()
-        with _own_uid() as uid:
-            setup = _setup(uid, read, above)
-            prefix = _bubblewrap(setup, disk) if self.backend == "bubblewrap" else []
-            try:
-                with _started(prefix, "supervisor", "-IS") as connection:
-                    yield _Lane(connection, setup)
-            finally:
-                if Path(setup["folder"]).exists():  # its supervisor was killed
-                    folder.remove(setup["folder"])
-
-
-def _setup(uid: int, read: tuple[str, ...], above: str) -> dict[str, Any]:
-    """What is the same for all runs of a supervisor."""
-    base = f"{above}/sandbox-{secrets.token_hex(8)}"
-    paths = (*readable(), *read)
-    return {
-        "folder": base,
-        "tmpfs": "" if any(path.startswith(TMPFS) for path in (base, *paths)) else TMPFS,
-        "read": paths,
-        "uid": uid,
-        "search": bool(uid) and needs_search((*paths, above)),
-        "filter": seccomp.program(own_uid=bool(uid)),
-    }
+        with closing(_Lane(self.backend, disk)) as lane:
+            yield lane
 
 
 class _Lane:
-    """A supervisor that takes one run after the other."""
+    """A supervisor with a uid and a folder, which takes one run after the other.
 
-    def __init__(self, connection: socket.socket, setup: dict[str, Any]) -> None:
-        self.connection, self.uid = connection, setup["uid"]
-        self._send(setup)
+    It is started under a backend, or by the warm interpreter at the other end of `control`.
+    """
+
+    def __init__(self, backend: str, disk: int, control: socket.socket | None = None) -> None:
+        above = TMPFS if backend == "bubblewrap" else tempfile.gettempdir()
+        self.folder = f"{above}/sandbox-{secrets.token_hex(8)}"
+        with ExitStack() as stack:
+            self.uid = stack.enter_context(_own_uid())
+            stack.callback(self._remove_folder)
+            if control:
+                self.connection, theirs = socket.socketpair()
+                stack.enter_context(self.connection)
+                with theirs:
+                    socket.send_fds(control, [b"."], [theirs.fileno()])
+            else:
+                prefix = _bubblewrap(disk, self.uid) if backend == "bubblewrap" else []
+                self.connection = stack.enter_context(_started(prefix, "supervisor", "-IS"))
+            stack.callback(self._end)
+            self._ending = stack.pop_all()
+        self._send(
+            {
+                "folder": self.folder,
+                "tmpfs": "" if any(path.startswith(TMPFS) for path in (self.folder, *readable())) else TMPFS,
+                "read": readable(),
+                "uid": self.uid,
+                "search": bool(self.uid) and needs_search((*readable(), above)),
+                "filter": seccomp.program(own_uid=bool(self.uid)),
+            }
+        )
 
     def run(self, spec: dict[str, Any], stdin: bytes) -> dict[str, Any]:
         """Send a spec and the standard input of its run, wait for the report."""
@@ -202,12 +194,25 @@ class _Lane:
         finally:
             os.close(given)
 
-    def end(self) -> None:
-        """Wait until nothing runs and nothing is left, so that the uid may be another's."""
+    def abandon(self) -> None:
+        """Have what runs killed."""
         with suppress(OSError):  # it has gone
             self.connection.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """End the supervisor, and what runs."""
+        self._ending.close()
+
+    def _end(self) -> None:
+        """Wait until nothing runs and nothing is left, so that the uid may be another's."""
+        self.abandon()
+        with suppress(OSError):
             while self.connection.recv(1 << 16):
                 pass
+
+    def _remove_folder(self) -> None:
+        if Path(self.folder).exists():  # its supervisor was killed
+            folder.remove(self.folder)
 
     def _send(self, message: dict[str, Any], *descriptors: int) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # then there will be no report either
@@ -216,21 +221,7 @@ class _Lane:
                 socket.send_fds(self.connection, [b"."], descriptors)
 
 
-def run(
-    command: Sequence[str],
-    *,
-    files: Mapping[str, bytes | str] | None = None,
-    stdin: bytes = b"",
-    limits: Limits = Limits(),
-    collect: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
-    read: Sequence[str] = (),
-    backend: str = "auto",
-) -> Ran:
-    """Run a command as `Sandbox.run` does, under a backend or the strongest that holds here."""
-    return Sandbox(choose(backend)).run(
-        command, files=files, stdin=stdin, limits=limits, collect=collect, env=env, read=read
-    )
+run = Sandbox().run
 
 
 class Server(Sandbox):
@@ -247,62 +238,48 @@ class Server(Sandbox):
     """
 
     def __init__(self, imports: Sequence[str] = ()) -> None:
-        super().__init__(choose("landlock"))
-        self.imports = tuple(imports)
+        super().__init__("landlock")
+        _ = self.backend
         self._lock = threading.Lock()
         self._process = os.getpid()
-        self._idle: dict[tuple[str, ...], list[tuple[_Lane, ExitStack]]] = {}
+        self._idle: list[_Lane] = []
         self._busy: set[_Lane] = set()
         self._started = _started([], "warm_server", "-I")
         self._control = self._started.__enter__()
         try:
-            zygote.send(self._control.fileno(), {"imports": self.imports})
-            missing = zygote.receive(self._control.fileno()).get("missing")
-        except (EOFError, BrokenPipeError, ConnectionResetError) as ended:
+            zygote.send(self._control.fileno(), {"imports": list(imports)})
+            if missing := zygote.receive(self._control.fileno()).get("missing"):
+                raise SandboxError(f"the warm sandbox could not import {missing}; install it")
+        except (SandboxError, EOFError, OSError) as trouble:
             self.close()
-            raise SandboxError("the warm sandbox ended before it was ready, see above") from ended
-        if missing:
-            self.close()
-            raise SandboxError(f"the warm sandbox could not import {missing}; install it")
+            why = "the warm sandbox ended before it was ready, see above"
+            raise trouble if isinstance(trouble, SandboxError) else SandboxError(why) from trouble
 
     @contextmanager
-    def _lane(self, read: tuple[str, ...], disk: int) -> Iterator[_Lane]:
+    def _lane(self, disk: int) -> Iterator[_Lane]:
         """A supervisor that no other thread uses now; kept for later runs unless this one fails."""
         with self._lock:
             if self._process != os.getpid():  # the lanes are those of the process that forked this one
-                self._process, self._idle, self._busy = os.getpid(), {}, set()
-            idle = self._idle.setdefault(read, [])
-            lane, ending = idle.pop() if idle else self._new_lane(read)
+                self._process, self._idle, self._busy = os.getpid(), [], set()
+            lane = self._idle.pop() if self._idle else _Lane(self.backend, disk, self._control)
             self._busy.add(lane)
         try:
             yield lane
         except BaseException:
-            ending.close()
+            lane.close()
             raise
         else:
-            idle.append((lane, ending))
+            self._idle.append(lane)
         finally:
             self._busy.discard(lane)
-
-    def _new_lane(self, read: tuple[str, ...]) -> tuple[_Lane, ExitStack]:
-        with ExitStack() as stack:
-            setup = _setup(stack.enter_context(_own_uid()), read, tempfile.gettempdir())
-            ours, theirs = socket.socketpair()
-            stack.enter_context(ours)
-            with theirs:
-                socket.send_fds(self._control, [b"."], [theirs.fileno()])
-            lane = _Lane(ours, setup)
-            stack.callback(lane.end)
-            return lane, stack.pop_all()
 
     def close(self) -> None:
         """End the interpreter; runs in progress are killed."""
         if self._process == os.getpid():  # not in a fork of the process that uses them
             for lane in list(self._busy):
-                lane.connection.shutdown(socket.SHUT_WR)
+                lane.abandon()
             while self._idle:
-                for _, ending in self._idle.popitem()[1]:
-                    ending.close()
+                self._idle.pop().close()
         self._started.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
@@ -334,7 +311,7 @@ print("end")
 
 @functools.cache
 def available() -> dict[str, str]:
-    """Return why each backend does not hold here, "" when it does; tried once per process."""
+    """Return why each backend, the strongest first, does not hold here, "" when it does; tried once per process."""
     missing = missing_in_kernel()
     no_bubblewrap = "" if shutil.which("bwrap") else "`bwrap` is not installed"
     return {
@@ -346,13 +323,13 @@ def available() -> dict[str, str]:
 def choose(backend: str) -> str:
     """The backend of that name, or for `auto` the strongest that holds here; else SandboxError."""
     known = available()
-    if backend != "auto" and backend not in known:
+    if backend not in ("auto", *known):
         raise SandboxError(f"unknown sandbox `{backend}`; use auto or one of {', '.join(known)}")
-    wanted = BACKENDS if backend == "auto" else (backend,)
-    for name in wanted:
-        if not known[name]:
+    wanted = {backend: known[backend]} if backend in known else known
+    for name, why in wanted.items():
+        if not why:
             return name
-    why = "; ".join(f"{name}: {known[name]}" for name in wanted)
+    why = "; ".join(f"{name}: {why}" for name, why in wanted.items())
     raise SandboxError(f"no sandbox holds on this machine, so nothing was run ({why})")
 
 
@@ -382,8 +359,10 @@ def _broken(backend: str) -> str:
     with tempfile.NamedTemporaryFile() as secret:
         Path(secret.name).chmod(0o666)
         arguments = [secret.name, f"{secret.name}-written", str(os.getppid())]
+        tried = Sandbox()
+        tried.backend = backend  # not chosen among those that were tried
         try:
-            ran = Sandbox(backend).run([sys.executable, "-I", "-S", "-c", PROBE, *arguments])
+            ran = tried.run([sys.executable, "-I", "-S", "-c", PROBE, *arguments])
         except SandboxError as refusal:
             return str(refusal)
     *escapes, end = ran.stdout.decode().split("\n")[:-1] or [""]
@@ -464,7 +443,7 @@ def may_change_uid() -> bool:
     )
 
 
-def _bubblewrap(setup: dict[str, Any], disk: int) -> list[str]:
+def _bubblewrap(disk: int, uid: int) -> list[str]:
     """Namespaces around the supervisor, which confines what it starts as it does without them."""
     arguments = [
         shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc",
@@ -473,7 +452,7 @@ def _bubblewrap(setup: dict[str, Any], disk: int) -> list[str]:
     ]  # fmt: skip
     for device in zygote.DEVICES:  # not `--dev`, which wants devices that small machines lack
         arguments += ["--dev-bind-try", device, device]
-    bound = [path for path in (*setup["read"], str(HERE)) if not path.startswith("/proc/")]
+    bound = [path for path in (*readable(), str(HERE)) if not path.startswith("/proc/")]
     # The folders on the way are bubblewrap's own, and closed to all but its user otherwise.
     on_the_way = {str(parent) for path in bound for parent in Path(path).parents} - {"/", *bound}
     for parent in sorted(on_the_way):
@@ -481,7 +460,7 @@ def _bubblewrap(setup: dict[str, Any], disk: int) -> list[str]:
     for path in bound:
         arguments += ["--ro-bind", path, path]
     arguments += ["--size", str(disk * 5 // 4), "--tmpfs", TMPFS]
-    if setup["uid"]:
+    if uid:
         for capability in ("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "KILL",
                            "SETGID", "SETUID", "SETPCAP", "SYS_PTRACE"):  # fmt: skip
             arguments += ["--cap-add", f"CAP_{capability}"]

@@ -62,7 +62,7 @@ def execute(spec: dict[str, Any]) -> NoReturn:
 
 class _Supervisor:
     def __init__(self, setup: dict[str, Any], connection: int, start: Callable[[dict[str, Any]], NoReturn]) -> None:
-        self.setup, self.connection = setup, connection
+        self.setup, self.connection, self.socket = setup, connection, _socket.socket(fileno=connection)
         # In a tmpfs of its own where the machine allows it: the kernel bounds the disk then.
         self.tmpfs: tuple[int, int] | None = None
         if setup["tmpfs"]:
@@ -94,10 +94,8 @@ class _Supervisor:
 
     def run(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Run one spec; return the report."""
-        itself = _socket.socket(fileno=os.dup(self.connection))
-        message, extra, _, _ = itself.recvmsg(1, _socket.CMSG_LEN(4))
-        itself.close()
-        if not message or not extra:
+        _, extra, _, _ = self.socket.recvmsg(1, _socket.CMSG_LEN(4))
+        if not extra:
             raise EOFError("the other side of the sandbox went away")
         given = int.from_bytes(extra[0][2][:4], sys.byteorder)
         self.limits = limits = spec["limits"]
@@ -115,7 +113,7 @@ class _Supervisor:
             for reader in self.readers:
                 os.close(reader)
         folder.empty(self.base)
-        return {**report, "wall": wall}
+        return {**report, "wall_seconds": wall}
 
     def _bound(self, size_and_entries: tuple[int, int]) -> None:
         if self.tmpfs != size_and_entries:
@@ -146,7 +144,9 @@ class _Supervisor:
         theirs.close()
         env = {"HOME": f"{self.base}/work", "TMPDIR": f"{self.base}/tmp", **spec["env"]}
         try:
-            send(talk.fileno(), {"command": spec["command"], "env": env, "limits": self.limits})
+            send(
+                talk.fileno(), {"command": spec["command"], "env": env, "limits": self.limits, "tasks": spec["tasks"]}
+            )
             refusal = talk.recv(CHUNK).decode()
         except (BrokenPipeError, ConnectionResetError):
             refusal = "it ended before it was confined"
@@ -168,8 +168,9 @@ class _Supervisor:
             over_disk = "disk" if size > limits["disk"] else ""
             stopped = "files" if entries > limits["files"] else over_disk
         output = list(zip(map(bytes, self.kept), self.seen, strict=True))
-        files = {name: folder.read(self.base, f"work/{name}", limits["file_size"]) for name in collect}
-        return {"code": code, "stopped": stopped, "cpu": cpu, "output": output, "files": files}
+        read = {name: folder.read(self.base, f"work/{name}", limits["file_size"]) for name in collect}
+        files = {name: content for name, content in read.items() if content is not None}
+        return {"code": code, "stopped": stopped, "cpu_seconds": cpu, "output": output, "files": files}
 
     def _watch(self) -> tuple[str, tuple[int, float], float]:
         """Watch until the command ends or a limit is reached; nothing of the run is left then.

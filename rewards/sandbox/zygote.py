@@ -131,7 +131,7 @@ def _become(
         os.closerange(rules + 1, os.sysconf("SC_OPEN_MAX"))
         spec = receive(TALK)
         os.chdir(f"{setup['folder']}/work")
-        confine(setup, spec["limits"], rules)
+        confine(setup, spec["limits"], spec["tasks"], rules)
         os.close(rules)
     except (OSError, EOFError, kernel.KernelError, ValueError) as refusal:
         os.write(TALK, f"confinement failed: {refusal}".encode())
@@ -140,7 +140,7 @@ def _become(
     start(spec)
 
 
-def confine(setup: dict[str, Any], limits: dict[str, Any], rules: int) -> None:
+def confine(setup: dict[str, Any], limits: dict[str, Any], tasks: int, rules: int) -> None:
     """Confine this process, which becomes the first of a run; never half.
 
     Raises KernelError or OSError when something is refused: then nothing untrusted may start.
@@ -157,7 +157,7 @@ def confine(setup: dict[str, Any], limits: dict[str, Any], rules: int) -> None:
         (resource.RLIMIT_STACK, 8 << 20, 64 << 20),
         (resource.RLIMIT_FSIZE, limits["file_size"], limits["file_size"]),
         (resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"]),
-        (resource.RLIMIT_NPROC, limits["tasks"], limits["tasks"]),
+        (resource.RLIMIT_NPROC, tasks, tasks),
         (resource.RLIMIT_MEMLOCK, 0, 0),
         # 1, not 0, also keeps the kernel from handing a core to a program of the system (core(5)).
         (resource.RLIMIT_CORE, 1, 1),

@@ -74,7 +74,7 @@ GENERATED_SHARE = 0.1
 # What answers often import, and what is cheap to fork: `threading` and pytest are not.
 PLAIN_IMPORTS = tuple(
     "bisect collections copy ctypes dataclasses datetime decimal enum fractions functools heapq itertools "
-    "json math operator re runpy string typing".split()
+    "json math operator re string typing".split()
 )
 IMPORTS = (*WORKERS, "rewards.verifiers.recorded.stubs", *PLAIN_IMPORTS)
 
@@ -275,14 +275,6 @@ def verdict(outcomes: Sequence[Outcome]) -> VerifierResult:
     return failed(NAME, category, text, good / max(len(outcomes), 1), **counts)
 
 
-RUN = """
-import pathlib, runpy, sys
-sys.path[:] = [str(pathlib.Path({0!r}).parent.resolve()), *(path for path in sys.path if path)]
-sys.argv = {1!r}
-runpy.run_path({0!r}, run_name="__main__")
-"""
-
-
 def verify_outputs(files: Mapping[str, str], tests: OutputTests, python: Python) -> list[Outcome]:
     """Run the cases on the files; one outcome each, in order.
 
@@ -292,8 +284,7 @@ def verify_outputs(files: Mapping[str, str], tests: OutputTests, python: Python)
     limits = Limits(cpu_seconds=tests.seconds, output=OUTPUT)
     outcomes: list[Outcome] = []
     for case in tests.cases:
-        program = RUN.format(tests.module, [tests.module, *case.args])
-        ran = python(["-c", program], files=files, stdin=case.stdin.encode(), limits=limits)
+        ran = python([tests.module, *case.args], files=files, stdin=case.stdin.encode(), limits=limits)
         outcomes.append(_output_outcome(case, ran, tests.tolerance))
         if outcomes[-1].kind == "timeout":
             break

@@ -59,12 +59,12 @@ def ours_shards(corpus: Path, out: Path) -> int:
     import pyarrow.parquet as pq
 
     from pimono_sdpo.runs.engine import run_parts
-    from pimono_sdpo.runs.sessions import OUTPUTS, filter_parts
+    from pimono_sdpo.runs.sessions import OUTPUTS, session_parts
     from pimono_sdpo.traces.sources import open_source
     from processors import pipeline
 
     shards = dict(enumerate(open_source(str(corpus / "export")).shards))
-    run_parts(filter_parts(shards, pipeline(unit="session", min_worth=0.0), {}), out, OUTPUTS)
+    run_parts(session_parts(shards, pipeline(unit="session", min_worth=0.0), {}), out, OUTPUTS)
     return sum(pq.read_metadata(path).num_rows for path in (out / "rows").glob("*.parquet"))
 
 

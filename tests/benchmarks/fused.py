@@ -20,7 +20,7 @@ import pyarrow as pa
 from datasets import disable_progress_bars
 
 from pimono_sdpo.runs.engine import Part, Piece, run_parts
-from pimono_sdpo.runs.sessions import OUTPUTS, filter_parts
+from pimono_sdpo.runs.sessions import OUTPUTS, session_parts
 from pimono_sdpo.schema import PRINT, REJECT, SDPO_ROW, SESSION
 from pimono_sdpo.stage import Filter, FlatMap, Row, Stage, iterate_rows, name_of
 from pimono_sdpo.traces.sources import Shard, open_source, read_sessions
@@ -106,7 +106,7 @@ def compare(corpus: Path, repeat: int) -> None:
     shards = dict(enumerate(open_source(str(corpus / "export")).shards))
     ways = {
         "a plain loop": loop_parts(shards, pipeline()),
-        "one fused map per slice": filter_parts(shards, pipeline(), {}),
+        "one fused map per slice": session_parts(shards, pipeline(), {}),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     written = {}

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from rewards.sandbox import Ran, Server, available, landlock, run
+from rewards.sandbox import Ran, Sandbox, Server, available, landlock
 from tests.sandbox.attacks import LIMITED, REFUSED
 from tests.sandbox.world import a_world, attack, broken
 
@@ -77,7 +77,7 @@ def main() -> None:
         print("\n| way | at once | runs/s | median ms |\n|---|---|---|---|")
         for workers in (1, 2):
             for name in names:
-                cold = functools.partial(run, COLD, files=FILES, stdin=INPUT, backend=name)
+                cold = functools.partial(Sandbox(name).run, COLD, files=FILES, stdin=INPUT)
                 speed(f"cold, {name}", cold, runs, workers)
             warm = functools.partial(server.run, ["main.py"], files=FILES, stdin=INPUT)
             speed("warm, landlock", warm, runs * 4, workers)

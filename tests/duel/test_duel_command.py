@@ -96,17 +96,22 @@ def test_the_same_command_again_asks_nothing_and_changes_nothing(folder: Path, c
     assert {path: path.read_bytes() for path in Path("one/result").rglob("*.*")} == before
 
 
-def test_an_estimate_asks_a_few_and_stops(folder: Path, chat_server: ChatServer) -> None:
+def test_an_estimate_prices_all_stages_and_stops(folder: Path, chat_server: ChatServer) -> None:
+    with Path("chain.toml").open("a") as config:
+        config.writelines(f"[prices.{name}]\ninput = 1\noutput = 2\n" for name in ("k", "judge-1", "judge-2"))
     told = said("duel", "data", "--records", "prs.parquet", "--estimate")
-    assert "answers for the gate, at most 10 turns" in told
+    assert "answers for the gate, at most 10 turns:\nestimate for 10 rows, from 8" in told
+    assert "judges of the gate, counted as turns of the panel:\nestimate for " in told
+    assert "k: 20 calls" in told
+    assert "with --export or on acceptance, answers to all 12 turns:\nestimate for 2 rows" in told
     assert "estimate for 12 rows, from 8 that were run" in told
+    assert told.splitlines()[-1].startswith("all stages: $")
     assert not (folder / "duel/answers").exists()
     # What the estimate asked is in the journal and not asked again.
     asked = len(chat_server.hits)
     said("duel", "--stage", "answers", "--export")
     assert asked == 16 + 8 * 4
     assert len(chat_server.hits) == asked + 2 * 4
-    assert "all stages" in said("duel", "--estimate")
 
 
 def test_an_estimate_asks_no_judge_before_the_rules_are_registered(folder: Path, chat_server: ChatServer) -> None:
@@ -183,15 +188,6 @@ def test_thresholds_of_the_original_are_read_from_its_section(folder: Path, chat
     assert report["rules"]["win_margin"] == 2
 
 
-def test_a_challenger_that_is_not_accepted_costs_no_panel(folder: Path, chat_server: ChatServer) -> None:
-    chat_server.policy = lambda body: verdict(5, 5) if is_judge(body) else play(body)
-    told = said("duel", "data", "--records", "prs.parquet")
-    assert "not accepted at look" in told
-    assert "panel" not in told
-    assert not Path("duel/judgments").exists()
-    assert "buckets: final 0, refined 0, defeat 12, parse_fail 0" in said("duel", "--export")
-
-
 def test_a_pair_never_prefers_an_answer_that_lost(folder: Path, chat_server: ChatServer) -> None:
     def lost(body: Json) -> str | Json:
         if not is_judge(body):
@@ -228,10 +224,16 @@ def test_what_leaks_is_not_imitated_but_taught_with_its_context(folder: Path, ch
     assert write_training_rows(folder / "duel", "sdpo", folder / "sdpo")["rows"] == 12
 
 
-def test_no_winner_is_one_sentence(folder: Path, chat_server: ChatServer) -> None:
+def test_a_challenger_that_is_not_accepted_costs_no_panel_and_gives_no_rows(
+    folder: Path, chat_server: ChatServer
+) -> None:
     chat_server.policy = lambda body: verdict(5, 5) if is_judge(body) else play(body)
-    told = said("duel", "data", "--records", "prs.parquet", "--export")
+    told = said("duel", "data", "--records", "prs.parquet")
+    assert "not accepted at look" in told
     assert "the challenger leads by 0.0 points, fewer than 2" in told
+    assert "panel" not in told
+    assert not Path("duel/judgments").exists()
+    assert "buckets: final 0, refined 0, defeat 12, parse_fail 0" in said("duel", "--export")
     with pytest.raises(EmptySelection, match="take another bucket"):
         write_training_rows(folder / "duel", "sft", folder / "rows")
     assert write_training_rows(folder / "duel", "sft", folder / "rows", ("defeat",))["rows"] == 12

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pimono_sdpo.duel.gate import krippendorff_alpha
-from pimono_sdpo.duel.result import summarize_lengths, summarize_panel
+from pimono_sdpo.duel.result import summarize_judges, summarize_lengths
 from tests.duel.votes import votes as votes_of
 
 NAN = float("nan")
@@ -35,7 +35,7 @@ def summarize(values: object, complete: bool = True) -> dict[str, Any]:
     """The summary of a panel that was asked about everything."""
     votes = votes_of(values)
     calls = dict.fromkeys(votes.judges, 2 * len(votes.turns))
-    return summarize_panel(votes, calls, complete)
+    return summarize_judges(votes, calls, complete)
 
 
 def test_a_judge_that_likes_what_comes_first() -> None:
@@ -57,10 +57,10 @@ def test_judges_that_say_opposite_things_agree_less_than_by_chance() -> None:
 
 
 def test_longer_answers_that_win() -> None:
-    scores = np.array([100.0, 80, 50, 20, NAN])
-    found = summarize_lengths(scores, [400, 300, 200, 100, 999], [200, 200, 200, 200, 1])
+    scores = np.array([100.0, 80, 50, 20])
+    found = summarize_lengths(scores, [400, 300, 200, 100], [200, 200, 200, 200])
     assert found["gap"] == pytest.approx(50)
-    assert found["correlation"] == pytest.approx(np.corrcoef([200, 100, 0, -100], scores[:4])[0, 1])
+    assert found["correlation"] == pytest.approx(np.corrcoef([200, 100, 0, -100], scores)[0, 1])
     assert (found["score_same"], found["turns_same"]) == (50, 1)
 
 

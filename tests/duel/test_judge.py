@@ -20,7 +20,7 @@ from processors.duel.judge import (
     is_bucket_decided,
     read_verdict,
 )
-from processors.duel.scores import choose_bucket, collect_votes, score_turns
+from processors.duel.scores import choose_bucket, score_turn
 from tests.chat_server import ChatServer, busy
 from tests.duel.players import play, shown, verdict
 from tests.duel.trajectories import step, trajectory
@@ -143,30 +143,12 @@ def test_trouble_with_one_judge_leaves_the_others(chat_server: ChatServer) -> No
     assert ["503" in (row["error"] or "") for row in rows] == [True, True, False, False]
 
 
-LOOP = "THOUGHT: I will look at it once more.\n" * 40
-
-
-@pytest.mark.parametrize(
-    ("king", "challenger", "outcome"),
-    [
-        (LOOP, CHALLENGER, "challenger"),
-        (KING, LOOP, "opponent"),
-        (LOOP, LOOP + "!", "tie"),
-        (KING, KING + "\n", "tie"),
-    ],
-)
-def test_what_needs_no_judge_is_not_paid_for(
-    chat_server: ChatServer, king: str, challenger: str, outcome: str
-) -> None:
-    rows = judge(chat_server, answer(king, challenger))
-    assert [row["verdict"] for row in rows] == [outcome] * 4
+def test_equal_answers_are_a_tie_that_is_not_paid_for(chat_server: ChatServer) -> None:
+    rows = judge(chat_server, answer(KING, KING + "\n"))
+    assert [row["verdict"] for row in rows] == ["tie"] * 4
     assert chat_server.hits == []
-    for row in rows:
-        ours, theirs = row["scores_challenger"], row["scores_opponent"]
-        won = {"challenger": 1, "opponent": -1, "tie": 0}[outcome]
-        assert all((ours[name] > theirs[name]) - (ours[name] < theirs[name]) == won for name in DUEL_METRICS)
-        assert NO_JUDGE_ASKED in row["reason"]
-        assert row["parsed"]
+    assert all(row["parsed"] and row["scores_challenger"] == row["scores_opponent"] for row in rows)
+    assert all(NO_JUDGE_ASKED in row["reason"] for row in rows)
 
 
 def test_a_turn_without_answers_is_not_judged(chat_server: ChatServer) -> None:
@@ -329,7 +311,7 @@ def judged(votes: list[int | None], judges: int = 3) -> list[Json]:
 
 def bucket_of(rows: list[Json], judges: int) -> str:
     names = [f"j{number}" for number in range(judges)]
-    return choose_bucket(float(score_turns(collect_votes(names, rows)).turn[0]))
+    return choose_bucket(score_turn(rows, names)["score"])
 
 
 def test_a_panel_that_is_stopped_gives_the_bucket_of_the_whole_panel() -> None:

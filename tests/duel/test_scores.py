@@ -1,13 +1,15 @@
 """Votes to scores and buckets."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pimono_sdpo.schema import DUEL_METRICS
-from processors.duel.scores import choose_bucket, collect_votes, score_turns
-from tests.duel.votes import votes
+from processors.duel.scores import choose_bucket, collect_votes, score_turn
 
 NAN = float("nan")
 
@@ -35,49 +37,57 @@ def test_judgments_become_votes() -> None:
     assert np.isnan(found.values[1]).all()
 
 
+def scored(votes: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """What a panel says of a turn by its votes (judges, 2 orders), nan for a reply that was not read."""
+    rows = [
+        {**judgment("t", str(number), order, vote, 0.5), "parsed": vote == vote}
+        for number, orders in enumerate(votes)
+        for order, vote in enumerate(orders)
+    ]
+    return score_turn(rows, [str(number) for number in range(len(votes))])
+
+
 def test_a_preference_for_the_first_answer_cancels_out() -> None:
-    found = score_turns(votes([[[0, 1], [0, 1], [0, 1]]]))
-    assert found.turn.tolist() == [50.0]
-    assert not found.consistent[0]
+    found = scored([[0, 1], [0, 1], [0, 1]])
+    assert found["score"] == 50
+    assert not found["position_consistent"]
 
 
 def test_the_score_is_the_mean_over_judges_and_orders() -> None:
-    found = score_turns(votes([[[1, 1], [1, 0.5], [0, 0]]]))
-    assert found.turn[0] == pytest.approx(100 * (1 + 0.75 + 0) / 3)
-    assert found.judge[0].tolist() == [100, 75, 0]
-    assert found.metric[0] == pytest.approx([found.turn[0]] * 5)
-    assert found.votes[0] == 3
+    found = scored([[1, 1], [1, 0.5], [0, 0]])
+    assert found["score"] == pytest.approx(100 * (1 + 0.75 + 0) / 3)
+    assert [one["score"] for one in found["per_judge"]] == [100, 75, 0]
+    assert found["metrics"] == pytest.approx(dict.fromkeys(DUEL_METRICS, found["score"]))
+    assert found["n_votes"] == 3
 
 
 def test_a_judge_that_was_read_once_has_no_say() -> None:
-    values = votes([[[1, NAN], [0, 0], [0, 0]], [[1, NAN], [NAN, 1], [0, 0]]])
-    found = score_turns(values)
-    assert found.turn[0] == 0
-    assert np.isnan(found.turn[1])
-    assert np.isnan(found.metric[1]).all()
-    assert found.votes.tolist() == [2, 1]
+    assert scored([[1, NAN], [0, 0], [0, 0]])["score"] == 0
+    found = scored([[1, NAN], [NAN, 1], [0, 0]])
+    assert (found["score"], found["n_votes"]) == (None, 1)
+    assert set(found["metrics"].values()) == {None}
 
 
 def test_one_judge_is_a_panel() -> None:
-    assert score_turns(votes([[[1, 1]]])).turn.tolist() == [100]
+    assert scored([[1, 1]])["score"] == 100
 
 
 @pytest.mark.parametrize(
     ("score", "name"),
     [
         (80, "final"), (79.99, "refined"), (66, "refined"), (65.99, "defeat"), (0, "defeat"),
-        (100, "final"), (NAN, "parse_fail"), (66 - 2e-14, "refined"), (80 - 2e-14, "final"),
+        (100, "final"), (None, "parse_fail"), (66 - 2e-14, "refined"), (80 - 2e-14, "final"),
     ],
 )  # fmt: skip
-def test_buckets(score: float, name: str) -> None:
+def test_buckets(score: float | None, name: str) -> None:
     assert choose_bucket(score) == name
 
 
-@given(st.integers(0, 2**32 - 1))
-def test_players_swapped_swap_the_score(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    given_votes = rng.choice([0, 0.5, 1, NAN], size=(6, 3, 2))
-    swapped = 1 - given_votes[:, :, ::-1]
-    ours, theirs = score_turns(votes(given_votes)), score_turns(votes(swapped))
-    np.testing.assert_allclose(ours.turn, 100 - theirs.turn, equal_nan=True)
-    assert (ours.consistent == theirs.consistent).all()
+@given(st.lists(st.tuples(*[st.sampled_from([0, 0.5, 1, NAN])] * 2), min_size=3, max_size=3))
+def test_players_swapped_swap_the_score(votes: list[tuple[float, float]]) -> None:
+    ours, theirs = scored(votes), scored([(1 - second, 1 - first) for first, second in votes])
+    if ours["score"] is None:
+        assert theirs["score"] is None
+    else:
+        assert ours["score"] == pytest.approx(100 - theirs["score"])
+    assert ours["position_consistent"] == theirs["position_consistent"]

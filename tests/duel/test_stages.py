@@ -199,23 +199,6 @@ def test_a_limit_of_less_than_a_cent_is_named(folder: Path) -> None:
     assert (told.stopped or "").startswith("The limit of $0.0012 is reached ($0.00 spent)")
 
 
-def test_an_estimate_prices_all_stages_and_writes_nothing(folder: Path, chat_server: ChatServer) -> None:
-    config = Path("chain.toml")
-    prices = "".join(f"[prices.judge-{n}]\ninput = 1\noutput = 2\n" for n in (1, 2))
-    config.write_text(config.read_text() + prices)
-    text = Duel(folder / "duel", settings()).estimate(5)
-    assert "judges of the gate, counted as turns of the panel:\nestimate for " in text
-    assert "answers for the gate, at most 10 turns:\nestimate for 10 rows, from 5" in text
-    assert "k: 20 calls" in text
-    assert "with --export or on acceptance, answers to all 30 turns:\nestimate for 20 rows" in text
-    assert text.splitlines()[-1].startswith("all stages: $")
-    assert not (folder / "duel/answers").exists()
-    asked = len(chat_server.hits)
-    assert asked == 10 + 5 * 4
-    both_stages(folder / "duel")
-    assert set(chat_server.answered().values()) == {1}
-
-
 def progress(duel: Path, given: Settings) -> list[tuple[str, Outcome | Json]]:
     return list(Duel(duel, given).run_gate())
 

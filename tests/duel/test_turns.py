@@ -14,7 +14,7 @@ from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.traces.sources import find_parquet_files
-from processors.duel.answers import check_format, classify_action, is_looping
+from processors.duel.answers import check_format, classify_action
 from processors.duel.turns import (
     OBSERVATION,
     Options,
@@ -332,22 +332,6 @@ def test_the_form_of_an_answer(text: str, fault: str | None) -> None:
 )
 def test_the_style_of_an_action(command: str, style: str) -> None:
     assert classify_action(step("x", command)) == style
-
-
-@pytest.mark.parametrize(
-    ("text", "looping"),
-    [
-        (step("look", "ls"), False),
-        ("I will look at the file now.\n" * 5, True),
-        ("wait, let me think again about this " * 60, True),
-        ("\n".join(f"line {number} is another thing to say" for number in range(200)), False),
-        (step("edit", "cat > t.py <<'EOF'\n" + "    x = 1\n    y = 2\n" * 3 + "EOF"), False),
-        ("a\nb\n" * 30, False),
-        ("def f():\n    return\n" * 10, True),
-    ],
-)
-def test_a_loop_is_told_from_a_long_answer(text: str, looping: bool) -> None:
-    assert is_looping(text) is looping
 
 
 @pytest.mark.parametrize(

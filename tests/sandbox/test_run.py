@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rewards import sandbox
-from rewards.sandbox import Limits, SandboxError, available, choose, kernel, run
+from rewards.sandbox import Limits, Sandbox, SandboxError, available, choose, kernel, run
 from tests.sandbox.world import until
 
 PYTHON = [sys.executable, "-c"]
@@ -40,8 +40,8 @@ pathlib.Path("out/a").write_text(text.upper())
 print("said"); print("warned", file=sys.stderr); sys.exit(3)
 """
     files: dict[str, bytes | str] = {"main.py": program, "data/in.txt": b"one "}
-    ran = run(
-        [sys.executable, "main.py"], files=files, stdin=b"two", backend=backend,
+    ran = Sandbox(backend).run(
+        [sys.executable, "main.py"], files=files, stdin=b"two",
         collect=["out/a", "missing", "out"],
     )  # fmt: skip
     assert (ran.exit_code, ran.signal, ran.stopped) == (3, None, "")
@@ -68,7 +68,7 @@ subprocess.run([sys.executable, "-c", "print('child')"], check=True)
 subprocess.run("echo shell | cat > /dev/null && echo pipe", shell=True, check=True)
 import pytest
 """
-    ran = run([*PYTHON, program], backend=backend)
+    ran = Sandbox(backend).run([*PYTHON, program])
     assert ran.exit_code == 0, ran.stderr.decode()
     assert ran.stdout.split() == [b"threads", b"loop", b"child", b"pipe"]
 
@@ -158,7 +158,7 @@ def test_files_outside_the_work_folder_are_refused(name: str) -> None:
 
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(SandboxError, match="unknown sandbox `docker`; use auto or one of"):
-        run(["true"], backend="docker")
+        Sandbox("docker").run(["true"])
 
 
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sandbox, "TMPFS", str(tmp_path))  # no tmpfs over the temporary folder
     deep = "import os\nfor n in range(1500): os.mkdir('d'); os.chdir('d')\nos.chmod('.', 0)"
-    run([*PYTHON, deep], limits=Limits(files=10**6), backend="landlock")
+    Sandbox("landlock").run([*PYTHON, deep], limits=Limits(files=10**6))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -175,7 +175,7 @@ def test_the_kernel_bounds_the_disk_where_it_can(backend: str) -> None:
     if backend == "landlock" and not (os.geteuid() == 0 and kernel.has_capabilities(SYS_ADMIN)):
         pytest.skip("needs the right to mount")
     size = "import os; found = os.statvfs('.'); print(found.f_blocks * found.f_frsize)"
-    ran = run([*PYTHON, size], limits=Limits(disk=16 << 20), backend=backend)
+    ran = Sandbox(backend).run([*PYTHON, size], limits=Limits(disk=16 << 20))
     assert int(ran.stdout) == 20 << 20
 
 
@@ -192,9 +192,9 @@ def test_a_caller_that_is_ended_takes_its_tree_and_folder_along(tmp_path: Path, 
     folders.mkdir()
     program = "import os\nif os.fork() == 0: os.setsid()\nimport time; time.sleep(300)"
     Path(path).write_text(
-        "import sys\nfrom rewards.sandbox import Limits, run\n"
-        f"run([sys.executable, '-c', {program!r}], limits=Limits(wall_seconds=300), "
-        f"env={{'BEACON': '{tmp_path}'}}, backend='{'landlock' if prefix else 'auto'}')"
+        "import sys\nfrom rewards.sandbox import Limits, Sandbox\n"
+        f"Sandbox('{'landlock' if prefix else 'auto'}').run([sys.executable, '-c', {program!r}], limits=Limits(wall_seconds=300), "
+        f"env={{'BEACON': '{tmp_path}'}})"
     )
     root = Path(__file__).parent.parent.parent
     env = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(folders)}

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rewards.sandbox import Limits, Ran, Server, run
+from rewards.sandbox import Limits, Ran, Sandbox, Server
 from tests.sandbox.attacks import HEAD, LIMITED, REFUSED
 
 # A clock is tight only where it alone has to stop the attack. Elsewhere it is far away, so that
@@ -146,7 +146,7 @@ def attack(name: str, world: World, backend: str | Server) -> Ran:
         ran = backend.run(arguments, files=files, limits=limits, collect=ASKED)
     else:
         command = [sys.executable, *arguments]
-        ran = run(command, files=files, limits=limits, backend=backend, collect=ASKED)
+        ran = Sandbox(backend).run(command, files=files, limits=limits, collect=ASKED)
     if name == "daemon":
         time.sleep(2)
     return ran

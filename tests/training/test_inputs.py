@@ -30,6 +30,7 @@ def test_rows_come_from_the_data_folder_alone(filtered: Path) -> None:
         ({}, "doesn't contain any data files"),
         ({"prompt": []}, "corresponds to no data"),
         ("not parquet", "magic bytes not found"),
+        ({"text": ["hi"]}, "has no column `prompt` but text; give rows that"),
     ],
 )
 def test_unusable_rows_are_one_sentence(
