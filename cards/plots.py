@@ -10,25 +10,20 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pimono_sdpo.report import MEASURES
 from pimono_sdpo.schema import FINAL_SCORE, PARITY, REFINED_SCORE
 
 Json = dict[str, Any]
 COLOUR, PALE, CUT, GREY = "#4a6fa5", "#ccd3df", "#b06a00", "#808080"
 FUNNEL, SCORES, CATEGORIES = "funnel.svg", "scores.svg", "categories.svg"
-# Measures that are not shares between 0 and 1.
-UNBOUNDED = frozenset({"loss", "log_ratio"})
+REWARD = "self_distillation/reward_mean"
+# What is drawn of a method: the metric of a step, and its title.
 CURVES = {
     "sdpo": (
-        ("self_distillation/reward_mean", "mean reward"),
+        (REWARD, "mean reward"),
         ("sdpo/distillation_loss", "distillation loss"),
         ("completions/mean_length", "completion length (tokens)"),
     ),
-    "sft": (
-        ("loss", "loss"),
-        ("mean_token_accuracy", "token accuracy"),
-        ("entropy", "entropy (nats per token)"),
-    ),
+    "sft": (("loss", "loss"), ("mean_token_accuracy", "token accuracy"), ("entropy", "entropy (nats per token)")),
     "dpo": (
         ("loss", "loss"),
         ("rewards/margins", "reward margin"),
@@ -172,20 +167,16 @@ def _draw_scores(score: Json, path: Path) -> None:
     """Draw stacked bars of selected and rejected rows by score, and the cut between them."""
     bins = score["histogram"]
     most = max(one["rows"] + one["rejected"] for one in bins)
-    edges = bins[0]["from"], bins[-1]["to"]
-    panel = Panel(60, HEAD, 720, 220, "rows by score", edges, (0, 1.12 * most or 1))
+    panel = Panel(60, HEAD, 720, 220, "rows by score", (bins[0]["from"], bins[-1]["to"]), (0, 1.12 * most or 1))
     for one in bins:
         for kind, bottom, colour in (("rows", 0, COLOUR), ("rejected", one["rows"], PALE)):
             if one[kind]:
                 panel.draw_bar((one["from"], one["to"]), (bottom, bottom + one[kind]), colour)
     panel.draw_axes(_label(choose_ticks(*panel.x)), choose_ticks(*panel.y, whole=True))
-    legend = []
-    if any(one["rejected"] for one in bins):
-        legend += [("selected", COLOUR), ("rejected", GREY)]
+    legend = [("selected", COLOUR), ("rejected", GREY)] if any(one["rejected"] for one in bins) else []
     if score["cut"] is not None:
-        low, high = panel.x
         # What a row had to reach may lie outside of what any row reached.
-        cut = min(max(score["cut"], low), high)
+        cut = min(max(score["cut"], panel.x[0]), panel.x[1])
         panel.draw_line([(cut, 0), (cut, panel.y[1])], CUT, dashed=True)
         legend.append((f"cut {score['cut']:g}", CUT))
     for line, (name, colour) in enumerate(legend):
@@ -199,20 +190,18 @@ def _label(ticks: Iterable[float]) -> list[tuple[float, str]]:
 
 def write_run_plot(run: Json, path: Path) -> None:
     """Draw the curves of the method per optimizer step."""
-    curves = CURVES[run["method"]]
-    steps = [entry for entry in run["log_history"] if "loss" in entry]
     panels = []
-    for number, (name, title) in enumerate(curves):
+    for number, (name, title) in enumerate(CURVES[run["method"]]):
         panel = Panel(60 + 390 * number, HEAD, 320, 230, title)
-        points = [(entry["step"], entry[name]) for entry in steps if entry.get(name) is not None]
-        is_reward = name == CURVES["sdpo"][0][0]
-        threshold = run["arguments"]["success_reward_threshold"] if is_reward else None
-        values = [y for _, y in points] + [threshold] * is_reward
-        panel.x = _widen([x for x, _ in points])
-        panel.y = _widen(values)
-        if threshold is not None:
+        points = [(entry["step"], entry[name]) for entry in run["log_history"] if entry.get(name) is not None]
+        panel.x, values = _widen([x for x, _ in points]), [y for _, y in points]
+        if name == REWARD:
+            threshold = run["arguments"]["success_reward_threshold"]
+            panel.y = _widen([*values, threshold])
             panel.draw_line([(panel.x[0], threshold), (panel.x[1], threshold)], GREY, dashed=True)
             panel.write("success", (panel.x[0], threshold), (4, -4), "start", GREY, 11)
+        else:
+            panel.y = _widen(values)
         panel.draw_line(points, COLOUR)
         for x, y in points:
             panel.draw_dot(x, y)
@@ -228,19 +217,6 @@ def _widen(values: Sequence[float]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def write_evaluation_plot(run: Json, path: Path) -> None:
-    """Draw each measure of held-out rows before and after, with its interval."""
-    panels = [
-        _draw_intervals(
-            Panel(60 + 300 * number, HEAD, 220, 230, title),
-            run["evaluation"][name],
-            name not in UNBOUNDED,
-        )
-        for number, (name, title) in enumerate(MEASURES[run["method"]].items())
-    ]
-    save_picture(path, 620, 300, panels)
-
-
 def write_comparison_plot(report: Json, path: Path) -> None:
     """Draw each metric of an evaluation per model, with its interval."""
     panels = []
@@ -251,18 +227,15 @@ def write_comparison_plot(report: Json, path: Path) -> None:
     save_picture(path, 1200, 20 + 270 * math.ceil(len(panels) / 3), panels)
 
 
-def _draw_intervals(panel: Panel, values: Json, from_zero_to_one: bool = False) -> Panel:
+def _draw_intervals(panel: Panel, values: Json) -> Panel:
     """Draw the `mean` of each label, with a line from `low` to `high` where they are known."""
-    ends = ("mean", "low", "high")
-    known = [one[end] for one in values.values() for end in ends if one[end] is not None]
+    known = [one[end] for one in values.values() for end in ("mean", "low", "high") if one[end] is not None]
     panel.x, panel.y = (-0.5, len(values) - 0.5), _widen(known)
-    if from_zero_to_one:
-        panel.y = 0, max(1.0, panel.y[1])
     for place, value in enumerate(values.values()):
+        if value["low"] is not None:
+            panel.draw_line([(place, value["low"]), (place, value["high"])], COLOUR)
         if value["mean"] is not None:
             panel.draw_dot(place, value["mean"])
-            if value["low"] is not None:
-                panel.draw_line([(place, value["low"]), (place, value["high"])], COLOUR)
     panel.draw_axes(enumerate(values), choose_ticks(*panel.y))
     return panel
 
@@ -273,11 +246,10 @@ def write_duel_plot(summary: Json, path: Path) -> None:
     With a duel of the king against itself, its turns are drawn over those of the duel.
     """
     verdict = summary["verdict"]
-    judges = [(judge["name"].rpartition("/")[2], judge["score"]) for judge in verdict["judges"]]
-    rows = [("score", verdict["score"]), *judges]
+    rows = [("score", verdict["score"])]
+    rows += [(judge["name"].rpartition("/")[2], judge["score"]) for judge in verdict["judges"]]
     left = 20.0 + CHAR_WIDTH * max(len(name) for name, _ in rows)
-    scores = Panel(left, HEAD, 340, ROW_HEIGHT * 1.4 * len(rows), verdict["conclusion"])
-    scores.x, scores.y = (0, 100), (0, len(rows))
+    scores = Panel(left, HEAD, 340, ROW_HEIGHT * 1.4 * len(rows), verdict["conclusion"], (0, 100), (0, len(rows)))
     scores.draw_line([(PARITY, 0), (PARITY, len(rows))], GREY, dashed=True)
     for place, (name, value) in enumerate(rows):
         middle = len(rows) - place - 0.5
@@ -286,8 +258,7 @@ def write_duel_plot(summary: Json, path: Path) -> None:
             scores.write("missing", (0, middle), (6, 4), "start", GREY)
             continue
         if place == 0 and verdict["low"] is not None and verdict["high"] is not None:
-            ends = max(verdict["low"], 0), min(verdict["high"], 100)
-            scores.draw_line([(end, middle) for end in ends], COLOUR)
+            scores.draw_line([(max(verdict["low"], 0), middle), (min(verdict["high"], 100), middle)], COLOUR)
         scores.draw_dot(value, middle)
         scores.write(f"{value:.1f}", (value, middle), (0, -8), size=11)
     scores.draw_axes([(0, "0"), (PARITY, "parity"), (100, "100")], [])
@@ -296,9 +267,8 @@ def write_duel_plot(summary: Json, path: Path) -> None:
     if summary["aa_test"]:
         kinds.append((summary["aa_test"]["histogram"], "king against itself", CUT))
     shares = [[count / max(sum(counts), 1) for count in counts] for counts, *_ in kinds]
-    turns = Panel(left + 420, HEAD, 340, 200, "share of turns by score")
-    turns.x, turns.y = (0, 100), (0, 1.12 * max(map(max, shares)) or 1)
-    width = 100 / len(shares[0])
+    most, width = max(map(max, shares)), 100 / len(shares[0])
+    turns = Panel(left + 420, HEAD, 340, 200, "share of turns by score", (0, 100), (0, 1.12 * most or 1))
     for place, share in enumerate(shares[0]):
         turns.draw_bar((place * width, (place + 1) * width), (0, share), PALE)
     for number, ((_, name, colour), counts) in enumerate(zip(kinds, shares, strict=True)):

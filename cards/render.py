@@ -20,13 +20,7 @@ from huggingface_hub.repocard_data import eval_results_to_model_index
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cards.lint import is_repo_id, lint_file
-from cards.plots import (
-    CURVES,
-    write_comparison_plot,
-    write_evaluation_plot,
-    write_report_plots,
-    write_run_plot,
-)
+from cards.plots import CURVES, write_comparison_plot, write_report_plots, write_run_plot
 from cards.view.page import render_page, run_view
 from pimono_sdpo.report import MEASURES
 from pimono_sdpo.schema import DUEL, DUEL_METRICS, FINAL_SCORE, REFINED_SCORE, SDPO_ROW
@@ -73,7 +67,7 @@ def _render_rows_card(
     if report["licence"]:
         metadata["license"] = report["licence"]
     card = make_environment().get_template(f"{template}.md.j2")
-    return card.render(metadata=dump_front_matter(metadata), report=report, **values)
+    return card.render(metadata=yaml.safe_dump(metadata, sort_keys=True, allow_unicode=True), report=report, **values)
 
 
 def render_model_card(report: Json | None, run: Json) -> str:
@@ -81,24 +75,19 @@ def render_model_card(report: Json | None, run: Json) -> str:
     base = run["base_model"]
     # A run pins the commit of a model that is on the Hub.
     on_hub = run["base_model_revision"] is not None and is_repo_id(base)
-    metadata: Json = {
-        "library_name": "peft",
-        "pipeline_tag": "text-generation",
-        "tags": ["trl", run["method"], "lora", "pimono-sdpo", "agent-traces", "trackio"],
-    }
+    tags = ["trl", run["method"], "lora", "pimono-sdpo", "agent-traces", "trackio"]
+    metadata: Json = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": tags}
     if run["arguments"]["load_in_4bit"] or run["arguments"]["load_in_8bit"]:
-        metadata["tags"].append("qlora")
+        tags.append("qlora")
     if on_hub:
-        metadata["base_model"] = base
-        metadata["base_model_relation"] = "adapter"
-        metadata["tags"].append(f"base_model:adapter:{base}")
+        metadata |= {"base_model": base, "base_model_relation": "adapter"}
+        tags.append(f"base_model:adapter:{base}")
     if run["trackio"]["url"]:
-        metadata["tags"].append(f"trackio:{run['trackio']['url']}")
+        tags.append(f"trackio:{run['trackio']['url']}")
     datasets = [run["dataset"]["id"]]
     if report is not None and report["input"]["kind"] == "hub":
         datasets += report["input"]["source"].split(", ")
-    hub_datasets = sorted({name for name in datasets if is_repo_id(name) and "/" in name})
-    if hub_datasets:
+    if hub_datasets := sorted({name for name in datasets if is_repo_id(name) and "/" in name}):
         metadata["datasets"] = hub_datasets
     if run["licence"]:
         metadata["license"] = run["licence"]
@@ -106,20 +95,19 @@ def render_model_card(report: Json | None, run: Json) -> str:
     if run["evaluation"]:
         metadata["model-index"] = _build_model_index(name, run)
     arguments = run["arguments"]
-    batch = (
-        arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"] * run["hardware"]["count"]
-    )
+    batch = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
     metrics = _summarize_metrics(run["log_history"], METRICS[run["method"]])
     means = {name: mean for name, _, _, mean in metrics}
     # A finished run may not have logged each of its steps.
     steps = max((entry["step"] for entry in run["log_history"]), default=0)
     if arguments["max_steps"] > 0 and run["guards"]["stopped_by"] is None:
         steps = arguments["max_steps"]
+    template = "sdpo_card.md.j2" if run["method"] == "sdpo" else "recorded_card.md.j2"
     return (
         make_environment()
-        .get_template("sdpo_card.md.j2" if run["method"] == "sdpo" else "recorded_card.md.j2")
+        .get_template(template)
         .render(
-            metadata=dump_front_matter(metadata),
+            metadata=yaml.safe_dump(metadata, sort_keys=True, allow_unicode=True),
             name=name,
             base=base if on_hub else base.rstrip("/").rpartition("/")[2],
             on_hub=on_hub,
@@ -129,7 +117,7 @@ def render_model_card(report: Json | None, run: Json) -> str:
             how=arguments.get("method", "sdpo"),
             found=run.get("preflight") or {},
             steps=steps,
-            completions=steps * batch // arguments.get("num_iterations", 1),
+            completions=steps * batch * run["hardware"]["count"] // arguments.get("num_iterations", 1),
             # One line, so that nothing in it can end the code block.
             command=" ".join(shlex.join(run["command"]).split("\n")),
             metrics=metrics,
@@ -182,12 +170,6 @@ def describe_config(name: str, data: dict[str, str], sha256: str) -> Json:
     return {"config_name": name, "data_files": files, "description": f"sha256 {sha256}"}
 
 
-def dump_front_matter(metadata: Json) -> str:
-    """Return the YAML of a card."""
-    text: str = yaml.safe_dump(metadata, sort_keys=True, allow_unicode=True)
-    return text
-
-
 def _shorten_sample(row: Json) -> Json:
     return {
         "prompt": shorten(row["prompt"][-1]["content"], PREVIEW_CHARS),
@@ -209,16 +191,9 @@ def make_environment() -> Environment:
         lstrip_blocks=True,
         autoescape=False,  # Markdown, not HTML; values go through `cell` and `fence`
     )
-    environment.filters |= {
-        "cell": escape_cell,
-        "fence": fence_text,
-        "number": format_number,
-        "title": escape_title,
-        "points": partial(format_figure, form=".1f"),
-        "signed": partial(format_figure, form="+.1f"),
-        "percent": partial(format_figure, form=".0%"),
-        "share": partial(format_figure, form=".2f"),
-    }
+    forms = {"points": ".1f", "signed": "+.1f", "percent": ".0%", "share": ".2f"}
+    environment.filters |= {name: partial(format_figure, form=form) for name, form in forms.items()}
+    environment.filters |= {"cell": escape_cell, "fence": fence_text, "number": format_number, "title": escape_title}
     return environment
 
 
@@ -280,16 +255,11 @@ def render_stage_card(report: Json, features: Features) -> str:
     configs: list[Json] = []
     if report["rows"]:
         files = {split: f"data/{split}-*.parquet" for split in report["splits"]}
-        config = describe_config(stage, files, _hash_files(report["sha256"]["data"]))
-        configs.append({**config, "default": True})
+        configs.append({**describe_config(stage, files, _hash_files(report["sha256"]["data"])), "default": True})
     if report["rejected"]:
-        rejects = {"train": "rejects/rejects-*.parquet"}
-        digest = _hash_files(report["sha256"]["rejects"])
+        rejects, digest = {"train": "rejects/rejects-*.parquet"}, _hash_files(report["sha256"]["rejects"])
         configs.append(describe_config(f"{stage}_rejects", rejects, digest))
-    metadata = {
-        "pretty_name": f"Agent {stage} from {report['source']}",
-        "tags": [TAGS[stage], "trl"],
-    }
+    metadata = {"pretty_name": f"Agent {stage} from {report['source']}", "tags": [TAGS[stage], "trl"]}
     columns = [(name, name_type(feature), COLUMNS["stage"][name]) for name, feature in features.items()]
     return _render_rows_card(
         "stage_card", report, report["rows"], configs, metadata, what=WHAT[stage], columns=columns
@@ -301,7 +271,6 @@ def _hash_files(of_files: list[str]) -> str:
 
 
 PLOT, PAGE = "training.svg", "training.html"
-EVALUATION_PLOT = "evaluation.svg"
 
 
 def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
@@ -310,8 +279,6 @@ def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
     if report is not None:
         write_report_plots(report, folder)
     (folder / PAGE).write_text(render_page(run_view(run)), encoding="utf-8")
-    if run["evaluation"]:
-        write_evaluation_plot(run, folder / EVALUATION_PLOT)
     card = render_model_card(report, run)
     (folder / "README.md").write_text(card)
     return lint_file(folder / "README.md")

@@ -143,7 +143,7 @@ def describe_together() -> str:
 
 def describe_recipes() -> str:
     """Return the page of the recipes: each YAML file as it is, with its comments."""
-    from pimono_sdpo.training import recipe_folder
+    from pimono_sdpo.training import find_shipped
 
     lines = [
         NOTE,
@@ -151,7 +151,7 @@ def describe_recipes() -> str:
         "A recipe is a YAML file in `jobs/recipes/`, named with `--config`. An option on the "
         "command line overrides it.\n",
     ]
-    for recipe in sorted(recipe_folder().glob("*.yaml")):
+    for recipe in sorted(find_shipped("recipes").glob("*.yaml")):
         lines += [f"## {recipe.stem}\n", f"```yaml\n{recipe.read_text().strip()}\n```\n"]
     return "\n".join(lines)
 

@@ -44,9 +44,11 @@ def empty_folder(out: Path) -> None:
 def step(title: str, command: str) -> None:
     """Run one command of the README and stop at its first failure."""
     print(f"\n== {title}\n$ {command}", flush=True)
-    kept = {n: v for n, v in os.environ.items() if n not in ("HUB_MODEL_ID", "TRACKIO_SPACE_ID")}
     environment = {
-        **kept,
+        **os.environ,
+        # Nothing may leave this machine.
+        "HUB_MODEL_ID": "",
+        "TRACKIO_SPACE_ID": "",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
@@ -84,19 +86,15 @@ def main() -> None:
         f"--model_name_or_path {at['learner']} --output_dir {at['learned']}",
     )
     print(before_and_after(out / "learned"), flush=True)
-    step(
-        "a tiny random model of the class of Gemma 4 12B",
-        f"pimono-sdpo demo model --out {at['tiny-gemma4']}",
-    )
+    tiny = at["tiny-gemma4"]
+    step("a tiny random model of the class of Gemma 4 12B", f"pimono-sdpo demo model --out {tiny}")
     step(
         "SDPO with NF4 QLoRA: do the pieces fit?",
         f"{train} --config tiny --mode train --run-name demo --dataset {at['rows']} "
-        f"--model_name_or_path {at['tiny-gemma4']} --output_dir {at['run']}",
+        f"--model_name_or_path {tiny} --output_dir {at['run']}",
     )
-    step(
-        "the adapter on its base, in a fresh process",
-        f"{shlex.quote(sys.executable)} -m pimono_sdpo.training.reload {at['run']}",
-    )
+    reload = f"{shlex.quote(sys.executable)} -m pimono_sdpo.training.reload {at['run']}"
+    step("the adapter on its base, in a fresh process", reload)
     print(summary(out / "rows", out / "run", out, time.monotonic() - started))
 
 

@@ -15,9 +15,7 @@ bad input, or Together refused it. Exit code 1: the job that was watched failed.
 """
 
 import argparse
-import hashlib
 import json
-import math
 import sys
 import time
 from collections import Counter
@@ -41,85 +39,60 @@ def parser() -> argparse.ArgumentParser:
     add("--model", required=True, help="base model, as Together calls it")
     add("--suffix", help="end of the new model's name")
     add("--method", choices=["sft", "dpo"], default="sft", help="default sft")
-    add("--epochs", type=count, default=1, help="default 1")
-    add("--batch-size", type=batch, default="max", help="a number, or max (default)")
-    add("--learning-rate", type=positive, default=1e-5, help="default 1e-5")
-    add(
-        "--lora",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="train an adapter (default), not all weights",
-    )
-    add("--dpo-beta", type=positive, default=0.1, help="of DPO; default 0.1")
+    add("--epochs", type=int, default=1, help="default 1")
+    add("--batch-size", default="max", help="a number, or max (default)")
+    add("--learning-rate", type=float, default=1e-5, help="default 1e-5")
+    add("--lora", action=argparse.BooleanOptionalAction, default=True, help="train an adapter (default)")
+    add("--dpo-beta", type=float, default=0.1, help="of DPO; default 0.1")
     add("--rpo-alpha", type=float, default=0.2, help="of DPO: weight of the SFT loss; default 0.2")
-    add("--max-cost", type=positive, help="dollars; start no job above")
+    add("--max-cost", type=float, help="dollars; start no job above")
     add("--watch", action="store_true", help="wait for the end of the job")
     add("--dry-run", action="store_true", help="print the request, send nothing")
     return found
 
 
-def count(text: str) -> int:
-    """Return a number from 1."""
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("give a number from 1")
-    return number
-
-
-def positive(text: str) -> float:
-    """Return a number above 0."""
-    if not 0 < (number := float(text)) < math.inf:
-        raise argparse.ArgumentTypeError("give a number above 0")
-    return number
-
-
-def batch(text: str) -> int | str:
-    """Return a number from 1, or `max`."""
-    return text if text == "max" else count(text)
-
-
 def build_request(job: argparse.Namespace, file_id: str) -> Json:
     """Return the arguments of `fine_tuning.create`."""
-    arguments: Json = {
+    # SFT trains on turns of the assistant with the weight 1 alone.
+    of_method: Json = {"train_on_inputs": False}
+    if job.method == "dpo":
+        of_method = {"dpo_beta": job.dpo_beta, "rpo_alpha": job.rpo_alpha}
+    return {
         "training_file": file_id,
         "model": job.model,
         "n_epochs": job.epochs,
-        "batch_size": job.batch_size,
+        "batch_size": int(job.batch_size) if job.batch_size.isdecimal() else job.batch_size,
         "learning_rate": job.learning_rate,
         "lora": job.lora,
         "training_method": job.method,
         **({"suffix": job.suffix} if job.suffix else {}),
+        **of_method,
     }
-    if job.method == "dpo":
-        return arguments | {"dpo_beta": job.dpo_beta, "rpo_alpha": job.rpo_alpha}
-    # Train on turns of the assistant with the weight 1 alone.
-    return arguments | {"train_on_inputs": False}
 
 
-def check_file(path: Path, method: str) -> Json:
-    """Return lines, bytes and hash of a file; raises SourceError for one that Together refuses.
+def check_file(path: Path, method: str) -> int:
+    """Return the number of lines; raises SourceError for a file that Together refuses.
 
     Lines that hold what looks like a secret are refused as well: the file leaves this machine.
     """
-    digest, number, size, wrong = hashlib.sha256(), 0, 0, []
+    number, wrong = 0, dict[int, str]()
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                digest.update(line)
-                size += len(line)
                 if problem := find_problem(line, method):
-                    wrong.append((number, problem))
+                    wrong[number] = problem
     except OSError as error:
         raise SourceError(f"`{path}` cannot be read ({error.strerror}); use a JSONL file as --dataset.") from error
     if not number:
         raise SourceError(f"`{path}` holds no lines; use a file with rows.")
     if wrong:
-        first = ", ".join(f"line {line}: {problem}" for line, problem in wrong[:3])
-        reasons = ", ".join(f"{why} {n}" for why, n in Counter(p for _, p in wrong).most_common())
+        first = ", ".join(f"line {line}: {problem}" for line, problem in [*wrong.items()][:3])
+        reasons = ", ".join(f"{why} {n}" for why, n in Counter(wrong.values()).most_common())
         raise SourceError(
             f"{len(wrong)} of {number} lines of `{path}` cannot be sent for {method} ({reasons}; "
             f"{first}); correct or drop them, or give the other --method."
         )
-    return {"lines": number, "bytes": size, "sha256": digest.hexdigest()}
+    return number
 
 
 def find_problem(line: bytes, method: str) -> str | None:
@@ -128,9 +101,8 @@ def find_problem(line: bytes, method: str) -> str | None:
         content = json.loads(line)
     except (ValueError, RecursionError):
         return "no_json"
-    secret = find_secret_kinds(json.dumps(content, ensure_ascii=False))
-    problem = check_dpo(content) if method == "dpo" else check_sft(content)
-    return problem or ("secret" if secret else None)
+    secret = "secret" if find_secret_kinds(json.dumps(content, ensure_ascii=False)) else None
+    return (check_dpo(content) if method == "dpo" else check_sft(content)) or secret
 
 
 def start(client: Any, job: argparse.Namespace) -> str:
@@ -140,15 +112,15 @@ def start(client: Any, job: argparse.Namespace) -> str:
     """
     uploaded = client.files.upload(file=str(job.dataset), purpose="fine-tune")
     arguments = build_request(job, uploaded.id)
-    kept = ("dpo_beta", "rpo_alpha", "train_on_inputs")
-    method = {"method": job.method, **{n: arguments[n] for n in kept if n in arguments}}
+    method: Json = {n: arguments[n] for n in ("dpo_beta", "rpo_alpha", "train_on_inputs") if n in arguments}
+    # Without it the price is that of LoRA.
+    full: Json = {} if job.lora else {"training_type": {"type": "Full"}}
     estimate = client.fine_tuning.estimate_price(
         training_file=uploaded.id,
         model=job.model,
         n_epochs=job.epochs,
-        training_method=method,
-        # Without it the price is that of LoRA.
-        **({} if job.lora else {"training_type": {"type": "Full"}}),
+        training_method=method | {"method": job.method},
+        **full,
     )
     price = estimate.estimated_total_price if estimate.estimation_available else None
     say("price: not known" if price is None else f"price: {price:.2f} dollars by Together's count")
@@ -166,28 +138,26 @@ def start(client: Any, job: argparse.Namespace) -> str:
 def watch(client: Any, job_id: str, seconds: float = 30.0) -> str:
     """Report each change of a job's status until it has ended; return the last status."""
     status = ""
-    while True:
-        found = str(client.fine_tuning.retrieve(job_id).status)
-        if found != status:
-            say(f"job {job_id} is {found}")
-        if found in ENDED:
-            return found
-        status = found
-        time.sleep(seconds)
+    while status not in ENDED:
+        if status:
+            time.sleep(seconds)
+        before, status = status, str(client.fine_tuning.retrieve(job_id).status)
+        if status != before:
+            say(f"job {job_id} is {status}")
+    return status
 
 
 def run(job: argparse.Namespace) -> int:
     """Check the file and start the job; raises PimonoError."""
-    checked = check_file(job.dataset, job.method)
+    lines = check_file(job.dataset, job.method)
     if job.dry_run:
-        upload = {"file": str(job.dataset), "purpose": "fine-tune", **checked}
+        upload = {"file": str(job.dataset), "purpose": "fine-tune", "lines": lines}
         # The price depends on Together's own count of tokens, which needs the upload.
-        create = build_request(job, "ID_OF_THE_UPLOAD")
-        request = {"upload": upload, "create": create, "price": None}
+        request = {"upload": upload, "create": build_request(job, "ID_OF_THE_UPLOAD"), "price": None}
         print(json.dumps(request, indent=2, ensure_ascii=False))
         return 0
     try:
-        from together import Together
+        from together import Together, TogetherError
     except ModuleNotFoundError as error:
         raise TrainingInputError(
             "The client of Together is not installed: `pip install 'pimono-sdpo[together]'`, or "
@@ -197,9 +167,8 @@ def run(job: argparse.Namespace) -> int:
         client = Together()
         job_id = start(client, job)
         return int(job.watch and watch(client, job_id) != "completed")
-    except Exception as error:
-        if not type(error).__module__.startswith("together"):
-            raise
+    # The client compares numbers with the limits of the model and raises ValueError.
+    except (TogetherError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise TrainingInputError(
             f"Together refused ({type(error).__name__}: {reason}); check TOGETHER_API_KEY, the model and the file."

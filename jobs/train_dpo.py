@@ -25,12 +25,7 @@ for a CPU).
 
 import sys
 
-try:
-    from pimono_sdpo.training.run import run_script
-except ModuleNotFoundError as error:
-    if error.name != "pimono_sdpo":
-        raise
-    sys.exit("This script needs the package: add `--with WHEEL_OR_URL` to `hf jobs uv run`.")
+from pimono_sdpo.training.run import run_script
 
 
 def main(argv: list[str]) -> int:

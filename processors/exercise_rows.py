@@ -17,7 +17,7 @@ from pimono_sdpo.text import shorten
 from pimono_sdpo.text import shorten_at_paragraphs as cut
 from pimono_sdpo.traces.harness import find_harness, pi
 from processors.exercises import ARGUMENT_CHARS, RESULT_CHARS
-from processors.redact import redact_text
+from processors.redact import redact_json
 from processors.rollouts.conversation import PROMPTS, dump_json
 from processors.rows import PROMPT_CHARS, write_row, write_workspace
 
@@ -29,7 +29,7 @@ def write_exercise(row: Row, resolving_call: bool) -> dict[str, Any]:
     """Return the columns of a training row, after redaction."""
     exercise, found = json.loads(row["exercise"]), list(row["redactions"])
     names = row["identity"] if row["identity"] is None else tuple(row["identity"])
-    exercise = _redact(exercise, exercise["cwd"], names, found)
+    exercise = redact_json(exercise, exercise["cwd"], names, found)
     functions = [tool["function"] for tool in exercise["tools"]]
     known = [{"name": one["name"], "args": one["parameters"]} for one in functions]
     system = PROMPTS["actions"].strip().format(tools="\n".join(map(dump_json, known)))
@@ -87,18 +87,6 @@ def _shorten_texts(value: Any) -> Any:
     if isinstance(value, list):
         return [_shorten_texts(one) for one in value]
     return {k: _shorten_texts(v) for k, v in value.items()} if isinstance(value, dict) else value
-
-
-def _redact(value: Any, cwd: str, names: tuple[str, ...] | None, found: list[str]) -> Any:
-    if isinstance(value, str):
-        text, kinds = redact_text(value, cwd, names) if value else ("", [])
-        found.extend(kinds)
-        return text
-    if isinstance(value, list):
-        return [_redact(one, cwd, names, found) for one in value]
-    if isinstance(value, dict):
-        return {redact_text(key, cwd, names)[0]: _redact(one, cwd, names, found) for key, one in value.items()}
-    return value
 
 
 def stage(resolving_call: bool) -> Map:

@@ -48,6 +48,21 @@ def redact_text(text: str, cwd: str, identity: Sequence[str] | None = ()) -> tup
     return text, [*kinds]
 
 
+def redact_json(value: Any, cwd: str, identity: Sequence[str] | None, found: list[str] | None = None) -> Any:
+    """Redact a text, or all texts and keys of decoded JSON; `found` gets the kinds that occurred in texts."""
+    if isinstance(value, str) and value:
+        value, kinds = redact_text(value, cwd, identity)
+        if found is not None:
+            found += kinds
+    if isinstance(value, list):
+        return [redact_json(one, cwd, identity, found) for one in value]
+    if isinstance(value, dict):
+        return {
+            redact_text(key, cwd, identity)[0]: redact_json(one, cwd, identity, found) for key, one in value.items()
+        }
+    return value
+
+
 def _redact(text: str, cwd: str, names: tuple[str, ...] | None) -> tuple[str, list[str]]:
     text, kinds = redact_secrets(text)
     spellings, user = read_workspace(cwd)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,13 +16,14 @@ Conversation = Sequence[Mapping[str, Any]]
 _FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})([^`]*)$")
 _BARE_GEMMA = re.compile(r"call:(\w{1,40})\{([^\n]*)")
 _FIELD = re.compile(r"(\w{1,40}):(?!//)")
+_DECODER = json.JSONDecoder(strict=False)
 _TAG = re.compile(r"</?tool_calls?>")
 _SHELL_LINE = re.compile(r"^[ \t]*\$ (\S[^\n]*)$", re.MULTILINE)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _DIFF = re.compile(r"^(?:@@ |\+\+\+ |diff --git )", re.MULTILINE)
 _NAMES = ("name", "tool", "tool_name", "function")
 _ARGUMENTS = ("arguments", "args", "input", "parameters", "params")
-_SHELLS = ("bash", "sh", "shell", "console", "zsh", "terminal", "")
+_SHELLS = ("bash", "sh", "shell", "console", "zsh", "terminal")
 # Each opening is looked up with its end by `_between`: a pattern of both is quadratic in openings.
 _GEMMA = re.compile(r"call:(\w+)\{"), "<tool_call|>"
 _GEMMA_TEXT = re.compile(r'(?<!\w)(\w+):<\|"\|>'), '<|"|>'
@@ -71,13 +73,9 @@ def text_of(turns: str | Conversation, role: str | None = None) -> str:
     """
     if isinstance(turns, str):
         return turns
-    return "\n".join(
-        part
-        for message in turns
-        if role is None or message.get("role", role) == role
-        for part in (_content(message.get("content")), _calls(message.get("tool_calls")))
-        if part
-    )
+    said = [message for message in turns if role is None or message.get("role", role) == role]
+    parts = [part for one in said for part in (_content(one.get("content")), _calls(one.get("tool_calls")))]
+    return "\n".join(filter(None, parts))
 
 
 def fenced(lines: Sequence[str], indented: bool = True) -> Iterator[Fenced | str]:
@@ -105,9 +103,9 @@ def _closes(line: str, marks: str, deepest: int) -> bool:
 
 
 def _dedented(line: str, indent: str) -> str:
-    if line.startswith(indent):
-        return line[len(indent) :]
-    return line.lstrip(" \t") if not line[: len(indent)].strip() else line
+    if line[: len(indent)].strip():
+        return line
+    return line.removeprefix(indent) if line.startswith(indent) else line.lstrip(" \t")
 
 
 def find_calls(completion: str) -> Iterator[Call]:
@@ -138,19 +136,14 @@ def _between(text: str, opening: re.Pattern[str], end: str) -> Iterator[tuple[in
 
 def _objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Yield start, end and value of the outermost JSON objects, after at most MAX_OBJECTS tries."""
-    decoder = json.JSONDecoder(strict=False)
-    at = text.find("{")
+    end = 0
     for _ in range(MAX_OBJECTS):
-        if at < 0:
+        if (at := text.find("{", end)) < 0:
             return
         end = at + 1
-        try:
-            value, end = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):  # not JSON, or nested to no purpose
-            pass
-        else:
+        with suppress(ValueError, RecursionError):  # not JSON, or nested to no purpose
+            value, end = _DECODER.raw_decode(text, at)
             yield at, end, value
-        at = text.find("{", end)
 
 
 def parsed(text: str) -> Answer:
@@ -166,9 +159,9 @@ def parsed(text: str) -> Answer:
             spoken.append(part)
             continue
         language = part.info.lower()
-        if language in _SHELLS:
+        if language in (*_SHELLS, ""):
             answer.commands += [line.strip().removeprefix("$ ") for line in part.lines]
-        if language not in _SHELLS[:-1]:
+        if language not in _SHELLS:
             answer.code.append("\n".join(part.lines))
     prose = "\n".join(spoken)
     if _DIFF.search(prose):
@@ -182,21 +175,17 @@ def parsed(text: str) -> Answer:
 
 def _without_calls(text: str, answer: Answer) -> str:
     """Move the calls of tools out of a text; other JSON stays where it is."""
-    for match in _BARE_GEMMA.finditer(text):
+    for name, given in _BARE_GEMMA.findall(text):
         # Such as `path:a.py,limit:3`, what is left of a Gemma call without its special tokens.
-        given = match.group(2).rstrip("} \t")
         first = _FIELD.match(given)
-        fields = {first.group(1): given[first.end() :]} if first else {"": given}
-        answer.calls.append(Call(match.group(1), fields))
+        field, value = (first[1], given[first.end() :]) if first else ("", given)
+        answer.calls.append(Call(name, {field: value.rstrip("} \t")}))
     text = _BARE_GEMMA.sub("", text)
-    kept: list[str] = []
-    position = 0
-    for start, end, value in _objects(text):
-        if call := _call(value):
-            answer.calls.append(call)
-            kept.append(text[position:start])
-            position = end
-    return _TAG.sub("", "".join([*kept, text[position:]]))
+    found = [(start, end, call) for start, end, value in _objects(text) if (call := _call(value))]
+    answer.calls += [call for _, _, call in found]
+    for start, end, _ in reversed(found):
+        text = text[:start] + text[end:]
+    return _TAG.sub("", text)
 
 
 def _call(value: Any) -> Call | None:
@@ -211,28 +200,19 @@ def _call(value: Any) -> Call | None:
     value = inner if isinstance(inner, dict) else value
     name = next((value[key] for key in _NAMES if isinstance(value.get(key), str)), None)
     arguments = next((value[key] for key in _ARGUMENTS if key in value), None)
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments, strict=False)
-        except (ValueError, RecursionError):
-            return None
+    with suppress(ValueError, RecursionError):
+        arguments = _DECODER.decode(arguments) if isinstance(arguments, str) else arguments
     return Call(name, arguments) if name and isinstance(arguments, dict) else None
 
 
 def _content(content: object) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(
-        str(part["text"]) if part.get("text") else _calls([part])
-        for part in (content if isinstance(content, list) else ())
-        if isinstance(part, dict)
-    )
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    return "\n".join(str(part["text"]) if part.get("text") else _calls([part]) for part in parts)
 
 
 def _calls(calls: object) -> str:
     """Write calls as text, so that a message and a plain completion are read alike."""
-    return "\n".join(
-        json.dumps({"name": call.name, "arguments": dict(call.arguments)}, default=str)
-        for call in map(_call, calls if isinstance(calls, list) else ())
-        if call
-    )
+    found = filter(None, map(_call, calls if isinstance(calls, list) else ()))
+    return "\n".join(json.dumps({"name": call.name, "arguments": dict(call.arguments)}, default=str) for call in found)

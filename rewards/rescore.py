@@ -14,31 +14,23 @@ have started. A run that is killed goes on behind its last finished slice.
 
 import inspect
 import json
-import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FunctionType
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import (
-    Dataset,
-    DatasetDict,
-    Features,
-    Json,
-    List,
-    Value,
-    load_dataset,
-    load_from_disk,
-)
+from datasets import Dataset, DatasetDict, Features, Json, List, Value, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import EmptySelection, OutputError, OwnCodeError, SourceError
+from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.own_code import import_own
 from pimono_sdpo.runs.engine import Output, Part, Piece, hide_bars, run_parts
 from pimono_sdpo.runs.folders import LOCK, make_output, only_run, publish_folder, remove
@@ -75,70 +67,56 @@ def rubric_of(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
 
     A graded one may carry its weight, `syntax=0.5`. Raises OutputError for anything else.
     """
-    if not gates and not graded:
-        raise OutputError("No verifier is named; give --gate or --grade, such as --gate tool_calls.")
-    weighed = []
-    for given in graded:
-        name, _, weight = given.partition("=")
-        try:
-            number = float(weight or 1.0)
-        except ValueError:
-            number = 0.0
-        if not 0 < number < math.inf:
-            raise OutputError(f"The weight of `{given}` is not a positive number; give one such as 0.5.")
-        weighed.append((verifier_of(name), number))
-    return Rubric(tuple(map(verifier_of, gates)), tuple(weighed))
+    named = [given.partition("=") for given in graded]
+    try:
+        weighed = [(verifier_of(name), float(weight or 1)) for name, _, weight in named]
+        return Rubric(tuple(map(verifier_of, gates)), tuple(weighed))
+    except ValueError as found:
+        why = (
+            f"The rubric cannot be built ({found}); name verifiers such as tool_calls, or syntax=0.5 with its weight."
+        )
+        raise OutputError(why) from found
 
 
 def verifier_of(name: str) -> Verifier:
     """Import a verifier by its name; raises OutputError or OwnCodeError when there is none."""
-    where = name if ":" in name else f"rewards.verifiers.{name}:verify"
+    found: object = None
+    if ":" in name or (VERIFIERS / f"{name}.py").is_file():
+        found = import_own(name if ":" in name else f"rewards.verifiers.{name}:verify")
     try:
-        found = import_own(where)
-        inspect.signature(found).bind("", {})
-        is_verifier = isinstance(found, FunctionType | partial)
-    except OwnCodeError:
-        if where is name or (VERIFIERS / f"{name}.py").is_file():
-            raise
-        is_verifier = False
+        inspect.signature(cast("Verifier", found)).bind("", {})
     except (TypeError, ValueError):  # nothing to call, or with other arguments
-        is_verifier = False
-    if not is_verifier:
+        found = None
+    if not isinstance(found, FunctionType | partial):
         raise OutputError(
             f"`{name}` is not a verifier; give a module of rewards.verifiers, such as tool_calls, "
             "or module:name of a function of a completion and a spec."
         )
-    verifier: Verifier = found
-    return verifier
+    return found
 
 
 def rescore(row: Row, rubric: Rubric) -> Row:
     """Return the columns of VERDICT for one row."""
-    if row["verifier_spec"] is None:
-        return _rejected("the row has no `verifier_spec`")
-    completion = row["completion"]
+    spec, completion = row[SPEC], row[ONE]
+    if spec is None:
+        return _rejected(f"the row has no `{SPEC}`")
     if completion is None:
         return _rejected("the row has no completion")
     is_chat = isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion)
     if not is_chat and not isinstance(completion, str):
         return _rejected("the completion is neither text nor messages")
-    spec = row["verifier_spec"]
-    try:
+    with suppress(ValueError, RecursionError):
         spec = json.loads(spec) if isinstance(spec, str) else spec
-    except (ValueError, RecursionError):
-        spec = None
     if not isinstance(spec, dict):
-        return _rejected("`verifier_spec` is not a JSON object")
+        return _rejected(f"`{SPEC}` is not a JSON object")
     try:
-        result = rubric(text_of(completion, "assistant"), spec)
+        return {**rubric(text_of(completion, "assistant"), spec).to_row(), "rejected": None}
     except ValueError as refused:  # what verifiers say of a spec that they cannot judge by
         return _rejected(str(refused))
-    return {**result.to_row(), "rejected": None}
 
 
 def _rejected(why: str) -> Row:
-    empty: Row = {name: [] for name in VERDICT}
-    return {**empty, "reward": None, "passed": False, "rejected": why}
+    return {**{name: [] for name in VERDICT}, "reward": None, "passed": False, "rejected": why}
 
 
 def rescore_dataset(source: str, out: Path, rubric: Rubric, workers: int = 1) -> Row:
@@ -148,12 +126,12 @@ def rescore_dataset(source: str, out: Path, rubric: Rubric, workers: int = 1) ->
     Raises SourceError, EmptySelection or OutputError; then `out` is as it was.
     """
     out = out.resolve()
-    verifiers = [*rubric.gates, *(verifier for verifier, _ in rubric.graded)]
     used = {
         "gates": [_name(gate) for gate in rubric.gates],
         "graded": [[_name(verifier), weight] for verifier, weight in rubric.graded],
     }
-    options = {**used, "code": [source_hash(verifier) for verifier in verifiers]}
+    verifiers = [*rubric.gates, *(verifier for verifier, _ in rubric.graded)]
+    options = {**used, "code": list(map(source_hash, verifiers))}
     with hide_bars():
         rows = open_completions(source)
         rows = rows.remove_columns([name for name in VERDICT if name in rows.column_names])
@@ -194,7 +172,7 @@ def _score(stored: Dataset, rubric: Rubric, workers: int) -> Iterator[Piece]:
         # An interrupt does not wait for the rest.
         pool.shutdown(cancel_futures=True)
     left = stored.num_rows - units * len(verdicts)
-    if not rows.num_rows:
+    if not verdicts:
         yield Piece({"scored": features.arrow_schema.empty_table()}, left)
         return
     scored = rows.map(
@@ -238,9 +216,8 @@ def _report(files: Sequence[Path], used: Row) -> Row:
 
 
 def _name(verifier: Any) -> str:
-    if isinstance(verifier, partial):
-        return _name(verifier.func)
-    return f"{verifier.__module__}:{verifier.__qualname__}"
+    function = getattr(verifier, "func", verifier)
+    return f"{function.__module__}:{function.__qualname__}"
 
 
 def open_completions(source: str) -> Dataset:
@@ -257,7 +234,7 @@ def open_completions(source: str) -> Dataset:
     try:
         if is_saved:
             found = load_from_disk(source)
-        elif not _is_filled(parquet or raw):
+        elif not any(pq.read_metadata(one).num_rows for one in parquet) and not any(map(os.path.getsize, raw)):
             raise EmptySelection(f"`{source}` has no rows; give stored completions.")
         elif parquet:
             found = load_dataset("parquet", data_files=parquet, split="train")
@@ -269,14 +246,17 @@ def open_completions(source: str) -> Dataset:
         ) from error
     if isinstance(found, DatasetDict):
         raise SourceError(f"`{source}` has several splits; give the folder of one.")
-    _check(source, found)
+    there = found.column_names
+    if not found.num_rows:
+        raise EmptySelection(f"`{source}` has no rows; give stored completions.")
+    spec = found.features.get(SPEC)
+    is_text = isinstance(spec, Json) or getattr(spec, "dtype", "") in ("string", "large_string", "null")
+    if not is_text or (ONE in there) == (SEVERAL in there):
+        raise SourceError(
+            f"`{source}` has the columns {', '.join(there)}; give `{ONE}` or `{SEVERAL}`, and `{SPEC}` as the text "
+            "that json.dumps makes of it."
+        )
     return found
-
-
-def _is_filled(files: Sequence[str]) -> bool:
-    if files[0].endswith(".parquet"):
-        return any(pq.read_metadata(file).num_rows for file in files)
-    return any(Path(file).stat().st_size for file in files)
 
 
 def one_each(rows: Dataset) -> Dataset:
@@ -287,14 +267,14 @@ def one_each(rows: Dataset) -> Dataset:
     if SEVERAL not in rows.column_names:
         return rows
     # Anything but a list becomes one completion, which is rejected later.
-    given = [
-        completions if isinstance(completions, list) else [] if completions is None else [None]
-        for completions in rows[SEVERAL]
+    pairs = [
+        (number, completion)
+        for number, given in enumerate(rows[SEVERAL])
+        for completion in (given if isinstance(given, list) else [None] * (given is not None))
     ]
-    whose = [number for number, completions in enumerate(given) for _ in completions]
-    flat = [completion for completions in given for completion in completions]
-    alone = rows.remove_columns(SEVERAL).select(whose)
+    alone = rows.remove_columns(SEVERAL).select([number for number, _ in pairs])
     kind = getattr(rows.features[SEVERAL], "feature", rows.features[SEVERAL])
+    flat = [completion for _, completion in pairs]
     return alone.add_column(ONE, flat, new_fingerprint=rows._fingerprint, feature=kind)
 
 
@@ -305,24 +285,6 @@ def _with_specs_as_text(rows: Dataset, files: list[str]) -> Dataset:
     lines = [line for file in files for line in Path(file).read_text().split("\n") if line.strip()]
     specs = [json.loads(line).get(SPEC) for line in lines]
     texts = [None if spec is None else json.dumps(spec) for spec in specs]
-    kept = rows.remove_columns(SPEC)
-    return kept.add_column(SPEC, texts, new_fingerprint=rows._fingerprint, feature=Value("string"))
-
-
-def _check(source: str, rows: Dataset) -> None:
-    there = rows.column_names
-    if not rows.num_rows:
-        raise EmptySelection(f"`{source}` has no rows; give stored completions.")
-    if ONE in there and SEVERAL in there:
-        raise SourceError(f"`{source}` has both `{ONE}` and `{SEVERAL}`; leave one of them out.")
-    needed = (SEVERAL if SEVERAL in there else ONE, SPEC)
-    missing = next((name for name in needed if name not in there), None)
-    if missing:
-        raise SourceError(
-            f"`{source}` has the columns {', '.join(there)} but no `{missing}`; give completions "
-            "with the spec of their rows."
-        )
-    spec = rows.features[SPEC]
-    kinds = ("string", "large_string", "null")
-    if not isinstance(spec, Json) and getattr(spec, "dtype", "") not in kinds:
-        raise SourceError(f"`{SPEC}` of `{source}` is not text; write each row's spec with json.dumps.")
+    return rows.remove_columns(SPEC).add_column(
+        SPEC, texts, new_fingerprint=rows._fingerprint, feature=Value("string")
+    )

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,29 +92,25 @@ def _said(parts: Sequence["Sentence"], named: Named, terms: int) -> float:
     """Score what the sentences say: the terms they name, and how much they say of them."""
     if any(_REFUSAL.search(part.text) for part in parts):
         return 0.0
-    said: dict[str, tuple[set[str], set[str], set[str]]] = {}
+    said: dict[str, tuple[set[str], set[str]]] = {}
+    novel: set[str] = set()
     for part in parts:
         mine = named(part.text)
-        own = {word.text for word in part.own if not _names(word.text, mine)}
-        novel = {word.text for word in part.own if word.novel and not _names(word.text, mine)}
+        free = [(word, new) for word, new in part.own if not any(word in term or term in word for term in mine)]
+        own = {word for word, _ in free}
         is_question = part.text.rstrip().endswith(("?", "\uff1f"))
-        if is_question or len(part.own) < MIN_OWN_WORDS_SHARE * len(part.words):
-            continue
-        listed = len(mine) > MAX_TERMS_PER_SENTENCE and len(own) < OWN_PER_TERM * len(mine)
-        if len(own) >= MIN_OWN_WORDS and not listed:
-            said[part.text.strip()] = mine, own, novel
+        is_list = len(mine) > MAX_TERMS_PER_SENTENCE and len(own) < OWN_PER_TERM * len(mine)
+        is_own = len(own) >= MIN_OWN_WORDS and len(part.own) >= MIN_OWN_WORDS_SHARE * part.length
+        if is_own and not is_question and not is_list:
+            said[part.text.strip()] = mine, own
+            novel |= {word for word, is_new in free if is_new}
     credited: set[str] = set()
-    for text, (mine, own, _) in said.items():
-        others = (other[1] for key, other in said.items() if key != text and other[0])
+    for text, (mine, own) in said.items():
+        others = (other for key, (terms_of, other) in said.items() if key != text and terms_of)
         if mine and not any(len(own & o) >= ALIKE * len(own | o) for o in others):
             credited.update(sorted(mine - credited)[:MAX_TERMS_PER_SENTENCE])
-    novel = {word for _, _, words_of in said.values() for word in words_of}
     breadth = BREADTH[min(len(credited), 3)] if len(credited) < terms else 1.0
     return GROUNDING_WEIGHT * breadth * min(1.0, len(novel) / NOVEL_NEEDED)
-
-
-def _names(word: str, terms: set[str]) -> bool:
-    return any(word in term or term in word for term in terms)
 
 
 @lru_cache(maxsize=64)
@@ -140,7 +136,7 @@ _TOOL = re.compile(
 )
 _RUNS = re.compile(r"(?:^|[._-])(?:bash|sh|shell|run|exec|execute|terminal|command)(?:$|[._-])")
 _SEGMENT = re.compile(r"&&|\|\||[;|\n]")
-_LEADING = re.compile(r"(?:sudo |time |env |\w{1,40}=\S{0,80} )*")
+_LEADING = re.compile(r"\A(?:sudo |time |env |\w{1,40}=\S{0,80} )*")
 _STRING = re.compile(r'"[^"\n]*"|\'[^\'\n]*\'|`[^`\n]*`')
 _STATEMENT = re.compile(
     r"[(){};=]|^\s*(?:return|import|from|def|fn|func|if|for|case|select|let|const|var|use|pub|class)\b"
@@ -159,11 +155,9 @@ class Act(IntEnum):
 
 def act(answer: Answer, named: Named, references: tuple[str, str]) -> Act:
     """Return the best that an answer does; `named` finds the terms in a text."""
-    found = [
-        *(_command(text, named, references) for text in answer.commands[:MAX_ACTIONS]),
-        *(_called(call, named, references) for call in answer.calls[:MAX_ACTIONS]),
-        *(_code(text, named, references) for text in answer.code[:MAX_ACTIONS]),
-    ]
+    found = [_command(text, named, references) for text in answer.commands[:MAX_ACTIONS]]
+    found += [_called(call, named, references) for call in answer.calls[:MAX_ACTIONS]]
+    found += [_code(text, named, references) for text in answer.code[:MAX_ACTIONS]]
     return max(found, default=Act.NOTHING)
 
 
@@ -173,18 +167,12 @@ def _command(text: str, named: Named, references: tuple[str, str]) -> Act:
     # A command that a reference shows, be it the one that failed, is a copy however short it is.
     if any(text.strip() in reference for reference in references):
         return Act.NOTHING
-    parts = [part.strip() for part in _SEGMENT.split(text)]
-    working = [part for part in parts if _program(part) in _PROGRAMS]
+    parts = [_LEADING.sub("", part.strip(), count=1).split(None, 1) for part in _SEGMENT.split(text)]
+    working = [part for part in parts if len(part) == 2 and part[0] in _PROGRAMS]
     if not working or not _count_own(text, references):
         return Act.NOTHING
-    aimed = any(1 <= len(named(part.lower())) <= MAX_TERMS_AIMED for part in working)
-    return Act.AIMED if aimed and len(named(text.lower())) <= MAX_TERMS_AIMED else Act.SOMETHING
-
-
-def _program(command: str) -> str:
-    match = _LEADING.match(command)
-    found = command[match.end() if match else 0 :].split(None, 1)
-    return found[0] if len(found) == 2 else ""
+    is_aimed = any(named(given.lower()) for _, given in working)
+    return Act.AIMED if is_aimed and len(named(text.lower())) <= MAX_TERMS_AIMED else Act.SOMETHING
 
 
 def _called(call: Call, named: Named, references: tuple[str, str]) -> Act:
@@ -194,14 +182,14 @@ def _called(call: Call, named: Named, references: tuple[str, str]) -> Act:
         return Act.NOTHING
     if _RUNS.search(name):
         return max(_command(text, named, references) for text in texts)
-    where = [text for text in texts if len(text) <= SHORT and "\n" not in text]
     what = [text for text in texts if len(text) > SHORT or "\n" in text]
+    where = [text for text in texts if text not in what]
     if any(not _count_own(text, references) for text in what):
         return Act.NOTHING
     if any(_code(text, named, references) is Act.AIMED for text in what):
         return Act.AIMED
-    aimed = named("\n".join(where).lower())
-    return Act.AIMED if 1 <= len(aimed) <= MAX_TERMS_AIMED else Act.SOMETHING
+    is_aimed = 1 <= len(named("\n".join(where).lower())) <= MAX_TERMS_AIMED
+    return Act.AIMED if is_aimed else Act.SOMETHING
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -221,16 +209,13 @@ def _code(text: str, named: Named, references: tuple[str, str]) -> Act:
     lines = [line for line in changed or text.split("\n") if line.strip()]
     if sum(map(bool, map(_STATEMENT.search, lines))) * 2 < max(len(lines), 1):
         return Act.NOTHING
-    found = [word for part in sentences("\n".join(lines), references) for word in part.words]
-    own = sum(word.own for word in found)
     body = "\n".join(lines).strip()
+    own, count = _count_own(body, references), len(words(body))
     is_data = body.startswith("{") and body.endswith("}") and '":' in body
     bare = body if is_data else _STRING.sub("''", body)
-    if len(words(bare)) < MIN_NAMES or min(own, _count_own(bare, references)) < MIN_OWN:
-        return Act.NOTHING
-    if own < MIN_OWN_SHARE * len(found):
-        return Act.NOTHING
-    if any(len(named(line.lower())) > MAX_TERMS_AIMED for line in text.split("\n")):
+    is_thin = len(words(bare)) < MIN_NAMES or min(own, _count_own(bare, references)) < MIN_OWN
+    is_list = any(len(named(line.lower())) > MAX_TERMS_AIMED for line in text.split("\n"))
+    if is_thin or is_list or own < MIN_OWN_SHARE * count:
         return Act.NOTHING
     return Act.AIMED if named(text.lower()) else Act.EDIT
 
@@ -254,23 +239,15 @@ _BULLET = re.compile(r"[ \t]*(?:[-*+\u2022]|\d{1,3}[.)])[ \t]")
 _CJK = re.compile(_SIGN)
 
 
-class Word(NamedTuple):
-    """A lower-cased word, and what of it is the answer's own.
+class Sentence(NamedTuple):
+    """A sentence or a line: its lower-cased text, how many words it has, and those not copied.
 
-    `own`: not part of a copied run; `novel`: no reference has the word at all.
+    With each of its own words stands whether no reference has the word at all.
     """
 
     text: str
-    own: bool
-    novel: bool
-
-
-class Sentence(NamedTuple):
-    """A sentence or a line: its lower-cased text, its words, and those that are not copied."""
-
-    text: str
-    words: list[Word]
-    own: list[Word]
+    length: int
+    own: list[tuple[str, bool]]
 
 
 def words(text: str) -> list[str]:
@@ -279,7 +256,7 @@ def words(text: str) -> list[str]:
     >>> words("Open src/cli.ts:41, then run it.")
     ['open', 'src/cli.ts:41', 'then', 'run', 'it']
     """
-    return [word for _, word in _placed(text.lower())]
+    return _placed(text.lower())[1]
 
 
 def unwrapped(text: str) -> str:
@@ -289,23 +266,19 @@ def unwrapped(text: str) -> str:
     'Cause: the loop in the parser ends early'
     """
     lines: list[str] = []
-    short = ""
-    wrapped = False
+    short = before = ""
     for raw in text.replace("**", "").split("\n"):
         line = _MARK.sub("", raw, count=1).rstrip()
         is_short = len(line) < SHORT_CHARS and len(line.split()) <= SHORT_WORDS
-        if not line:
-            wrapped = False
-        elif is_short and line[-1] not in ".!?;\u3002" and len(short) < WRAPPED_CHARS:
+        is_heading = is_short and line[-1:] not in ".!?;\u3002" and len(short) < WRAPPED_CHARS
+        if is_heading:
             short += line.rstrip(":") + ": "
-            wrapped = False
-        elif wrapped and not short and not _BULLET.match(raw):
+        elif line and len(before) >= WRAPPED_CHARS and not short and not _BULLET.match(raw):
             lines[-1] += " " + line
-            wrapped = len(raw) >= WRAPPED_CHARS
-        else:
+        elif line:
             lines.append(short + line)
             short = ""
-            wrapped = len(raw) >= WRAPPED_CHARS
+        before = raw if line and not is_heading else ""
     return "\n".join([*lines, short] if short else lines)
 
 
@@ -316,52 +289,49 @@ def sentences(text: str, references: Iterable[str]) -> list[Sentence]:
     are also compared without those between them.
     """
     text = text.lower()
-    known = [(words(reference), reference.split("\n")) for reference in references]
-    whole = {tuple(words(line)) for _, lines in known for line in lines}
-    vocabulary = {word for found, _ in known for word in found}
-    placed = _placed(text)
-    flow = [word for _, word in placed]
-    copied = {index for found, _ in known for index in _copied_from(flow, found)}
-    starts = [start for start, _ in placed]
+    known = list(map(_words_by_line, references))
+    whole = {tuple(line) for lines in known for line in lines}
+    vocabulary = {word for lines in known for line in lines for word in line}
+    starts, flow = _placed(text)
+    copied = {index for lines in known for index in _copied_from(flow, [*chain.from_iterable(lines)])}
     out = []
-    ends = [match.span() for match in _SENTENCE_END.finditer(text)]
-    begins, stops = [0, *(end for _, end in ends)], [*(start for start, _ in ends), len(text)]
-    for begin, end in zip(begins, stops, strict=True):
+    ends = [(0, 0), *(match.span() for match in _SENTENCE_END.finditer(text)), (len(text), len(text))]
+    for (_, begin), (end, _) in pairwise(ends):
         first, last = bisect_left(starts, begin), bisect_left(starts, end)
-        is_line = tuple(flow[first:last]) in whole
-        found = [
-            Word(flow[at], not (is_line or at in copied), flow[at] not in vocabulary) for at in range(first, last)
-        ]
-        out.append(Sentence(text[begin:end], found, [word for word in found if word.own]))
+        is_copy = tuple(flow[first:last]) in whole
+        own = (
+            []
+            if is_copy
+            else [(flow[at], flow[at] not in vocabulary) for at in range(first, last) if at not in copied]
+        )
+        out.append(Sentence(text[begin:end], last - first, own))
     return out
 
 
-def _placed(lowered: str) -> list[tuple[int, str]]:
-    """Return where each word begins, and the word; of CJK text the pairs of signs."""
-    return [
-        (at, lowered[at : at + 2] if _CJK.match(word) else word.rstrip(".:/-+"))
-        for at, word in ((match.start(), match[0]) for match in _WORD.finditer(lowered))
-    ]
+@lru_cache(maxsize=64)
+def _words_by_line(text: str) -> list[list[str]]:
+    return list(map(words, text.split("\n")))
+
+
+def _placed(lowered: str) -> tuple[list[int], list[str]]:
+    """Return where each word begins, and the words; of CJK text the pairs of signs."""
+    matches = list(_WORD.finditer(lowered))
+    starts = [match.start() for match in matches]
+    pairs = (lowered[at : at + 2] if _CJK.match(lowered, at) else "" for at in starts)
+    return starts, [pair or match[0].rstrip(".:/-+") for pair, match in zip(pairs, matches, strict=True)]
 
 
 def _copied_from(flow: list[str], found: list[str]) -> Iterator[int]:
     """Yield the places of words in runs of a reference, of all its words or of those of content."""
-    vocabulary = set(found)
-    content = [word for word in found if _is_long(word)]
-    picked = [i for i, word in enumerate(flow) if word in vocabulary and _is_long(word)]
-    for places, reference, length in (
-        (range(len(flow)), found, COPY_LENGTH),
-        (picked, content, COPY_CONTENT),
-    ):
+    # A longer word carries content rather than holding a sentence together.
+    content = [word for word in found if len(word) > SHORT_WORD or _CJK.match(word)]
+    known = set(content)
+    picked = [at for at, word in enumerate(flow) if word in known]
+    for places, reference, length in ((range(len(flow)), found, COPY_LENGTH), (picked, content, COPY_CONTENT)):
         runs = set(_runs(reference, length))
         for start, run in enumerate(_runs([flow[at] for at in places], length)):
             if run in runs:
                 yield from places[start : start + length]
-
-
-def _is_long(word: str) -> bool:
-    """Whether a word carries content rather than holding a sentence together, by its length."""
-    return len(word) > SHORT_WORD or bool(_CJK.match(word))
 
 
 def _runs(found: list[str], length: int) -> Iterable[tuple[str, ...]]:

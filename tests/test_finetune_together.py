@@ -135,12 +135,6 @@ def test_a_file_that_cannot_be_sent_is_one_sentence(
     assert re.search(words, told), told
 
 
-@pytest.mark.parametrize("argv", [("--epochs", "0"), ("--batch-size", "many"), ("--learning-rate", "0")])
-def test_numbers_that_are_none_are_refused(argv: Any, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        script().main(asked(lines(tmp_path, SFT), *argv))
-
-
 class Server(BaseHTTPRequestHandler):
     """As much of Together as a job needs; the job ends at the second look."""
 

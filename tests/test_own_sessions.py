@@ -156,7 +156,7 @@ def test_steps_and_pairs_read_own_sessions(home: Path, command: str) -> None:
     report = json.loads(Path(command, "report.json").read_text())
     assert report["source"] == "claude, codex"
     assert "did you mean `claude`" in str(run("clade").exception)
-    assert "leaves none of the" in str(run("claude", "--project", "nowhere").exception)
+    assert "is left by --project" in str(run("claude", "--project", "nowhere").exception)
 
 
 def test_a_word_is_never_a_folder_here(home: Path) -> None:
@@ -198,10 +198,8 @@ def test_session_files_are_chosen(home: Path, options: list[str], kept: set[str]
 
 def test_a_choice_that_cannot_be_made_is_one_sentence(home: Path) -> None:
     write_session(Path("traces/a.jsonl"), "/work/shop")
-    assert "--project leaves none of the 1 sessions of `traces`; relax it." in refused("traces", "--project", "blog")
-    assert "--project and --exclude leave none of the 1 sessions of `traces`" in refused(
-        "traces", "--project", "blog", "--exclude", "a"
-    )
+    assert "No session of `traces` (1 in all) is left by --project;" in refused("traces", "--project", "blog")
+    assert "is left by --project and --exclude" in refused("traces", "--project", "blog", "--exclude", "a")
     assert "--since `yesterday` is not a date" in refused("traces", "--since", "yesterday")
     pq.write_table(pa.table({"trace": ["{}"], "file_path": ["a"]}), "traces/b.parquet")
     assert "choose among session files" in refused("traces", "--since", "7d")

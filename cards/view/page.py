@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from cards.plots import CURVES
+from cards.plots import CURVES, REWARD
 from pimono_sdpo.report import MEASURES
 
 Json = dict[str, Any]
@@ -64,7 +64,6 @@ def _hash_source(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-REWARD = "self_distillation/reward_mean"
 NO_CURVES = frozenset({"step", "epoch"})
 LIST = {
     "title": "Sampled answers",
@@ -123,31 +122,29 @@ def _compare(run: Json, curves: list[Json]) -> Json:
 def _build_rollouts(run: Json) -> list[Json]:
     """Lay out the sampled answers like rows of the filter."""
     rows = []
-    for number, rollout in enumerate(run["rollouts"]):
+    for number, rollout in enumerate(run["rollouts"], 1):
         reward = rollout["reward"]
         success = reward is not None and reward >= run["arguments"]["success_reward_threshold"]
         texts = {"Answer": rollout["completion"], "Feedback": rollout["feedback"]}
         rows.append(
             {
-                "id": str(number + 1),
+                **{name: [] for name in ("terms", "categories", "history", "words")},
+                "id": str(number),
                 "kept": success,
                 "outcome": "success" if success else "below the threshold",
                 "score": reward,
-                "terms": [],
-                "categories": [],
                 "prompt": rollout["prompt"],
                 "where": rollout["step"],
                 "facts": [("step", rollout["step"])],
-                "history": [],
-                "words": [],
-                "blocks": [
-                    {"title": title, "categories": [], "parts": [[text, None]]}
-                    for title, text in texts.items()
-                    if text
-                ],
+                "blocks": [build_block(title, text) for title, text in texts.items() if text],
             }
         )
     return rows
+
+
+def build_block(title: str, text: str) -> Json:
+    """Lay out a text without marks."""
+    return {"title": title, "categories": [], "parts": [[text, None]]}
 
 
 def _build_curve(run: Json, name: str, title: str) -> Json:

@@ -16,6 +16,7 @@ from typing import Any
 
 import polars as pl
 
+from cards.view.page import build_block
 from pimono_sdpo.failures import CATEGORIES, find_rules
 from pimono_sdpo.report import SCORE_IN_DETAIL
 from pimono_sdpo.text import shorten
@@ -52,26 +53,18 @@ def sample_rows(folder: Path, count: int, seed: int) -> Chosen:
 def _choose(folder: Path, pick: Callable[[pl.DataFrame], pl.Series]) -> Chosen:
     """Read the rows and the rejects whose numbers `pick` returns, given `row` and `score`."""
     data = folder / "data"
-    kept = _scan_files([*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))])
-    rejects = _scan_files(sorted((folder / "rejects").glob("*.parquet")))
-    if rejects is not None:
-        score = pl.col("detail").str.extract(SCORE_IN_DETAIL).cast(pl.Float64, strict=False)
-        rejects = rejects.with_columns(score.alias("score"))
-    listed, rows = _take(kept, pick)
-    not_kept, others = _take(rejects, pick)
-    return Chosen(listed, not_kept, rows, others)
+    kept, total = _take([*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))], pick)
+    score = pl.col("detail").str.extract(SCORE_IN_DETAIL).cast(pl.Float64, strict=False)
+    others, rejected = _take(sorted((folder / "rejects").glob("*.parquet")), pick, score.alias("score"))
+    return Chosen(kept, others, total, rejected)
 
 
-def _scan_files(files: list[Path]) -> pl.LazyFrame | None:
-    return pl.scan_parquet(files, row_index_name="row") if files else None
-
-
-def _take(rows: pl.LazyFrame | None, pick: Callable[[pl.DataFrame], pl.Series]) -> tuple[list[Json], int]:
-    if rows is None:
+def _take(files: list[Path], pick: Callable[[pl.DataFrame], pl.Series], *columns: pl.Expr) -> tuple[list[Json], int]:
+    if not files:
         return [], 0
+    rows = pl.scan_parquet(files, row_index_name="row").with_columns(*columns)
     scores = rows.select("row", "score").collect()
-    wanted = pick(scores)
-    listed = rows.filter(pl.col("row").is_in(wanted.implode())).collect(engine="streaming")
+    listed = rows.filter(pl.col("row").is_in(pick(scores).implode())).collect(engine="streaming")
     return _sort_rows(listed).drop("row").to_dicts(), scores.height
 
 
@@ -108,15 +101,10 @@ def mark_text(text: str, categories: list[str], spans: list[str] | None = None) 
     parts: Parts = []
     done = marks = 0
     for start, stop, category in sorted(found):
-        if start < done or stop == start or marks == MAX_MARKS:
-            continue
-        if start > done:
-            parts.append([text[done:start], None])
-        parts.append([text[start:stop], category])
-        done, marks = stop, marks + 1
-    if done < len(text):
-        parts.append([text[done:], None])
-    return parts
+        if start >= done and stop > start and marks < MAX_MARKS:
+            parts += [[text[done:start], None], [text[start:stop], category]]
+            done, marks = stop, marks + 1
+    return [part for part in [*parts, [text[done:], None]] if part[0]]
 
 
 def split_blocks(context: str, spans: list[str]) -> list[Json]:
@@ -255,28 +243,22 @@ def _build_rollout(row: Json, number: int) -> Json:
     first = next((at for at, turn in enumerate(turns) if turn["role"] == "user"), -1)
     blocks = []
     for turn in turns[first + 1 :]:
-        called = [call["function"] for call in turn["tool_calls"] or ()]
-        calls = [json.dumps(one, ensure_ascii=False) for one in called]
-        text = shorten("\n".join(filter(None, [turn["content"], *calls])), MAX_CHARS)
-        blocks.append({"title": turn["role"], "categories": [], "parts": [[text, None]]})
+        calls = [json.dumps(call["function"], ensure_ascii=False) for call in turn["tool_calls"] or ()]
+        blocks.append(
+            build_block(turn["role"], shorten("\n".join(filter(None, [turn["content"], *calls])), MAX_CHARS))
+        )
     facts = [(name, row[name]) for name in ("run_id", "task_id", "suite", "seed", "model", "ended")]
-    facts += [
-        ("tokens", row["completion_tokens"]),
-        ("error", row["error"]),
-        ("patch", row["patch"]),
-    ]
+    facts += [("tokens", row["completion_tokens"]), ("error", row["error"]), ("patch", row["patch"])]
     return {
+        **{name: [] for name in ("terms", "categories", "words")},
         "id": str(number + 1),
         "kept": bool(row["tests_ok"]),
         "outcome": "error" if row["error"] else VERDICTS[row["tests_ok"]],
         "score": row["n_steps"],
-        "terms": [],
-        "categories": [],
         "where": row["task_id"],
         "facts": [fact for fact in facts if fact[1] not in (None, "")],
         "prompt": turns[first]["content"] if turns else "",
         "history": turns[: max(first, 0)],
-        "words": [],
         "blocks": blocks,
     }
 
@@ -284,18 +266,11 @@ def _build_rollout(row: Json, number: int) -> Json:
 def _build_funnel(report: Json) -> Json:
     bars = [{"name": "sessions", "value": report["sessions"]}]
     for stage in report["stages"]:
-        if stage["rows_in"] == stage["rows_out"]:
-            continue
-        reasons = ", ".join(f"{name} {count:,}" for name, count in stage["dropped"].items())
-        lost = max(stage["rows_in"] - stage["rows_out"], 0)
-        bars.append(
-            {
-                "name": stage["stage"],
-                "value": stage["rows_out"],
-                "lost": lost,
-                "said": f"after dropping {reasons}" if reasons else "rows, one per request",
-            }
-        )
+        if stage["rows_in"] != stage["rows_out"]:
+            reasons = ", ".join(f"{name} {count:,}" for name, count in stage["dropped"].items())
+            lost = max(stage["rows_in"] - stage["rows_out"], 0)
+            told = f"after dropping {reasons}" if reasons else "rows, one per request"
+            bars.append({"name": stage["stage"], "value": stage["rows_out"], "lost": lost, "said": told})
     return {"kind": "bars", "title": "From sessions to rows", "bars": bars}
 
 
@@ -313,29 +288,30 @@ def _build_kept(row: Json, found: Json | None) -> Json:
         ("correction rules", ", ".join(item["rule"] for item in row["corrections"]) or "-"),
         ("verifier spec", "yes" if row["verifier_spec"] else "no"),
     ]
-    return _build_row(row, found, "selected", facts) | {
+    return _build_row(row, found, "selected", facts, row["privileged_context"], spans) | {
         "kept": True,
         "prompt": row["prompt"][-1]["content"],
         "history": row["prompt"][:-1],
         "words": row["reward_terms"],
-        "blocks": _attach_events(row["privileged_context"], spans, found),
     }
 
 
 def _build_rejected(row: Json, found: Json | None) -> Json:
     facts = [("stage", row["stage"]), ("detail", row["detail"]), *_list_facts(row)]
     trace = found or {"prompt": "", "words": [], "context": "", "spans": []}
-    return _build_row({**(found or {}), **row}, found, row["drop_reason"], facts) | {
+    return _build_row({**trace, **row}, found, row["drop_reason"], facts, trace["context"], trace["spans"]) | {
         "kept": False,
         "prompt": trace["prompt"],
         "history": [],
         "words": trace["words"],
-        "blocks": _attach_events(trace["context"], trace["spans"], found),
     }
 
 
-def _build_row(row: Json, found: Json | None, outcome: str, facts: list[tuple[str, Any]]) -> Json:
+def _build_row(
+    row: Json, found: Json | None, outcome: str, facts: list[tuple[str, Any]], context: str, spans: list[str]
+) -> Json:
     key = key_of(row)
+    places = {} if found is None else {place["title"]: place["events"] for place in found["places"]}
     return {
         # A row keeps its address when the page is made again.
         "id": hashlib.sha256(json.dumps(key).encode()).hexdigest()[:10],
@@ -345,17 +321,12 @@ def _build_row(row: Json, found: Json | None, outcome: str, facts: list[tuple[st
         "categories": row.get("categories", []),
         "key": key,
         "facts": facts,
+        # Each block with the session events around it.
+        "blocks": [{**block, "events": places.get(block["title"], [])} for block in split_blocks(context, spans)],
     }
 
 
 def _list_facts(row: Json) -> list[tuple[str, Any]]:
-    counts = row["counts"]
     facts = [("file", row["source"]), ("session", row["session_id"])]
     facts += [("harness", row["harness"])] if "harness" in row else []
-    return facts + [(name, counts[key]) for key, name in COUNTED.items() if counts[key]]
-
-
-def _attach_events(context: str, spans: list[str], found: Json | None) -> list[Json]:
-    """Return the blocks of a context, each with the session events around it."""
-    places = {} if found is None else {place["title"]: place["events"] for place in found["places"]}
-    return [{**block, "events": places.get(block["title"], [])} for block in split_blocks(context, spans)]
+    return facts + [(name, row["counts"][key]) for key, name in COUNTED.items() if row["counts"][key]]

@@ -23,21 +23,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pimono_sdpo.agent.protocol import (
-    LOOP,
-    Action,
-    read_json,
-    read_native,
-    render_action,
-    render_parse_note,
-    system_prompt,
-)
+from pimono_sdpo.agent.protocol import LOOP, Action, describe_problem, read_action, system_prompt
 from pimono_sdpo.agent.task_tests import TaskResult
 from pimono_sdpo.agent.tools import Workspace, unified_diff
 from pimono_sdpo.llm.calls import Reply
 from pimono_sdpo.options import option, options
 from pimono_sdpo.schema import Protocol, TestPolicy, Turn
 from pimono_sdpo.text import shorten
+from processors.rollouts.conversation import dump_json
 
 Event = dict[str, Any]
 Ask = Callable[[list[Turn]], Awaitable[Reply]]
@@ -45,7 +38,6 @@ RunTests = Callable[[Mapping[str, bytes]], Awaitable[TaskResult]]
 LOOP_REPEATS = 2  # repetitions of a call before it counts as a loop
 MOST_LOOPS = 3
 MOST_PARSE_ERRORS = 4  # in a row
-MAX_RAW = 200_000
 
 
 @options
@@ -147,8 +139,7 @@ class Run:
 
     async def _take_turn(self) -> None:
         """Query the model once and act: adds one step and, unless the run ends, two messages."""
-        self.turn = len(self.steps)
-        context = len(self.messages)
+        self.turn, context, protocol = len(self.steps), len(self.messages), self.rules.protocol
         self.log("llm_request", n_messages=context, messages=self.messages[self.n_logged :])
         reply = await self.ask(self.messages)
         if reply.error is not None:
@@ -158,50 +149,47 @@ class Run:
         self.prompt_tokens += reply.prompt_tokens
         self.completion_tokens += reply.completion_tokens
         self.cost = None if self.cost is None or reply.cost is None else self.cost + reply.cost
-        action = _read_action(reply, self.rules.protocol)
-        raw = {"text": reply.text[:MAX_RAW], "tool_calls": list(reply.tool_calls)}
+        action = read_action(reply, protocol)
+        raw = {"text": reply.text, "tool_calls": list(reply.tool_calls)}
         self.messages.append(_render_turn(action, reply, context, self.rules))
         self.n_logged = len(self.messages)
         if action.kind == "parse_error":
             self.log("llm_parse_error", raw=raw, error=action.malformed, usage=usage)
-            self._add_step(action, ok=False, error=action.malformed)
+            self._add_step(action, action.malformed)
             self.parse_errors_in_row += 1
             if self.parse_errors_in_row == MOST_PARSE_ERRORS:
                 self.ended = "parse_errors"
                 return
-            note = render_parse_note(action, self.rules.protocol)
+            note = describe_problem(action, protocol)
             self.log("driver_note", note=note)
             self.messages.append({"role": "user", "content": note})
             return
-        self.log("llm_action", raw=raw, action=json.loads(render_action(action)), usage=usage)
+        self.log("llm_action", raw=raw, action=action.render(), usage=usage)
         self.parse_errors_in_row = 0
         if action.kind == "final":
-            self._add_step(action, ok=True)
-            self.ended, self.report = "final", action.report
+            self._add_step(action)
+            self.ended, self.report = "final", action.render()
         else:
-            await self._do_call(action)
+            await self._do_call(str(action.name), action.args or {}, action)
 
-    async def _do_call(self, action: Action) -> None:
+    async def _do_call(self, name: str, args: dict[str, Any], action: Action) -> None:
         """Do a tool call, run the tests when it changed a file, and show both to the model."""
-        args = {name: value for name, value in action.args.items() if name != "thought"}
-        key = json.dumps([action.name, args], sort_keys=True)
+        key = json.dumps([name, {one: value for one, value in args.items() if one != "thought"}], sort_keys=True)
         self.seen[key] += 1
         if self.seen[key] > LOOP_REPEATS:
             self.loops += 1
             self.log("driver_note", note=LOOP)
-            self._add_step(action, kind="loop", ok=False, error=LOOP)
+            self._add_step(action, LOOP, kind="loop")
             if self.loops == MOST_LOOPS:
                 self.ended = "loop"
             else:
                 self._add_result(f"[driver] {LOOP}")
             return
         # In a thread: a search of a large repository takes seconds.
-        result = await asyncio.to_thread(self.space.call, action.name, action.args)
+        result = await asyncio.to_thread(self.space.call, name, args)
         text = shorten(result.text, self.rules.max_tool_chars)
-        about = {"name": action.name, "args": action.args, "ok": result.ok, "output": text}
-        self.log("tool_result", **about, changed=result.changed)
-        shown = text if result.ok else f"[tool_error] {text}"
-        verdict = None
+        self.log("tool_result", name=name, args=args, ok=result.ok, output=text, changed=result.changed)
+        shown, verdict = text if result.ok else f"[tool_error] {text}", None
         if result.changed:
             self.seen = Counter({key: 1})
             if self.rules.test_policy == "on_write":
@@ -209,8 +197,7 @@ class Run:
         if verdict is not None:
             output = shorten(self.test_output or "", self.rules.max_tool_chars)
             shown = f"{shown}\n\n[TESTS {'PASS' if verdict else 'FAIL'}]\n{output}".rstrip()
-        error = None if result.ok else text
-        self._add_step(action, ok=result.ok, error=error, tests_ok=verdict)
+        self._add_step(action, None if result.ok else text, tests_ok=verdict)
         if self.ended is None:
             if action.malformed:
                 note = f"[driver] Your last answer was not as wanted: {action.malformed}."
@@ -232,40 +219,18 @@ class Run:
         return result.ok
 
     def _add_result(self, text: str) -> None:
-        """Add the result of the last tool call."""
-        calls = self.messages[-1].get("tool_calls")
-        if not calls:
+        if calls := self.messages[-1].get("tool_calls"):
+            about = {"tool_call_id": calls[0]["id"], "name": calls[0]["function"]["name"]}
+            self.messages.append({"role": "tool", "content": text, **about})  # type: ignore[typeddict-item]
+        else:
             self.messages.append({"role": "user", "content": f"[tool_result]\n{text}"})
-            return
-        name, call_id = calls[0]["function"]["name"], calls[0]["id"]
-        self.messages.append({"role": "tool", "content": text, "tool_call_id": call_id, "name": name})
 
     def _add_step(
-        self,
-        action: Action,
-        *,
-        ok: bool,
-        kind: str | None = None,
-        error: str | None = None,
-        tests_ok: bool | None = None,
+        self, action: Action, error: str | None = None, kind: str | None = None, tests_ok: bool | None = None
     ) -> None:
-        """Add the step of the last message, with the arguments or the fields of a final report."""
-        args: dict[str, Any] | None = action.args if action.kind == "tool_call" else None
-        if action.kind == "final":
-            args = {key: value for key, value in action.report.items() if key != "type"}
-        self.steps.append(
-            {
-                "index": len(self.steps),
-                "kind": kind or action.kind,
-                "name": action.name or None,
-                "args": args,
-                "ok": ok,
-                "error": error,
-                "n_context": len(self.messages) - 1,
-                "tests_ok": tests_ok,
-                "malformed": action.malformed or None,
-            }
-        )
+        step = {"index": len(self.steps), "kind": kind or action.kind, "name": action.name, "args": action.args}
+        step |= {"ok": error is None, "error": error, "n_context": len(self.messages) - 1}
+        self.steps.append({**step, "tests_ok": tests_ok, "malformed": action.malformed or None})
 
 
 def status_of(row: Mapping[str, Any]) -> str:
@@ -273,15 +238,6 @@ def status_of(row: Mapping[str, Any]) -> str:
     if row["error"] is not None:
         return "ERROR"
     return {True: "PASS", False: "FAIL", None: "N/A"}[row["tests_ok"]]
-
-
-def _read_action(reply: Reply, protocol: Protocol) -> Action:
-    cut = reply.finish_reason == "length"
-    if protocol == "native":
-        return read_native(reply.text, reply.tool_calls, cut)
-    if reply.tool_calls and not reply.text.strip():
-        return Action("parse_error", malformed="it is a native call and no text")
-    return read_json(reply.text, cut)
 
 
 def _render_turn(action: Action, reply: Reply, context: int, rules: Rules) -> Turn:
@@ -296,9 +252,9 @@ def _render_turn(action: Action, reply: Reply, context: int, rules: Rules) -> Tu
         # Some servers refuse empty answers.
         text = shorten(text or calls, rules.max_tool_chars) or "(no answer)"
     elif rules.protocol == "json":
-        text = render_action(action) if text.startswith("<think>") else text
+        text = dump_json(action.render()) if text.startswith("<think>") else text
     elif action.kind == "final":
-        text = action.report["summary"]
+        text = action.render()["summary"]
     else:
         function = {"name": action.name, "arguments": action.args}
         call = {"id": f"call{context:05d}", "type": "function", "function": function}

@@ -9,6 +9,7 @@ other. Runs that ended because of a fault of ours are left out and counted.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,42 +18,23 @@ from typing import Any
 
 from cards.render import write_comparison
 from pimono_sdpo import __version__
-from pimono_sdpo.agent.rollout import (
-    Done,
-    RolloutOptions,
-    Tell,
-    check_errors,
-    require_stage,
-    run_rollouts,
-)
+from pimono_sdpo.agent.rollout import Done, RolloutOptions, Tell, check_errors, require_stage, run_rollouts
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
-from pimono_sdpo.runs.folders import (
-    REPORT,
-    make_output,
-    only_run,
-    publish_folder,
-    read_json,
-    require_disjoint,
-)
-from pimono_sdpo.runs.parquet import write_atomically
+from pimono_sdpo.runs.folders import REPORT, make_output, only_run, publish_folder, read_json, require_disjoint
+from pimono_sdpo.runs.parquet import read_rows, write_atomically
 from pimono_sdpo.stats import cluster_interval
-from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts, read_rows
+from pimono_sdpo.suites.stored_rollouts import open_rollouts
 from pimono_sdpo.suites.suite import NAME, load_suite
+from processors.rollouts.conversation import has_worked
 
 Json = dict[str, Any]
-
-
-def _share_valid_calls(row: Mapping[str, Any]) -> float | None:
-    """Return the share of steps with a readable call or report that worked."""
-    steps = row["steps"]
-    good = sum(step["kind"] in {"tool_call", "final"} and step["ok"] is not False for step in steps)
-    return good / len(steps) if steps else None
 
 
 METRICS: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
     "pass_rate": lambda row: row["tests_ok"],
     "parse_errors": lambda row: row["parse_errors"],
-    "tool_call_validity": _share_valid_calls,
+    # The share of steps with a readable call or report that worked.
+    "tool_call_validity": lambda row: fmean(map(has_worked, row["steps"])) if row["steps"] else None,
     # Other agents write with other tools; the files that a run changed tell.
     "pct_runs_with_write_file": lambda row: (
         bool(row["files_touched"]) or any(step["name"] == "write_file" and step["ok"] for step in row["steps"])
@@ -179,10 +161,11 @@ def _compare(suite: Path, given: Mapping[str, Path], limit: int | None = None, w
     """
     name, wanted = _find_tasks(suite, limit)
     report: Json = {
-        "pimono_sdpo": __version__, "stage": STAGE, "suite": name,
-        "models": {}, "runs": {}, "tasks": {}, "left_out": {}, "metrics": {}, "warnings": [],
+        "pimono_sdpo": __version__, "stage": STAGE, "suite": name, "models": {}, "runs": {}, "tasks": {},
+        "left_out": {}, "metrics": {}, "warnings": [],
     }  # fmt: skip
-    values: dict[str, dict[str, dict[str, list[float]]]] = {}
+    # The values of each metric by label and task.
+    values: dict[str, dict[str, dict[str, list[float]]]] = {metric: {} for metric in METRICS}
     options: list[Json] = []
     for label, folder in given.items():
         rollouts = open_rollouts(folder)
@@ -190,17 +173,29 @@ def _compare(suite: Path, given: Mapping[str, Path], limit: int | None = None, w
             raise SourceError(f"`{folder}` has no rollouts; give a folder that `rollout` wrote.")
         for other in written:
             require_disjoint(rollouts.folder.resolve(), other)
-        values[label] = _measure(report, label, rollouts, wanted)
-        if not report["runs"][label]:
+        models, runs, left_out = set(), Counter[str](), 0
+        for row in read_rows(rollouts.files, COLUMNS):
+            task = row["task_id"]
+            if task not in wanted or row["error"]:
+                left_out += task in wanted
+                continue
+            models.add(row["model"])
+            runs[task] += 1
+            for metric, measure in METRICS.items():
+                if (value := measure(row)) is not None:
+                    values[metric].setdefault(label, {}).setdefault(task, []).append(float(value))
+        if not runs:
             raise EmptySelection(
                 f"The rollouts of the {label} have no finished run of a task of `{name}`; give rollouts of this suite."
             )
+        report["models"][label] = sorted(filter(None, models))
+        report["runs"][label], report["tasks"][label] = runs.total(), len(runs)
+        report["left_out"][label] = left_out
         file = rollouts.folder / REPORT
         made = read_json(file) if file.is_file() else None
-        made = made if isinstance(made, dict) else {}
-        options.append({**made.get("sampling", {}), **made.get("rules", {})})
-    for metric in METRICS:
-        by_task = {label: found[metric] for label, found in values.items()}
+        options.append({**made.get("sampling", {}), **made.get("rules", {})} if isinstance(made, dict) else {})
+    for metric, by_label in values.items():
+        by_task = {label: by_label.get(label, {}) for label in given}
         described = {label: _describe(list(found.values())) for label, found in by_task.items()}
         if {"baseline", "tuned"} <= by_task.keys():
             old, new = by_task["baseline"], by_task["tuned"]
@@ -208,9 +203,9 @@ def _compare(suite: Path, given: Mapping[str, Path], limit: int | None = None, w
             gaps = [[fmean(new[task]) - fmean(old[task])] for task in both]
             described["difference"] = {**_describe(gaps), "tasks": len(both)}
         report["metrics"][metric] = described
-    for option in COMPARED if len(options) == 2 else ():
+    for option in COMPARED if len(options) == 2 and all(options) else ():
         before, after = (given.get(option) for given in options)
-        if all(options) and before != after:
+        if before != after:
             report["warnings"].append(
                 f"{option} is {before} for the baseline and {after} for the tuned model, so the "
                 "models are not the only difference"
@@ -227,29 +222,6 @@ def _find_tasks(suite: Path, limit: int | None) -> tuple[str, set[str]]:
     if tasks.split == "train":
         raise SourceError(f"`{suite}` is the suite to train on; evaluate on the test suite of `suite split`.")
     return tasks.name, {task["task_id"] for task in tasks.tasks[:limit]}
-
-
-def _measure(report: Json, label: str, rollouts: Rollouts, wanted: set[str]) -> dict[str, dict[str, list[float]]]:
-    """Return the values of each metric by task, and count the runs in the report."""
-    values: dict[str, dict[str, list[float]]] = {name: {} for name in METRICS}
-    models, left_out = set(), 0
-    rows = (row for file in rollouts.files for row in read_rows(file, [*COLUMNS]))
-    for row in rows:
-        if row["task_id"] not in wanted:
-            continue
-        if row["error"]:
-            left_out += 1
-            continue
-        models.add(row["model"])
-        for name, metric in METRICS.items():
-            if (value := metric(row)) is not None:
-                values[name].setdefault(row["task_id"], []).append(float(value))
-    steps = values["avg_steps"]
-    report["models"][label] = sorted(filter(None, models))
-    report["runs"][label] = sum(map(len, steps.values()))
-    report["tasks"][label] = len(steps)
-    report["left_out"][label] = left_out
-    return values
 
 
 def _describe(clusters: Sequence[Sequence[float]]) -> Json:

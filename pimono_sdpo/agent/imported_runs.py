@@ -15,6 +15,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -29,23 +30,21 @@ from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.options import argument, option
 from pimono_sdpo.options import options as option_class
 from pimono_sdpo.runs.engine import Output, Part, Piece, add_counts, run_parts
-from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
+from pimono_sdpo.runs.folders import make_output, only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.schema import ROLLOUT, Turn
 from pimono_sdpo.stage import text_for_json
+from pimono_sdpo.suites.stored_rollouts import write_shards
 from pimono_sdpo.traces.rollout_sessions import encode_session
 from pimono_sdpo.traces.sources import find_parquet_files
 from pimono_sdpo.traces.trajectories import FORMATS, find_runs, openai_messages
 from pimono_sdpo.traces.trajectories.base import Format, Message, Trajectory, pair_results
-from processors.rollouts.conversation import add_step
-from processors.rollouts.sessions import MAX_ERROR, infer_tools
+from processors.rollouts.conversation import Json, add_answer, add_call, count_steps, make_turn
+from processors.rollouts.sessions import infer_tools
 from processors.status import decode_status
 
-Json = dict[str, Any]
 Found = tuple[str, Format, str]
 REJECT = Features({"file": Value("string"), "number": Value("int64"), "problem": Value("string")})
-
-
 # ROLLOUT with its JSON as text, which msgspec writes several times faster than `datasets`.
 WRITTEN = text_for_json(ROLLOUT.arrow_schema)
 OUTPUTS = {
@@ -73,9 +72,7 @@ class ImportOptions:
     )
     out: Path = option("Folder to write; an earlier output is replaced.")
     sessions: bool = option(
-        "Also write each run to OUT/sessions, as the Hub's trace viewer shows it.",
-        default=False,
-        decides="row",
+        "Also write each run to OUT/sessions, as the Hub's trace viewer shows it.", default=False, decides="row"
     )
 
 
@@ -85,12 +82,11 @@ def import_runs(options: ImportOptions) -> Json:
     Raises SourceError, OutputError, or EmptySelection when no run can be read.
     """
     name, files = _find_files(options.source)
-    if Path(options.source).exists():
-        require_disjoint(Path(options.source).resolve(), options.out.resolve())
     out = options.out.resolve()
+    if Path(options.source).exists():
+        require_disjoint(Path(options.source).resolve(), out)
     with only_run(out) as work:
-        finished = work / "out"
-        sessions = finished / "sessions" if options.sessions else None
+        sessions = work / "sessions" if options.sessions else None
         parts = [_make_part(number, few, sessions) for number, few in enumerate(_divide(files))]
         # Rows are trees, which need no search for cycles; it takes a fifth of the time.
         gc.disable()
@@ -101,21 +97,16 @@ def import_runs(options: ImportOptions) -> Json:
         counts: Json = {}
         for record in records.values():
             add_counts(counts, record["counts"])
+        rows, rejects = ([work / OUTPUTS[kind].path.format(n) for n in records] for kind in ("rows", "rejects"))
         if not counts.get("runs"):
-            tables = [pq.read_table(work / OUTPUTS["rejects"].path.format(n)) for n in records]
-            problem = next((f" ({why})" for one in tables for why in one["problem"]), "")
+            problem = next((f" ({why})" for file in rejects for why in pq.read_table(file)["problem"]), "")
             raise EmptySelection(f"`{options.source}` has no run that can be read{problem}; {_known()}")
-        for kind, folder in (("rows", "data"), ("rejects", "rejects")):
-            shutil.rmtree(finished / folder, ignore_errors=True)
-            (finished / folder).mkdir(parents=True)
-            for number in records:
-                stem = f"train-{number:05}-of-{len(parts):05}.parquet"
-                made = work / OUTPUTS[kind].path.format(number)
-                link_or_copy(made, finished / folder / stem)
-        # An earlier run that was stopped may have had more parts, or sessions.
-        for stale in (finished / "sessions").glob("*"):
-            if sessions is None or int(stale.name) not in records:
-                shutil.rmtree(stale)
+        finished = make_output(work, "data", "rejects")
+        write_shards(rows, finished)
+        for number, file in enumerate(rejects):
+            link_or_copy(file, finished / "rejects" / f"train-{number:05}-of-{len(parts):05}.parquet")
+            if sessions is not None:
+                shutil.copytree(sessions / f"{number:05}", finished / "sessions" / f"{number:05}")
         report = {
             "pimono_sdpo": __version__,
             "stage": "rollouts",
@@ -123,9 +114,8 @@ def import_runs(options: ImportOptions) -> Json:
             "formats": dict(sorted(Counter(form.name for _, form, _ in files).items())),
             "rollouts": counts["runs"],
             "unreadable": counts.get("unreadable", 0),
-            "verdicts": counts.get("verdicts", {}),
-            "messages": counts.get("messages", {}),
-            "calls_without_a_result": counts.get("lost", 0),
+            "verdicts": counts["verdicts"],
+            "messages": counts["messages"],
         }
         publish_folder(finished, out, report)
     return report
@@ -155,25 +145,16 @@ def _known() -> str:
 
 def _divide(files: Sequence[Found]) -> Iterator[list[Found]]:
     """Yield the files of each part: a parquet file or a log alone, others by FILES_PER_PART."""
-    few: list[Found] = []
-    for one in files:
-        if Path(one[0]).suffix in {".parquet", ".eval"}:
-            yield [one]
-            continue
-        few.append(one)
-        if len(few) == FILES_PER_PART:
-            yield few
-            few = []
-    if few:
-        yield few
+    for is_large, group in groupby(files, lambda one: Path(one[0]).suffix in {".parquet", ".eval"}):
+        few, most = list(group), 1 if is_large else FILES_PER_PART
+        yield from (few[start : start + most] for start in range(0, len(few), most))
 
 
 def _make_part(number: int, files: Sequence[Found], sessions: Path | None) -> Part:
     stats = [(name, Path(path).stat()) for path, _, name in files]
     given = {"files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]}
     units = sum(map(_count_runs, files))
-    folder = None if sessions is None else sessions / f"{number:05}"
-    run = partial(_import_files, files, folder)
+    run = partial(_import_files, files, sessions and sessions / f"{number:05}")
     return Part(number, files[0][2], units, given, {"sessions": sessions is not None}, run)
 
 
@@ -181,8 +162,7 @@ def _import_files(files: Sequence[Found], sessions: Path | None) -> Iterator[Pie
     rows: list[Json] = []
     rejects: list[Json] = []
     counts: Json = {}
-    counted = 0
-    taken: set[str] = set()
+    total, taken = 0, set[str]()
     if sessions is not None:
         shutil.rmtree(sessions, ignore_errors=True)
         sessions.mkdir(parents=True)
@@ -195,18 +175,14 @@ def _import_files(files: Sequence[Found], sessions: Path | None) -> Iterator[Pie
                 add_counts(counts, {"unreadable": 1})
             else:
                 run.run_id = _name_run(run, name if is_single else f"{name}-{number}", taken)
-                row, fates = make_rollout(run, form.name, counted)
-                counted += 1
+                row, fates = make_rollout(run, form.name, total)
+                total += 1
                 _encode_calls(row)
                 rows.append(row)
                 if sessions is not None:
                     (sessions / f"{run.run_id}.jsonl").write_bytes(encode_session(row))
                 verdict = {True: "PASS", False: "FAIL", None: "not tested"}[run.passed]
-                lost = sum(
-                    call.result is None and call.name not in ENDS for message in run.messages for call in message.calls
-                )
-                more = {"runs": 1, "messages": dict(fates), "verdicts": {verdict: 1}}
-                add_counts(counts, more | {"lost": lost})
+                add_counts(counts, {"runs": 1, "messages": dict(fates), "verdicts": {verdict: 1}})
             if len(rows) + len(rejects) >= ROWS:
                 yield _make_piece(rows, rejects, counts)
                 rows, rejects, counts = [], [], {}
@@ -258,11 +234,10 @@ def _write_json(value: Any) -> str:
 def _encode_calls(row: Json) -> None:
     """Write the JSON of a row as text, the arguments of each call once."""
     row["tools"] = [*map(_write_json, row["tools"])]
-    turns = row["messages"]
     for step in row["steps"]:
         if step["name"] is not None:
-            turn, result = turns[step["n_context"]], turns[step["n_context"] + 1]
-            call_id, name = _write_json(result["tool_call_id"]), _write_json(step["name"])
+            turn = row["messages"][step["n_context"]]
+            call_id, name = _write_json(turn["tool_calls"][0]["id"]), _write_json(step["name"])
             step["args"] = text = _write_json(step["args"])
             function = f'{{"name":{name},"arguments":{text}}}'
             turn["tool_calls"] = [f'{{"id":{call_id},"type":"function","function":{function}}}']
@@ -275,32 +250,19 @@ def make_rollout(run: Trajectory, suite: str, number: int) -> tuple[Json, Counte
     """
     turns, steps, fates = read_turns(run.messages)
     patch = run.patch or ""
-    kinds = Counter(step["kind"] for step in steps)
     row: Json = {
-        **dict.fromkeys(ROLLOUT),
-        "run_id": run.run_id,
-        "task_id": run.task_id,
+        **{name: getattr(run, name, None) for name in ROLLOUT},
+        **count_steps(steps),
         "suite": suite,
         "seed": number,
-        "model": run.model,
         "protocol": "native",
         "messages": turns,
         "tools": run.tools or infer_tools(steps, run.model or "the agent"),
         "steps": steps,
         "tests_ok": run.passed,
-        "test_output": run.test_output,
         "patch": patch,
         "files_touched": sorted({found["path"] for found in _CHANGED.finditer(patch)} - {"/dev/null"}),
-        "n_steps": len(steps),
-        "n_tool_calls": kinds["tool_call"],
         "n_test_runs": 0,
-        "parse_errors": kinds["parse_error"],
-        "loop_detections": kinds["loop"],
-        "prompt_tokens": run.prompt_tokens,
-        "completion_tokens": run.completion_tokens,
-        "cost": run.cost,
-        "error": run.error,
-        "ended": run.ended,
     }
     return row, fates
 
@@ -325,42 +287,27 @@ def read_turns(messages: Sequence[Message]) -> tuple[list[Turn], list[Json], Cou
             fate = "turns" if len(turns) > before else "calls without a result"
         elif not message.text.strip():
             fate = "empty"
+        elif message.role == "assistant":
+            add_answer(turns, steps, message.text)
         else:
-            if message.role == "assistant":
-                add_step(steps, before)
-            turns.append(_make_turn(message.role, message.text))
+            turns.append(make_turn(message.role, message.text))
         fates[fate] += 1
     return turns, steps, fates
-
-
-def _make_turn(role: str, text: str, call_id: str | None = None, name: str | None = None) -> Turn:
-    # Not `make_turn`, which also looks for calls to decode: there are millions of turns.
-    return {
-        "role": role, "content": text, "tool_calls": None, "tool_call_id": call_id, "name": name,
-    }  # fmt: skip
 
 
 def _add_calls(message: Message, turns: list[Turn], steps: list[Json]) -> None:
     text, ends = message.text, False
     for call in message.calls:
-        result = call.result
-        if result is None:
-            if call.name in ENDS:
-                ends = True
-                values = call.arguments.values() if isinstance(call.arguments, dict) else ()
-                text = "\n\n".join(filter(None, [text, *(v for v in values if type(v) is str)]))
-            continue
-        if result.failed is None:
-            result.failed = decode_status(call.name, result.text).failed
-        error = result.text[:MAX_ERROR] if result.failed else None
-        add_step(steps, len(turns), call.name, call.arguments, error)
-        turns.append(_make_turn("assistant", text))
-        function = {"name": call.name, "arguments": call.arguments}
-        turns[-1]["tool_calls"] = [{"id": call.id, "type": "function", "function": function}]
-        turns.append(_make_turn("tool", result.text, call.id, call.name))
-        text = ""
-    if text.strip():
+        if result := call.result:
+            failed = decode_status(call.name, result.text).failed if result.failed is None else result.failed
+            add_call(turns, steps, text, call.id, call.name, call.arguments, result.text, bool(failed))
+            text = ""
+        elif call.name in ENDS:
+            ends = True
+            values = call.arguments.values() if isinstance(call.arguments, dict) else ()
+            text = "\n\n".join(filter(None, [text, *(v for v in values if type(v) is str)]))
+    if text.strip() and ends:
+        add_answer(turns, steps, text)
+    elif text.strip():
         # An answer whose call was cut off is not the final one.
-        if ends:
-            add_step(steps, len(turns))
-        turns.append(_make_turn("assistant", text))
+        turns.append(make_turn("assistant", text))

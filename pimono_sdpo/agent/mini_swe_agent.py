@@ -31,7 +31,7 @@ from minisweagent.models.utils.actions_toolcall import (
 )
 
 from pimono_sdpo.agent.imported_runs import make_rollout
-from pimono_sdpo.agent.task_tests import TaskResult, Tester, hash_repo, list_repo, stabilize
+from pimono_sdpo.agent.task_tests import TaskResult, Tester, hash_repo, list_repo, make_limits, stabilize
 from pimono_sdpo.agent.tools import unified_diff
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.llm.calls import Reply, Request
@@ -41,7 +41,7 @@ from pimono_sdpo.text import replace_surrogates
 from pimono_sdpo.traces.rollout_sessions import encode_session
 from pimono_sdpo.traces.trajectories.mini_swe_agent import read_trajectory
 from rewards import sandbox
-from rewards.sandbox import MEBI, Limits, SandboxError
+from rewards.sandbox import SandboxError
 
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 STATE = ".state.tar"
@@ -126,19 +126,11 @@ class Environment:
 
     def execute(self, action: Json, cwd: str = "") -> Json:
         """Run a command; raises Submitted if it prints that the task is complete."""
-        limits = Limits(
-            cpu_seconds=SECONDS,
-            wall_seconds=5 * SECONDS,
-            memory=1024 * MEBI,
-            disk=256 * MEBI + 4 * sum(map(len, self.files.values())),
-            files=4_000 + 4 * len(self.files),
-            open_files=512,
-        )
         command = replace_surrogates(str(action["command"])).replace("\0", "")
         environment = {**CONFIG["environment"]["env"], "PYTHONDONTWRITEBYTECODE": "1"}
         ran = sandbox.run(
             ["bash", "-c", SCRIPT, "bash", command],
-            files=self.files, limits=limits, collect=[STATE], env=environment,
+            files=self.files, limits=make_limits(SECONDS, self.files), collect=[STATE], env=environment,
         )  # fmt: skip
         text = stabilize(replace_surrogates(ran.stdout.decode(errors="replace")))
         packed = ran.files.get(STATE)

@@ -9,19 +9,18 @@ teaches a malformed one.
 """
 
 import json
-import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
+
+from pimono_sdpo.llm.calls import Reply
 from pimono_sdpo.schema import Protocol, TestPolicy
-from pimono_sdpo.text import replace_surrogates
 from rewards.verifiers.tool_schemas import definitions
 
-MAX_CHARS = 1_000_000
 MAX_DEPTH = 64
 # The limit of JSON columns and of other parsers.
 MOST_INTEGER = 2**63 - 1
@@ -31,143 +30,103 @@ _MARKUP = re.compile(
     r"<\|?tool_calls?\b|\[TOOL_CALLS\]|<function=|<invoke\b"
     r'|\A\s*(?:```(?:json)?\s*)?\{\s*"(?:type|name)"\s*:'
 )
+Json = dict[str, Any]
+
+
+class _Call(msgspec.Struct, tag_field="type", tag="tool_call", forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(pattern=r"\S")]
+    args: Json
+    thought: Any = None
+
+
+class _Final(msgspec.Struct, tag_field="type", tag="final"):
+    summary: str
+    changes: list[Any] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A model's action: `kind` says whether `name` and `args` or `report` are set.
+    """A model's action: a call has `name` and `args`, a final report the fields in `args`.
 
     `malformed` is the problem of a `parse_error`, or what was left out of another action. `text` is
-    the text beside a native call; `report` is the final object.
+    the text beside a native call.
     """
 
     kind: Literal["tool_call", "final", "parse_error"]
-    name: str = ""
-    args: dict[str, Any] = field(default_factory=dict)
-    report: dict[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    args: Json | None = None
     text: str = ""
     malformed: str = ""
 
-
-class _Unreadable(Exception):
-    """Why an answer cannot be read as an action."""
-
-
-def _reject(problem: object, cut: bool) -> Action:
-    prefix = "it was cut off at the maximum length: " if cut else ""
-    return Action("parse_error", malformed=f"{prefix}{problem}")
+    def render(self) -> Json:
+        """Return the object of the json protocol."""
+        if self.kind == "final":
+            return {"type": "final", **(self.args or {})}
+        return {"type": "tool_call", "name": self.name, "args": self.args}
 
 
-def read_json(text: str, cut: bool = False) -> Action:
-    """Read an answer of the json protocol; `cut` means it reached the maximum length.
+def read_action(reply: Reply, protocol: Protocol) -> Action:
+    """Read an answer; of several native calls the first is taken.
 
-    >>> read_json('{"type": "tool_call", "name": "grep", "args": {"pattern": "x"}}').name
+    >>> read_action(Reply('{"type": "tool_call", "name": "grep", "args": {"pattern": "x"}}'), "json").name
     'grep'
-    >>> read_json("Sure! I will look first.").malformed
+    >>> read_action(Reply("Sure! I will look first."), "json").malformed
     'it is prose and not one JSON object'
     """
-    bare = _THOUGHT.sub("", text).strip()
+    bare = _THOUGHT.sub("", reply.text).strip()
+    calls, cut = reply.tool_calls, reply.finish_reason == "length"
     try:
-        if not bare:
-            raise _Unreadable("it is empty")
-        if _FENCE.match(bare):
-            raise _Unreadable("the JSON object stands in a code fence")
-        if not bare.startswith("{"):
-            has_object = "{" in bare and '"type"' in bare
-            before = "there is text before the JSON object"
-            raise _Unreadable(before if has_object else "it is prose and not one JSON object")
-        return _to_action(_loads(bare))
-    except _Unreadable as problem:
-        return _reject(problem, cut)
+        if calls and protocol == "native":
+            function, several = calls[0]["function"], ""
+            if len(calls) > 1:
+                several = f"{len(calls)} calls in one answer, of which the first was taken"
+            action = _read_object(function["arguments"] or "{}", function["name"])
+            return replace(action, text=bare, malformed=several)
+        if protocol == "json" and bare.startswith("{"):
+            return _read_object(bare)
+        problem = _explain(bare, protocol, bool(calls))
+    except msgspec.DecodeError as error:
+        problem = str(error)
+        problem = f"its call cannot be read, {problem}" if protocol == "native" else f"it is not valid: {problem}"
+    if protocol == "native" and not problem and not cut:
+        return Action("final", args={"summary": bare})
+    reasons = ["it was cut off at the maximum length" * cut, problem]
+    return Action("parse_error", malformed=": ".join(filter(None, reasons)))
 
 
-def read_native(text: str, calls: Sequence[Mapping[str, Any]], cut: bool = False) -> Action:
-    """Read an answer of the native protocol; of several calls the first is taken.
-
-    >>> call = {"function": {"name": "grep", "arguments": '{"pattern": "x"}'}}
-    >>> read_native("", [call, call]).malformed
-    '2 calls in one answer, of which the first was taken'
-    """
-    bare = _THOUGHT.sub("", text).strip()
-    if calls:
-        function = calls[0].get("function") or {}
-        name, arguments = function.get("name"), function.get("arguments")
-        try:
-            args = _loads(arguments or "{}") if isinstance(arguments, str) else arguments
-            action = _to_action({"type": "tool_call", "name": name, "args": args})
-        except _Unreadable as problem:
-            return _reject(f"its call cannot be read, {problem}", cut)
-        several = f"{len(calls)} calls in one answer, of which the first was taken"
-        return replace(action, text=bare, malformed=several if len(calls) > 1 else "")
-    if not bare:
-        return _reject("it is empty", cut)
-    if _MARKUP.search(bare):
-        return _reject("it has a call written into its text", cut)
-    if cut:
-        return Action("parse_error", malformed="it was cut off at the maximum length")
-    return Action("final", report={"type": "final", "summary": bare})
+def _explain(text: str, protocol: Protocol, has_calls: bool) -> str:
+    """Return why a text is neither an object nor, in the native protocol, a final report."""
+    if not text:
+        return "it is a native call and no text" if has_calls else "it is empty"
+    if protocol == "native":
+        return "it has a call written into its text" if _MARKUP.search(text) else ""
+    if _FENCE.match(text):
+        return "the JSON object stands in a code fence"
+    has_object = "{" in text and '"type"' in text
+    return "there is text before the JSON object" if has_object else "it is prose and not one JSON object"
 
 
-def render_action(action: Action) -> str:
-    """Return an action in the form of the json protocol."""
-    if action.kind == "final":
-        return json.dumps(action.report, ensure_ascii=False)
-    call = {"type": "tool_call", "name": action.name, "args": action.args}
-    return json.dumps(call, ensure_ascii=False)
-
-
-def _loads(text: str) -> Any:
-    if len(text) > MAX_CHARS:
-        raise _Unreadable(f"it is longer than {MAX_CHARS} characters")
+def _read_object(text: str, name: str | None = None) -> Action:
+    """Read an action, or the arguments of a call of `name`; raises msgspec.DecodeError."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":
-            raise _Unreadable("there is text after the JSON object") from error
-        raise _Unreadable(f"it is not valid JSON: {error.msg} at character {error.pos}") from error
-    except (ValueError, RecursionError) as error:
-        raise _Unreadable("it is not valid JSON: a number or the nesting is too large") from error
+        value = msgspec.json.decode(text)
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply") from None
+    found = msgspec.convert(
+        value if name is None else {"type": "tool_call", "name": name, "args": value}, _Call | _Final
+    )
+    if not _is_storable(value):
+        raise msgspec.DecodeError(f"a number is too large, or it is nested deeper than {MAX_DEPTH}")
+    if isinstance(found, _Call):
+        return Action("tool_call", found.name.strip(), found.args)
+    return Action("final", args={key: one for key, one in value.items() if key != "type"})
 
 
-def _to_action(value: dict[str, Any]) -> Action:
-    """Read an object that is exactly an action."""
-    kind = value.get("type")
-    if kind == "final":
-        report = _make_storable(value)
-        if not isinstance(report.get("summary"), str):
-            raise _Unreadable("`final` has no `summary` text")
-        if not isinstance(report.get("changes", []), list):
-            raise _Unreadable("`changes` of `final` is not a list")
-        return Action("final", report=report)
-    if kind != "tool_call":
-        raise _Unreadable("the object has no `type` that is `tool_call` or `final`")
-    name, args = value.get("name"), value.get("args")
-    if not isinstance(name, str) or not name.strip():
-        raise _Unreadable("the tool call has no `name`")
-    if "args" not in value:
-        raise _Unreadable("the tool call has no `args`")
-    if not isinstance(args, dict):
-        raise _Unreadable("`args` of the tool call is not an object")
-    if unknown := sorted(set(value) - {"type", "name", "args", "thought"}):
-        raise _Unreadable(f"the tool call has the unknown key `{unknown[0][:80]}`")
-    return Action("tool_call", replace_surrogates(name.strip()), _make_storable(args))
-
-
-def _make_storable(value: Any, depth: int = 0) -> Any:
-    """Return a value that every column can hold: no lone surrogates, no infinite numbers."""
-    if depth > MAX_DEPTH:
-        raise _Unreadable(f"it is nested deeper than {MAX_DEPTH}")
-    if isinstance(value, str):
-        return replace_surrogates(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise _Unreadable(f"{value} is not a JSON number")
-    if isinstance(value, int) and abs(value) > MOST_INTEGER:
-        raise _Unreadable("a number is too large")
-    if isinstance(value, dict):
-        return {replace_surrogates(key): _make_storable(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_make_storable(item, depth + 1) for item in value]
-    return value
+def _is_storable(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, int):
+        return abs(value) <= MOST_INTEGER
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth <= MAX_DEPTH and all(_is_storable(one, depth + 1) for one in items)
 
 
 _TEXTS = tomllib.loads(Path(__file__).with_name("prompts.toml").read_text(encoding="utf-8"))
@@ -185,7 +144,6 @@ def system_prompt(protocol: Protocol, test_policy: TestPolicy) -> str:
     return "\n\n".join((_TEXTS["task"], _TEXTS["json"] + tools, _TEXTS["tests"][test_policy]))
 
 
-def render_parse_note(action: Action, protocol: Protocol) -> str:
+def describe_problem(action: Action, protocol: Protocol) -> str:
     """Return the note on an answer that could not be read."""
-    again = _TEXTS["again"][protocol]
-    return f"[driver] Your last answer could not be read: {action.malformed}. {again}"
+    return f"[driver] Your last answer could not be read: {action.malformed}. {_TEXTS['again'][protocol]}"

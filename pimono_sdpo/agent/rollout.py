@@ -13,7 +13,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.metadata import version
@@ -26,7 +25,7 @@ from datasets import Dataset, Features, Value
 from pimono_sdpo import __version__
 from pimono_sdpo.agent.driver import Rules, Run, status_of
 from pimono_sdpo.agent.paraphrases import write_paraphrases
-from pimono_sdpo.agent.task_tests import Tester, hash_repo, list_repo, open_tester
+from pimono_sdpo.agent.task_tests import Tester, hash_repo, list_repo
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.errors import InferenceError, OutputError
 from pimono_sdpo.llm.calls import Request
@@ -34,28 +33,12 @@ from pimono_sdpo.llm.chat import Chat, map_rows, open_chat
 from pimono_sdpo.llm.settings import load_settings
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.engine import Output, Part, Piece, run_parts
-from pimono_sdpo.runs.folders import (
-    REPORT,
-    make_output,
-    only_run,
-    publish_folder,
-    read_json,
-    require_disjoint,
-)
+from pimono_sdpo.runs.folders import REPORT, make_output, only_run, publish_folder, read_json, require_disjoint
 from pimono_sdpo.runs.parquet import link_or_copy, read_rows, write_atomically
-from pimono_sdpo.schema import ROLLOUT, TASK, TURN, TestPolicy, Turn
-from pimono_sdpo.suites.stored_rollouts import ROLLOUTS
-from pimono_sdpo.suites.suite import (
-    NAME,
-    Suite,
-    TaskRow,
-    has_tests,
-    load_suite,
-    read_paraphrases,
-    write_suite,
-)
-from pimono_sdpo.traces.rollout_sessions import COLUMNS as SESSION_COLUMNS
-from pimono_sdpo.traces.rollout_sessions import encode_session
+from pimono_sdpo.schema import ROLLOUT, TASK, TURN, Turn
+from pimono_sdpo.suites.stored_rollouts import ROLLOUTS, write_shards
+from pimono_sdpo.suites.suite import NAME, Suite, TaskRow, has_tests, load_suite, read_paraphrases, write_suite
+from processors.rollouts.conversation import count_steps, dump_json
 from rewards.verifiers.tool_schemas import definitions
 
 WORK = Features({**TASK, "seed": Value("int64")})
@@ -141,8 +124,7 @@ class Roller:
     @property
     def sampling(self) -> Json:
         """How the model is sampled."""
-        found = {name: getattr(self.options, name) for name in SAMPLING}
-        return {**found, "max_tokens": self.max_tokens}
+        return {**{name: getattr(self.options, name) for name in SAMPLING}, "max_tokens": self.max_tokens}
 
     @property
     def rules(self) -> Json:
@@ -152,39 +134,38 @@ class Roller:
             rules["agent"] = f"mini-swe-agent {version('mini-swe-agent')}"
         return rules
 
-    def describe(self, tell: Tell) -> None:
-        """Print the lines before the first rollout."""
-        tell(f"Loaded suite: {self.suite.name} ({len(self.tasks)} tasks)")
-        tell(f"Rollouts per task: {self.options.rollouts}")
-        tell(f"Temperature: {self.options.temperature}")
-        tell(f"Base seed: {self.options.seed}")
+    def begin(self, tell: Tell) -> None:
+        """Print the lines before the first rollout, and have the model write the wordings that are asked for.
 
-    def write_paraphrases(self, tell: Tell) -> None:
-        """Have the model write the wordings that are asked for, if any; raises InferenceError."""
+        Raises InferenceError.
+        """
         options = self.options
-        number, workers = options.write_paraphrases, options.max_workers
-        if not number:
+        tell(f"Loaded suite: {self.suite.name} ({len(self.tasks)} tasks)")
+        tell(f"Rollouts per task: {options.rollouts}")
+        tell(f"Temperature: {options.temperature}")
+        tell(f"Base seed: {options.seed}")
+        if not options.write_paraphrases:
             return
         request = replace(self.make_request([], 0), tools=None)
-        written, refused = write_paraphrases(self.tasks, number, request, self.chat, workers)
+        written, refused = write_paraphrases(
+            self.tasks, options.write_paraphrases, request, self.chat, options.max_workers
+        )
         for task_id, goals in written.items():
             self.goals[task_id] = [*self.goals.get(task_id, goals[:1]), *goals[1:]]
         self.goals = {task_id: goals for task_id, goals in self.goals.items() if len(goals) > 1}
-        added = sum(len(goals) - 1 for goals in written.values())
-        tell(f"Wrote {added} wordings, refused {len(refused)}")
+        tell(f"Wrote {sum(len(goals) - 1 for goals in written.values())} wordings, refused {len(refused)}")
         for line in refused[:SHOWN_ERRORS]:
             tell(f"Refused {line}")
 
     def roll_out(self, of: range) -> Dataset:
         """Run the numbered rollouts: tasks in order, each with all its seeds."""
-        options = self.options
-        places = [divmod(number, options.rollouts) for number in of]
         rows = []
-        for task, seed in ((self.tasks[at], options.seed + n) for at, n in places):
+        for at, number in (divmod(number, self.options.rollouts) for number in of):
+            task, seed = self.tasks[at], self.options.seed + number
             goals = self.goals.get(task["task_id"], [task["goal"]])
             rows.append({**task, "goal": goals[seed % len(goals)], "seed": seed})
         work = Dataset.from_list(rows, features=WORK)
-        return map_rows(work, self.run, ROLLOUT, in_flight=options.max_workers, desc="rollouts")
+        return map_rows(work, self.run, ROLLOUT, in_flight=self.options.max_workers, desc="rollouts")
 
     async def run(self, task: Json) -> Json:
         """Return the ROLLOUT row of a task with a seed."""
@@ -195,10 +176,11 @@ class Roller:
 
             request, steps = self.make_request([], task["seed"]), self.options.max_iters
             tested = self.options.test_policy != "never"
-            made = await run_task(task, run_id, request, self.chat, steps, self.tester, tested, trace)
-            row = {**made, **self.describe_run(task)}
+            row = await run_task(task, run_id, request, self.chat, steps, self.tester, tested, trace)
         else:
             row = await self.run_own(task, run_id, trace)
+        about = {**self.sampling, **self.rules, **task}
+        row |= {name: about[name] for name in ROLLOUT if name in about}
         self.finished += 1
         self.failed += row["error"] is not None
         if self.done and (row["error"] is None or not self.chat.stopped):
@@ -206,7 +188,7 @@ class Roller:
         return row
 
     async def run_own(self, task: Json, run_id: str, trace: Path | None) -> Json:
-        """Return the row of a run of the agent of this package."""
+        """Return what a run of the agent of this package gives of a row, and write its trace."""
         options = self.options
         run = Run(
             run_id,
@@ -222,9 +204,14 @@ class Roller:
         await run.drive(task["goal"], about)
         if trace is not None:
             trace.parent.mkdir(exist_ok=True)
-            lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in run.events)
-            write_atomically(trace, lines.encode())
-        return self.make_row(task, run)
+            write_atomically(trace, "".join(dump_json(one) + "\n" for one in run.events).encode())
+        return {
+            **{name: getattr(run, name) for name in ROLLOUT if name in Run.__slots__},
+            **count_steps(run.steps),
+            "messages": [{**dict.fromkeys(TURN), **message} for message in run.messages],
+            "tools": definitions("repo_agent"),
+            "files_touched": list(run.files_touched),
+        }
 
     def make_run_id(self, task: Mapping[str, Any]) -> str:
         """Name a run by task, seed, and a hash of all other parameters."""
@@ -240,13 +227,13 @@ class Roller:
         sent = []
         for turn in messages:
             # The API takes arguments as text, and no name beside a call id.
-            copy: Json = {key: value for key, value in turn.items() if key != "name"}
+            copy: Json = {key: value for key, value in turn.items() if key not in {"name", "tool_calls"}}
             if calls := turn.get("tool_calls"):
-                functions = [call["function"] for call in calls]
-                texts = [json.dumps(one["arguments"], ensure_ascii=False) for one in functions]
+                functions = [
+                    {**call["function"], "arguments": dump_json(call["function"]["arguments"])} for call in calls
+                ]
                 copy["tool_calls"] = [
-                    {**call, "function": {**call["function"], "arguments": text}}
-                    for call, text in zip(calls, texts, strict=True)
+                    {**call, "function": function} for call, function in zip(calls, functions, strict=True)
                 ]
             sent.append(copy)
         return Request(
@@ -257,26 +244,6 @@ class Roller:
             seed=seed,
             max_tokens=self.max_tokens,
         )
-
-    def describe_run(self, task: Mapping[str, Any]) -> Json:
-        """Return the columns of ROLLOUT that do not depend on how a run went."""
-        about = {**self.sampling, **self.rules, **task}
-        return {name: about[name] for name in ROLLOUT if name in about}
-
-    def make_row(self, task: Mapping[str, Any], run: Run) -> Json:
-        """Return the columns of ROLLOUT."""
-        kinds = [step["kind"] for step in run.steps]
-        return {
-            **self.describe_run(task),
-            **{name: getattr(run, name) for name in ROLLOUT if name in Run.__slots__},
-            "messages": [{**dict.fromkeys(TURN), **message} for message in run.messages],
-            "tools": definitions("repo_agent"),
-            "files_touched": list(run.files_touched),
-            "n_steps": len(run.steps),
-            "n_tool_calls": kinds.count("tool_call"),
-            "parse_errors": kinds.count("parse_error"),
-            "loop_detections": kinds.count("loop"),
-        }
 
     def roll_out_part(self, of: range) -> Iterator[Piece]:
         """Run a part; raises InferenceError when the model can no longer be queried."""
@@ -291,6 +258,18 @@ class Roller:
         error = next(filter(None, found["error"]), None)
         yield Piece({"rows": found.with_format("arrow")[:]}, len(of), error=error)
 
+    def roll_out_all(self, work: Path) -> list[Path]:
+        """Run all rollouts in parts, and return their files; finished parts are kept in `work`."""
+        made_by = {"rules": self.rules, "sampling": self.sampling, "prices": repr(self.chat.prices)}
+        given: Json = {"tasks": list(self.tasks), "repos": [hash_repo(task) for task in self.tasks]}
+        given |= {"goals": self.goals} if self.goals else {}
+        parts = []
+        for number, first in enumerate(range(0, self.rows, SHARD_ROWS)):
+            of = range(first, min(first + SHARD_ROWS, self.rows))
+            run = partial(Roller.roll_out_part, self, of)
+            parts.append(Part(number, f"rollouts {first} on", len(of), given, made_by, run))
+        return [work / OUTPUTS["rows"].path.format(number) for number in run_parts(parts, work, OUTPUTS)]
+
 
 def run_rollouts(options: RolloutOptions, out: Path, tell: Tell, done: Done, replay: bool = False) -> Json:
     """Run the agent on a suite, write the rollouts below `out`, and return the report.
@@ -301,30 +280,22 @@ def run_rollouts(options: RolloutOptions, out: Path, tell: Tell, done: Done, rep
     SourceError, InferenceError or OutputError; then `out` is as it was, and all answers are in the
     journal beside it.
     """
-    with _open_roller(options, out, replay) as roller, only_run(out.resolve()) as work:
-        roller.describe(tell)
-        roller.write_paraphrases(tell)
+    roller = open_roller(options, out, replay)
+    with only_run(out.resolve()) as work:
+        roller.begin(tell)
         tell(
             f"Starting {roller.rows} rollouts ({len(roller.tasks)} tasks × {options.rollouts} "  # noqa: RUF001
             f"rollouts) with {options.max_workers} workers"
         )
         roller.traces, roller.done, suite = work / "traces", done, roller.suite
-        made = _roll_out_all(roller, work)
+        made = roller.roll_out_all(work)
         report = _report(made, roller)
         finished = make_output(work, "data", "traces")
         for row in read_rows(made, ["run_id"]):
             trace = work / "traces" / f"{row['run_id']}.jsonl"
             link_or_copy(trace, finished / "traces" / trace.name)
-        for number, part in enumerate(made):
-            name = f"{suite.split or 'train'}-{number:05}-of-{len(made):05}.parquet"
-            link_or_copy(part, finished / "data" / name)
-            if options.sessions:
-                folder = finished / "sessions" / f"{number:05}"
-                folder.mkdir(parents=True)
-                for row in read_rows([part], SESSION_COLUMNS):
-                    (folder / f"{row['run_id']}.jsonl").write_bytes(encode_session(row))
-        about = suite.description, suite.split, out.resolve()
-        write_suite(finished / NAME, suite.name, roller.tasks, *about)
+        write_shards(made, finished, suite.split or "train", options.sessions)
+        write_suite(finished / NAME, suite.name, roller.tasks, suite.description, suite.split, out.resolve())
         publish_folder(finished, out.resolve(), report)
     return report
 
@@ -339,21 +310,19 @@ def check_errors(report: Json, tell: Tell) -> None:
 
 def estimate_rollouts(options: RolloutOptions, out: Path, tell: Tell, replay: bool = False) -> str:
     """Run a few rollouts and estimate what all will use; their answers stay in the journal."""
-    with _open_roller(options, out, replay) as roller:
-        roller.describe(tell)
-        roller.write_paraphrases(tell)
-        # The wordings are paid for: what is estimated is the rollouts.
-        roller.chat.tally.models.clear()
-        number, rows, chat = min(ESTIMATED, len(roller.tasks)), roller.rows, roller.chat
-        roller.options = replace(roller.options, rollouts=1)
-        roller.roll_out(range(number))
+    roller = open_roller(options, out, replay)
+    roller.begin(tell)
+    # The wordings are paid for: what is estimated is the rollouts.
+    roller.chat.tally.models.clear()
+    number, rows, chat = min(ESTIMATED, len(roller.tasks)), roller.rows, roller.chat
+    roller.options = replace(roller.options, rollouts=1)
+    roller.roll_out(range(number))
     if chat.stopped:
         raise InferenceError(chat.stopped)
     return chat.tally.estimate(chat.prices, number, rows, options.max_workers)
 
 
-@contextmanager
-def _open_roller(options: RolloutOptions, out: Path, replay: bool) -> Iterator[Roller]:
+def open_roller(options: RolloutOptions, out: Path, replay: bool) -> Roller:
     """Read suite and settings, find the model and the places to write; no call is made yet."""
     suite = load_suite(options.suite, outside=options.allow_outside_repo)
     goals = read_paraphrases(options.paraphrases, suite) if options.paraphrases else {}
@@ -362,8 +331,8 @@ def _open_roller(options: RolloutOptions, out: Path, replay: bool) -> Iterator[R
     for task in tasks:
         require_disjoint(Path(task["repo"]).resolve(), out)
     require_stage(out, STAGE)
-    given = {"model": options.model, "provider": options.provider}
-    settings = load_settings(options.config, rollout={**given, "temperature": options.temperature})
+    given = {"model": options.model, "provider": options.provider, "temperature": options.temperature}
+    settings = load_settings(options.config, rollout=given)
     section = settings.rollout
     if not section.model:
         raise InferenceError("No model is named; give --model, or `model` in the section [rollout] of chain.toml.")
@@ -374,28 +343,11 @@ def _open_roller(options: RolloutOptions, out: Path, replay: bool) -> Iterator[R
     if options.agent == "mini-swe-agent":
         if find_spec("minisweagent") is None:
             raise InferenceError("--agent mini-swe-agent needs its package; run `pip install 'pimono-sdpo[agents]'`.")
-        policy: TestPolicy = "never" if options.test_policy == "never" else "on_final"
-        options = replace(options, protocol="native", test_policy=policy)
+        policy = options.test_policy
+        options = replace(options, protocol="native", test_policy="never" if policy == "never" else "on_final")
     models, workers, limit = [section.model], options.max_workers, options.max_cost
     chat = open_chat(section, settings, journal, models, limit, concurrency=workers, replay=replay)
-    tester = open_tester(journal)
-    yield Roller(suite, tasks, options, section.max_tokens, chat, tester, goals)
-
-
-def _roll_out_all(roller: Roller, work: Path) -> list[Path]:
-    """Run all rollouts in parts, and return their files; finished parts are kept in `work`."""
-    made_by = {
-        "rules": roller.rules, "sampling": roller.sampling, "prices": repr(roller.chat.prices)
-    }  # fmt: skip
-    given: Json = {"tasks": list(roller.tasks), "repos": [hash_repo(task) for task in roller.tasks]}
-    given |= {"goals": roller.goals} if roller.goals else {}
-    parts = []
-    for number, first in enumerate(range(0, roller.rows, SHARD_ROWS)):
-        of = range(first, min(first + SHARD_ROWS, roller.rows))
-        run = partial(Roller.roll_out_part, roller, of)
-        parts.append(Part(number, f"rollouts {first} on", len(of), given, made_by, run))
-    finished = run_parts(parts, work, OUTPUTS)
-    return [work / OUTPUTS["rows"].path.format(number) for number in finished]
+    return Roller(suite, tasks, options, section.max_tokens, chat, Tester(journal), goals)
 
 
 def _report(made: Sequence[Path], roller: Roller) -> Json:

@@ -112,16 +112,12 @@ def _test_by_spec(task: Mapping[str, Any], written: Written) -> TaskResult:
         raise BadSpec("The `verifier_spec` has no `tests`; add them, or leave the spec out.")
     before = {**shown, **candidate.files_of(spec)}
     texts = {path: None if content is None else decode_text(content) for path, content in written.items()}
-    gone = {path for path, text in texts.items() if text is None and path in shown}
-    after = {path: text for path, text in before.items() if path not in gone}
+    after = {path: text for path, text in before.items() if path not in shown or texts.get(path, "") is not None}
     may = {**spec, "allowed": spec.get("allowed") or ["*"]}
-    after |= {
-        path: text
-        for path, text in {**shown, **texts}.items()
-        if text is not None and text != before.get(path)
+    for path, text in {**shown, **texts}.items():
         # Changes that an answer may not make are ignored.
-        if candidate.refused_path(path, may) is None
-    }
+        if text is not None and text != before.get(path) and candidate.refused_path(path, may) is None:
+            after[path] = text
     changed = tuple(path for path in sorted({*before, *after}) if before.get(path) != after.get(path))
     result = tests.verify_candidate(candidate.Candidate(after, changed, before), spec)
     if result.status in ("error", "skipped"):
@@ -163,14 +159,7 @@ def _test_by_command(task: Mapping[str, Any], written: Written) -> TaskResult:
         if path.partition("/")[0].partition(".")[0] in TAKEN:
             why = f"`{path}` would be imported in the place of a module of Python's."
             return TaskResult(False, why)
-    limits = Limits(
-        cpu_seconds=given.seconds,
-        wall_seconds=max(60, 5 * given.seconds),
-        memory=1024 * MEBI,
-        disk=256 * MEBI + 4 * sum(map(len, files.values())),
-        files=4_000 + 4 * len(files),
-        open_files=512,
-    )
+    limits = make_limits(given.seconds, files)
     ran = sandbox.run(["sh", "-c", command], files=files, limits=limits, env=ENVIRONMENT)
     text = (ran.stdout + b"\n" + ran.stderr).decode(errors="replace").strip()
     output = shorten(stabilize(replace_surrogates(text)), MAX_OUTPUT)
@@ -183,6 +172,18 @@ def _test_by_command(task: Mapping[str, Any], written: Written) -> TaskResult:
     if ran.stopped:
         output = f"{describe_ending(ran, f'`{command}`').message}\n{output}".strip()
     return TaskResult(False, output)
+
+
+def make_limits(seconds: float, files: Mapping[str, bytes]) -> Limits:
+    """Return the limits of a command that takes `seconds` of CPU time on these files."""
+    return Limits(
+        cpu_seconds=seconds,
+        wall_seconds=max(60, 5 * seconds),
+        memory=1024 * MEBI,
+        disk=256 * MEBI + 4 * sum(map(len, files.values())),
+        files=4_000 + 4 * len(files),
+        open_files=512,
+    )
 
 
 def _is_pytest(command: str) -> bool:
@@ -253,10 +254,12 @@ def _sha256(content: bytes) -> str:
 
 
 class Tester:
-    """Test the tasks of a run."""
+    """Test the tasks of a run; results are stored in `journal`, if one is given."""
 
-    def __init__(self, store: "ResultStore | None") -> None:
-        self.store = store
+    def __init__(self, journal: Path | None = None) -> None:
+        for cached in (list_repo, _read_texts, _hash_folder):
+            cached.cache_clear()
+        self.store = ResultStore(journal) if journal else None
 
     async def test(self, task: Mapping[str, Any], changed: Written) -> TaskResult:
         """Return the stored result of these changes, or test them."""
@@ -268,9 +271,7 @@ class Tester:
         except Exception as trouble:
             # One run must not end all others; its row names the trouble and is run again.
             result = TaskResult(None, "", f"{type(trouble).__name__}: {trouble}")
-        if self.store is None or result.ok is None:
-            return result
-        return self.store.put(key, result)
+        return result if self.store is None or result.ok is None else self.store.put(key, result)
 
     def retest(self, task: Mapping[str, Any], patch: str) -> tuple[bool | None, str]:
         """Apply a patch to a task's files and run its tests.
@@ -288,33 +289,21 @@ class Tester:
         if isinstance(applied, candidate.Refusal):
             return False, f"the patch does not apply, {applied.why}"
         texts = {path: applied.files.get(path) for path in applied.changed}
-        written = {path: None if text is None else text.encode() for path, text in texts.items()}
-        result = run_tests(task, written)
+        result = run_tests(task, {path: None if text is None else text.encode() for path, text in texts.items()})
         return result.ok, result.error or result.output
-
-
-def open_tester(journal: Path | None = None) -> Tester:
-    """Open what tests tasks; results are stored in `journal`."""
-    for cached in (list_repo, _read_texts, _hash_folder):
-        cached.cache_clear()
-    return Tester(None if journal is None else ResultStore(journal))
 
 
 class ResultStore(Store):
     """Test results, in the file of the journal of calls."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(
-            path,
-            "create table if not exists verdicts "
-            "(key text primary key, ok integer not null, output text not null) strict",
-        )
+        columns = "key text primary key, ok integer not null, output text not null"
+        super().__init__(path, f"create table if not exists verdicts ({columns}) strict")
 
     def get(self, key: str) -> TaskResult | None:
         """Return a stored result."""
         with self._open() as connection:
-            found = connection.execute("select ok, output from verdicts where key = ?", (key,))
-            row = found.fetchone()
+            row = connection.execute("select ok, output from verdicts where key = ?", (key,)).fetchone()
         return None if row is None else TaskResult(bool(row[0]), row[1])
 
     def put(self, key: str, result: TaskResult) -> TaskResult:

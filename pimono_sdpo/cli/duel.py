@@ -82,17 +82,13 @@ class Options(PushResult, WriterOptions):
 def run(options: Options) -> None:
     """Run the stages, or export rows, and push the result if asked to."""
     options.check_push()
-    result: Path | None = options.out / RESULT
-    if options.to is not None:
-        result = _write_rows(options, options.to)
-    elif not _run_stages(options):
-        result = None
-    if options.push is not None and result is not None:
-        typer.echo(push_folder(result, options.push, options))
+    made = _run_stages(options) if options.to is None else _write_rows(options, options.to)
+    if options.push is not None and made is not None:
+        typer.echo(push_folder(made, options.push, options))
 
 
-def _run_stages(options: Options) -> bool:
-    """Run the stages; return whether there is a new result."""
+def _run_stages(options: Options) -> Path | None:
+    """Run the stages; return the folder of a new result."""
     out, most, stage = options.out, options.max_cost, options.stage
     settings = _load_settings(options)
     if most is not None and stage in ("judge", "all"):
@@ -108,7 +104,7 @@ def _run_stages(options: Options) -> bool:
     duel = Duel(out, settings, most)
     if options.estimate:
         typer.echo(duel.estimate(ESTIMATED))
-        return False
+        return None
     original, equals, limit = options.rules == "original", options.aa_test, options.limit
     export = options.export or original or equals is not None
     if stage == "answers":
@@ -118,10 +114,11 @@ def _run_stages(options: Options) -> bool:
     elif stage in ("judge", "all"):
         for name, done in duel.run(export, limit, equals, original):
             _print_progress(name, done)
-    if stage in ("score", "all"):
-        report = score_duel(duel, original, options.licence)
-        typer.echo(f"{describe_report(report)}\nreport.md and the buckets are in {out / RESULT}")
-    return stage in ("score", "all")
+    if stage not in ("score", "all"):
+        return None
+    report = score_duel(duel, original, options.licence)
+    typer.echo(f"{describe_report(report)}\nreport.md and the buckets are in {out / RESULT}")
+    return out / RESULT
 
 
 def _load_settings(options: Options) -> Settings:
@@ -129,14 +126,8 @@ def _load_settings(options: Options) -> Settings:
     mode = read_environment().get("DUEL_MODE")
     if mode not in modes:
         raise InferenceError(f"DUEL_MODE is `{mode}`; use 1 (against the recorded agent) or 2 (against the king).")
-    duel = {
-        "provider": options.provider,
-        "model": options.model,
-        "challenger": options.challenger,
-        "turns": options.turns,
-        "seed": options.seed,
-        "opponent": options.opponent or modes[mode],
-    }
+    duel = {name: getattr(options, name) for name in ("provider", "model", "challenger", "turns", "seed")}
+    duel["opponent"] = options.opponent or modes[mode]
     panel = {"provider": options.provider, "models": tuple(options.judge) or None}
     return load_settings(options.config, duel=duel, judge=panel, gate={"cluster": options.cluster})
 
@@ -156,6 +147,6 @@ def _write_rows(options: Options, kind: Kind) -> Path:
         raise OutputError("SDPO rows have no lines for Together; leave --format out.")
     out = options.out.resolve()
     rows = options.rows or out.with_name(f"{out.name}_{kind}")
-    report = write_training_rows(options.out, kind, rows, options.bucket, options.format, options.licence)
+    report = write_training_rows(options.out, kind, rows, options.bucket, options)
     typer.echo(summarize(report, rows))
     return rows

@@ -21,10 +21,11 @@ from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.engine import Part, Piece
+from pimono_sdpo.runs.parquet import read_rows, read_tables
 from pimono_sdpo.runs.sessions import rows_and_rejects, session_parts, slice_table
 from pimono_sdpo.schema import DROPPED_STEP, STEP
 from pimono_sdpo.stage import Filter, Stage
-from pimono_sdpo.suites.stored_rollouts import Rollouts, describe_file, read_rows, read_tables
+from pimono_sdpo.suites.stored_rollouts import Rollouts, describe_file
 from processors.rollouts import sessions, steps
 from processors.rollouts.noise import Passing
 
@@ -95,10 +96,9 @@ def find_passing(rollouts: Rollouts) -> dict[str, Passing]:
     """Return what the passing runs of each task change; one patch is in memory at a time."""
     found: defaultdict[str, Passing] = defaultdict(Passing)
     columns = ["task_id", "tests_ok", "error", "patch", "files_touched"]
-    for file in rollouts.files:
-        for row in read_rows(file, columns):
-            if row["tests_ok"] and not row["error"]:
-                found[row["task_id"]].add(row)
+    for row in read_rows(rollouts.files, columns):
+        if row["tests_ok"] and not row["error"]:
+            found[row["task_id"]].add(row)
     return dict(found)
 
 

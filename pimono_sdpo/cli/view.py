@@ -27,11 +27,11 @@ import typer
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.folders import REPORT, read_json
-from pimono_sdpo.runs.parquet import write_atomically
+from pimono_sdpo.runs.parquet import read_rows, write_atomically
 from pimono_sdpo.schema import SESSION
 from pimono_sdpo.session_source import open_one
 from pimono_sdpo.stage import iterate_rows
-from pimono_sdpo.suites.stored_rollouts import open_rollouts, read_rows
+from pimono_sdpo.suites.stored_rollouts import open_rollouts
 from pimono_sdpo.traces.hub import fetch_repository
 from pimono_sdpo.traces.own_sessions import WORDS, find_own_sessions
 from pimono_sdpo.traces.sources import HUB_ID, Source, join_sources, open_source, read_sessions
@@ -129,7 +129,7 @@ def render_view(folder: Path, name: str, traces: list[str], limit: int) -> str:
     if (folder / RUN).is_file():
         return render_page(run_view(_read(folder / RUN)))
     if rollouts := open_rollouts(folder):
-        rows = (row for file in rollouts.files for row in read_rows(file))
+        rows = read_rows(rollouts.files)
         total = sum(pq.read_metadata(file).num_rows for file in rollouts.files)
         return render_page(rollouts_view(rollouts.name, islice(rows, limit), total))
     report, chosen = _read(folder / REPORT), choose_rows(folder, limit)

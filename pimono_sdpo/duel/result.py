@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 from cards.plots import write_duel_plot
 from cards.render import render_duel_card, render_duel_report
 from pimono_sdpo import __version__
-from pimono_sdpo.dataset_writer import Format, WriterOptions, write_dataset
+from pimono_sdpo.dataset_writer import WriterOptions, write_dataset
 from pimono_sdpo.duel.gate import OUTLYING, WITHOUT, decide_by_original_rules, krippendorff_alpha, mean_of, to_json
 from pimono_sdpo.duel.stages import ANSWERS, EQUALS, GATE, JOURNAL, JUDGMENTS, VOTE_COLUMNS, Duel
 from pimono_sdpo.errors import EmptySelection, SourceError
@@ -304,12 +304,7 @@ STAGES: dict[Kind, Literal["steps", "pairs", "sdpo"]] = {"sft": "steps", "dpo": 
 
 
 def write_training_rows(
-    folder: Path,
-    kind: Kind,
-    out: Path,
-    buckets: Sequence[str] = ("final",),
-    format: Format = "trl",
-    licence: str | None = None,
+    folder: Path, kind: Kind, out: Path, buckets: Sequence[str] = ("final",), options: WriterOptions | None = None
 ) -> Json:
     """Write the turns of these buckets as rows of a kind and return the report.
 
@@ -325,8 +320,8 @@ def write_training_rows(
     for number, path in enumerate(files):
         run = partial(_export, path, stages, kind)
         parts.append(Part(number, path.name, 1, {"file": sha256(path)}, {"kind": kind}, run, stages))
-    writer, used = WriterOptions(format=format, licence=licence), {"buckets": " ".join(buckets)}
-    report = write_dataset(parts, TABLES[kind], out, writer, STAGES[kind], ("duel", folder.resolve().name), used)
+    source, used = ("duel", folder.resolve().name), {"buckets": " ".join(buckets)}
+    report = write_dataset(parts, TABLES[kind], out, options or WriterOptions(), STAGES[kind], source, used)
     if not report["rows"]:
         advice = "take another bucket with --bucket"
         if not any(result.glob("data/*.parquet")):

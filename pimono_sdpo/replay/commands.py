@@ -122,15 +122,12 @@ _PACKAGES = re.compile(rf"\b(?:{'|'.join(sorted(_WORDS['packages']))})\b")
 # They read the manifests, and write elsewhere.
 _INSTALLS = re.compile(r"pip3? |uv (?:tool|pip|sync|run) ")
 _READING_TARGET = re.compile(rf"(?:{'|'.join(sorted(_WORDS['reading_targets']))})(?::\w+)*")
-_NOTHING_NEW = re.compile(r"\s*(?:Already up to date\.|Already on '[^'\n]*')\s*")
 
 
-def find_git_changes(arguments: Sequence[str], output: str, is_alone: bool) -> set[str] | None:
+def find_git_changes(arguments: Sequence[str]) -> set[str] | None:
     """Return the files that a git command may have changed, None for any.
 
-    `output` is conclusive only if the command is alone.
-
-    >>> find_git_changes(("checkout", "--", "a.ts"), "", True)
+    >>> find_git_changes(("checkout", "--", "a.ts"))
     {'a.ts'}
     """
     at = 0
@@ -141,8 +138,6 @@ def find_git_changes(arguments: Sequence[str], output: str, is_alone: bool) -> s
         return set()
     subcommand, rest = words[0], list(words[1:])
     named = {word for word in rest if not word.startswith("-")}
-    if is_alone and _NOTHING_NEW.fullmatch(output):
-        return set()
     if subcommand == "reset":
         return None if {"--hard", "--merge", "--keep"} & set(rest) else set()
     if subcommand == "restore":
@@ -154,8 +149,6 @@ def find_git_changes(arguments: Sequence[str], output: str, is_alone: bool) -> s
         return set(rest[rest.index("--") + 1 :]) if "--" in rest else None
     if subcommand in {"rm", "mv"}:
         return set() if "--cached" in rest else named
-    if subcommand in {"stash", "worktree", "bisect"} and rest[:1] in (["list"], ["show"], ["log"]):
-        return set()
     return None
 
 
@@ -226,8 +219,7 @@ def find_changes(command: str, output: str) -> Changes:
             if stage.role == "runs" and _CHECKS.search(" ".join((stage.program, *stage.arguments[:3]))):
                 changes.anything |= _may_format(stage, output if is_shown else None)
                 continue
-            is_alone = is_shown and len(pipelines) <= 2 and pipelines[0].stages[0].program in {"cd", "git"}
-            found = _find_stage_changes(stage, command, output, is_alone)
+            found = _find_stage_changes(stage, command)
             changes.anything |= found is None
             changes.names |= found or set()
             changes.rewrites |= found is None and stage.program == "git"
@@ -246,17 +238,6 @@ def _is_script(stage: Stage) -> bool:
     """Return whether a stage runs a script, or another program, that may change any file."""
     if stage.program in {"source", "."}:
         return not re.search(r"(?:activate|\.?env|rc|profile)\Z", " ".join(stage.arguments[:1]))
-    if stage.program == "pre-commit":
-        return True
-    if stage.program in {"wget", "curl", "dd"}:
-        text = " ".join(stage.arguments)
-        is_named = "-o" in stage.arguments or "--output" in stage.arguments
-        saves = re.search(r"(?:^|\s)-[a-zA-Z]*O|--remote-name", text)
-        if stage.program == "wget":
-            return not re.search(r"-q?O ?-(?:\s|\Z)|--spider", text)
-        return bool(saves and not is_named) if stage.program == "curl" else "of=" in text
-    if stage.program in {"sed", "gsed"}:
-        return any(re.search(r"(?:^|[;/}\d])[gpIi]*w\s+\S", word) for word in stage.arguments)
     if stage.program not in _WORDS["runners"]:
         return False
     words = [word for word in stage.arguments if not word.startswith("-")]
@@ -290,10 +271,10 @@ def _is_in_place(stage: Stage) -> bool:
     return option is None or any(option.match(word) for word in stage.arguments)
 
 
-def _find_stage_changes(stage: Stage, command: str, output: str, is_alone: bool) -> set[str] | None:
+def _find_stage_changes(stage: Stage, command: str) -> set[str] | None:
     words = {word for word in stage.arguments if word and not word.startswith("-")}
     if stage.program == "git":
-        return find_git_changes(stage.arguments, output, is_alone)
+        return find_git_changes(stage.arguments)
     if stage.program == "gh":
         return None if _WORDS["github_checks_out"] & set(stage.arguments[:3]) else set()
     if stage.program in _WORDS["editors"]:
@@ -308,7 +289,7 @@ def _find_stage_changes(stage: Stage, command: str, output: str, is_alone: bool)
     if stage.role != "runs" or (stage.arguments and _WORDS["asks"].issuperset(stage.arguments)):
         return set()
     text = " ".join((stage.program, *stage.arguments))
-    if stage.program not in {*_WORDS["leaves_sources"], "ts-node"} or _REWRITES.search(text):
+    if stage.program not in _WORDS["leaves_sources"] or _REWRITES.search(text):
         return None
     program, rest = stage.program, list(stage.arguments)
     if program == "npx":
@@ -319,8 +300,6 @@ def _find_stage_changes(stage: Stage, command: str, output: str, is_alone: bool)
     if rest[:1] == ["-m"] and "".join(rest[1:2]) in _WORDS["modules_leave_sources"]:
         return set()
     if program in _WORDS["interpreters"]:
-        if rest[-1:] and rest[-1] in _WORDS["asks"] and not _INLINE.search(command):
-            return set()
         # Inline code shows what it writes; the code of a script is unknown.
         if not _INLINE.search(command):
             return None if [word for word in rest if not word.startswith("-")] else set()

@@ -60,7 +60,7 @@ TRUNCATED = re.compile(r"\[(?:Showing|Truncated|Full output|Output truncated)[^\
 _PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
 # Code in a message; the first MIN_LINE characters tell which lines it may be of.
 _QUOTED = re.compile(r"\"[^\"\n]{16,200}\"|`[^`\n]{16,200}`|'[^'\n]{16,200}'")
-_UNREAD = re.compile(r"has not been read yet|modified since read")
+_UNREAD = re.compile(r"has not been read yet|modified since read|unexpectedly modified")
 # A user who says that they changed something themselves, or pastes a diff of it.
 _CHANGED_BY_HAND = re.compile(
     r"(?i)\bI(?:'ve| have| just| already| manually){0,3} (?:changed|edited|fixed|updated|added"
@@ -199,7 +199,7 @@ class Workspace:
                 self.file(path).write(given["content"])
                 self.file(path).is_read, self.file(path).is_refused = True, False
         elif call.tool_name == "edit":
-            self._edited(call, given, result)
+            self._edited(given, result)
         elif command := find_text(given, "command", "cmd", "input"):
             self.ran(command, result)
         elif call.tool_name == "grep":
@@ -207,7 +207,7 @@ class Workspace:
         elif not is_read_only(call.tool_name) or call.tool_name == "write":
             self.spoil_all()
 
-    def _edited(self, call: Event, given: dict[str, Any], result: Event) -> None:
+    def _edited(self, given: dict[str, Any], result: Event) -> None:
         path, edits = find_path(given), read_edits(given)
         patched = _PATCHED.findall(str(given.get("input") or given.get("patch") or ""))
         patches = read_patch(given)
@@ -256,7 +256,8 @@ class Workspace:
     def ran(self, command: str, result: Event) -> None:
         """Learn from a command that has run."""
         changes = find_changes(command, result.text)
-        self.heard.update(_SPLIT.split(command))
+        if self.tools.reads_first:
+            self.heard.update(_SPLIT.split(command))
         copies = [] if result.is_error or changes.anything else find_copies(command)
         found = [(target, self.files.get(self.absolute(source))) for source, target in copies]
         copied = {self.absolute(target): known.copy() for target, known in found if known}
@@ -329,7 +330,7 @@ class Workspace:
             self.is_resumed = True
             for file in self.files.values():
                 file.is_read = False
-        if event.kind in {"user", "compaction", "custom_message"}:
+        if self.tools.reads_first and event.kind in {"user", "compaction", "custom_message"}:
             self.heard.update(_SPLIT.split(event.text))
         self.last_heard = event.timestamp or self.last_heard
 

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasets import Features
 
+from pimono_sdpo.errors import SourceError
 from pimono_sdpo.runs.engine import sha256
 from pimono_sdpo.runs.folders import make_output
 from pimono_sdpo.stage import iterate_rows
@@ -23,10 +24,13 @@ Json = dict[str, Any]
 
 
 def read_tables(path: Path, rows: int = READ_ROWS, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Yield the rows of a file, so many at a time, with these columns or all."""
-    with pq.ParquetFile(path) as parquet:
-        for batch in parquet.iter_batches(rows, columns=columns and list(columns)):
-            yield pa.Table.from_batches([batch])
+    """Yield the rows of a file, so many at a time, with these columns or all; raises SourceError."""
+    try:
+        with pq.ParquetFile(path) as parquet:
+            for batch in parquet.iter_batches(rows, columns=columns and list(columns)):
+                yield pa.Table.from_batches([batch])
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(f"Cannot read `{path}` ({str(error)[:200]}); write it again.") from error
 
 
 def read_rows(files: Iterable[Path], columns: Sequence[str] | None = None, rows: int = READ_ROWS) -> Iterator[Json]:

@@ -24,7 +24,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,10 +37,9 @@ from pimono_sdpo.runs.folders import (
     make_output,
     only_run,
     publish_folder,
-    read_json,
     remove,
     require_disjoint,
-)
+)  # fmt: skip
 from pimono_sdpo.suites import harbor
 from pimono_sdpo.suites.split import group_near_programs
 from pimono_sdpo.suites.suite import NAME, TaskRow, make_task_id, write_suite
@@ -75,17 +74,21 @@ ABOUT: dict[Kind, str] = {
 class Task:
     """One bug; `fixed` has the text without it for each file of `files` that has it.
 
-    `spec` is the row's `verifier_spec`, `tests` are files that agents see unless they are hidden,
-    `category` is the kind of bug, where it is known.
+    `judged` are the `tests` of the row's `verifier_spec`, `tests` files that agents see unless they are hidden.
     """
 
     name: str
     goal: str
     files: dict[str, str]
     fixed: dict[str, str]
-    spec: dict[str, Any]
-    tests: dict[str, str]
+    judged: dict[str, Any]
+    tests: dict[str, str] = field(default_factory=dict)
     category: str | None = None
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The `verifier_spec` of the row."""
+        return {"files": self.files, "answer": "any", "tests": self.judged}
 
 
 def read_quixbugs(root: Path, seconds: float = SECONDS) -> Iterator[Task]:
@@ -106,7 +109,6 @@ def read_quixbugs(root: Path, seconds: float = SECONDS) -> Iterator[Task]:
     for name in names:
         path = f"{BUGGY}/{name}.py"
         source = (root / path).read_text()
-        tests = _value_tests(root, name, seconds) or _pytest_tests(root, name, seconds)
         # The last string that is a statement of its own describes the program.
         texts = [
             node.value.value.strip()
@@ -120,16 +122,14 @@ def read_quixbugs(root: Path, seconds: float = SECONDS) -> Iterator[Task]:
             f"nothing else. What the program is meant to do:\n\n{(texts or [''])[-1]}",
             files={path: source},
             fixed={path: (root / FIXED / f"{name}.py").read_text()},
-            spec={"files": {path: source}, "answer": "any", "tests": tests},
-            tests={},
+            judged=_value_tests(root, name, seconds) or _pytest_tests(root, name, seconds),
         )
 
 
 def _value_tests(root: Path, name: str, seconds: float) -> dict[str, Any] | None:
     """Return value tests if the test only compares each case with its expected value."""
     path, test = root / CASES / f"{name}.json", root / TESTS / f"test_{name}.py"
-    body = ast.parse(test.read_text()).body
-    functions = [node.body for node in body if isinstance(node, ast.FunctionDef)]
+    functions = [node.body for node in ast.parse(test.read_text()).body if isinstance(node, ast.FunctionDef)]
     statements = [ast.unparse(statement) for body in functions for statement in body]
     compares = [[f"assert {call.format(name)} == expected"] for call in CALLS]
     if not path.exists() or statements not in compares:
@@ -147,8 +147,7 @@ def _value_tests(root: Path, name: str, seconds: float) -> dict[str, Any] | None
 def _pytest_tests(root: Path, name: str, seconds: float) -> dict[str, Any]:
     """Return the test file, its helpers and its data as they are."""
     helpers = [path for path in (root / TESTS).glob("*.py") if not path.name.startswith("test_")]
-    wanted = [*helpers, root / TESTS / f"test_{name}.py", root / "conftest.py"]
-    wanted.append(root / CASES / f"{name}.json")
+    wanted = [*helpers, root / TESTS / f"test_{name}.py", root / "conftest.py", root / CASES / f"{name}.json"]
     files = {path.relative_to(root).as_posix(): path.read_text() for path in sorted(wanted) if path.exists()}
     classes = [
         path.relative_to(root).as_posix()
@@ -185,15 +184,13 @@ def read_functions(path: Path, seconds: float = SECONDS) -> Iterator[Task]:
             tests = {TEST_PATH: render_tests(row.test, row.entry_point, fixed)}
         except (ValueError, SyntaxError) as error:
             raise PimonoError(f"{path}:{number} is not a task ({error}).") from error
-        files = {PATH: row.prompt + row.buggy_solution}
-        judged = {"kind": "pytest", "files": tests, "seconds": seconds}
         yield Task(
             name=row.task_id,
             goal=f"The function in `{PATH}` has a bug: its tests fail. Find it and fix it. What "
             f"it is meant to do:\n\n{(row.instruction or row.prompt).strip()}",
-            files=files,
+            files={PATH: row.prompt + row.buggy_solution},
             fixed={PATH: fixed},
-            spec={"files": files, "answer": "any", "tests": judged},
+            judged={"kind": "pytest", "files": tests, "seconds": seconds},
             tests=tests,
             category=row.bug_type,
         )
@@ -241,7 +238,6 @@ def _is_trivial(node: ast.stmt) -> bool:
 
 
 def _defined_names(program: str) -> set[str]:
-    """Return the names that a program defines at its top level."""
     body = ast.parse(program).body
     defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     assigned = [node for node in body if isinstance(node, ast.Assign)]
@@ -260,10 +256,8 @@ def load_programs() -> Iterator[Task]:
             text = fixed.get(fix["file"], files[fix["file"]])
             assert text.count(fix["before"]) == 1, (path.name, fix["before"])
             fixed[fix["file"]] = text.replace(fix["before"], fix["after"])
-        judged = given.get("judged") or {"kind": "pytest", "files": tests}
-        spec = {"files": files, "answer": "any", "tests": {"seconds": OWN_SECONDS, **judged}}
-        goal = given["goal"].strip()
-        yield Task(path.stem, goal, files, fixed, spec, tests, given["category"])
+        judged = {"seconds": OWN_SECONDS, **given.get("judged", {"kind": "pytest", "files": tests})}
+        yield Task(path.stem, given["goal"].strip(), files, fixed, judged, tests, given["category"])
 
 
 # By what was recorded: a suite that is built again in this process does not run anything again.
@@ -275,23 +269,22 @@ def record_tests(task: Task, python: Python) -> Task:
 
     Raises harbor.Refused when they cannot be, or when they do not see the bug.
     """
-    spec = task.spec
-    if spec["tests"]["kind"] != "pytest":
+    if task.judged["kind"] != "pytest":
         return task
-    key = json.dumps([spec, task.fixed])
+    key = json.dumps([task.spec, task.fixed])
     if key not in _RECORDED:
         try:
-            made = record({**spec["files"], **task.fixed}, spec["tests"], python)
+            made = record({**task.files, **task.fixed}, task.judged, python)
         except NotRecordable as reason:
             raise harbor.Refused(str(reason)) from reason
         # A comment changes the files and leaves the bug.
-        touched = {path: f"# \n{text}" for path, text in spec["files"].items() if path[-3:] == ".py"}
-        buggy = changed_files(spec["files"], {**spec["files"], **touched})
+        touched = {path: f"# \n{text}" for path, text in task.files.items() if path.endswith(".py")}
+        buggy = changed_files(task.files, {**task.files, **touched})
         assert isinstance(buggy, Candidate)
-        if verifier.verify_candidate(buggy, {**spec, "tests": made}, python).status == "passed":
+        if verifier.verify_candidate(buggy, {**task.spec, "tests": made}, python).status == "passed":
             raise harbor.Refused("the program with the bug passes every test that can be recorded")
         _RECORDED[key] = made
-    return replace(task, spec={**spec, "tests": _RECORDED[key]})
+    return replace(task, judged=_RECORDED[key])
 
 
 def detect_kind(source: str) -> tuple[Kind, Path]:
@@ -299,11 +292,6 @@ def detect_kind(source: str) -> tuple[Kind, Path]:
     path = Path(source).expanduser()
     if source == OWN and not path.exists():
         return "samples", path
-    if not path.exists():
-        raise SourceError(
-            f"`{source}` does not exist; give a checkout of QuixBugs, a file of HumanEvalFix "
-            f"lines, a folder of Harbor tasks, or the word `{OWN}`."
-        )
     if (path / BUGGY).is_dir():
         return "quixbugs", path
     if path.is_dir() and harbor.find_tasks(path):
@@ -311,12 +299,9 @@ def detect_kind(source: str) -> tuple[Kind, Path]:
     found = [path] if path.is_file() else list(path.glob("*.jsonl"))
     if len(found) != 1:
         raise SourceError(
-            f"`{source}` has neither {BUGGY}/ nor one file of JSON lines; give the root "
-            "of a QuixBugs checkout, a folder of Harbor tasks, or a file."
+            f"`{source}` is not a QuixBugs checkout with {BUGGY}/, a file of HumanEvalFix lines, "
+            f"a folder of Harbor tasks, or the word `{OWN}`."
         )
-    given = read_json(path) if path.suffix == ".json" else None
-    if isinstance(given, dict) and "tasks" in given:
-        raise SourceError(f"`{source}` is a suite already; use it with `suite split` or `rollout`.")
     return "humanevalfix", found[0]
 
 
@@ -373,25 +358,25 @@ def _build(source: str, kind: Kind, path: Path, work: Path, hide_tests: bool) ->
 
 
 def _make_row(task: Task, kind: Kind, checkout: Path, work: Path, group: str, hide_tests: bool) -> TaskRow:
-    metadata: dict[str, Any] = {"source": kind, "files": sorted(task.fixed)}
     diffs = (
         difflib.unified_diff(task.files[path].splitlines(), text.splitlines(), lineterm="")
         for path, text in task.fixed.items()
     )
+    metadata: dict[str, Any] = {"source": kind, "files": sorted(task.fixed)}
     metadata["fix_lines"] = sum(measure_patch("\n".join(diff))[0] for diff in diffs)
     if kind == "quixbugs":
-        name, repo, hide = f"fix_{task.name}", checkout, [*QUIXBUGS["answers"]]
-        hide += [f"/{TESTS}"] if hide_tests else []
+        name, repo = f"fix_{task.name}", checkout
+        hide = [*QUIXBUGS["answers"], *[f"/{TESTS}"] * hide_tests]
         command: str | None = f"{PYTEST} {TESTS}/test_{task.name}.py"
         metadata |= {"group": f"fix_{group}", "test_files": QUIXBUGS["tests"]}
     else:
-        name, group = make_task_id(task.name), make_task_id(group)
-        repo, hide = work / "repos" / name, sorted(task.tests) if hide_tests else []
+        name = make_task_id(task.name)
+        repo, hide = work / "repos" / name, sorted(task.tests) * hide_tests
         for path, text in {**task.files, **task.tests}.items():
             (repo / path).parent.mkdir(parents=True, exist_ok=True)
             (repo / path).write_text(text, newline="")
         command = PYTEST if task.tests else None
-        metadata |= {"group": group, "test_files": sorted(task.tests)}
+        metadata |= {"group": make_task_id(group), "test_files": sorted(task.tests)}
         metadata |= {"source_id": task.name} if kind == "humanevalfix" else {}
     metadata |= {"category": task.category} if task.category else {}
     return {

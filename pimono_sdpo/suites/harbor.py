@@ -90,8 +90,9 @@ def _read_task(folder: Path, name: str, repo: Path) -> TaskRow:
     workdir = _copy_files(folder / "environment", repo)
     commands = _copy_tests(folder / "tests", workdir, repo)
     seconds = float(given.get("verifier", {}).get("timeout_sec", MAX_SECONDS))
-    about = {"source": "harbor", "group": name, "test_files": [f"/{TESTS}"]}
-    category = given.get("metadata", {}).get("category")
+    metadata = {"source": "harbor", "group": name, "test_files": [f"/{TESTS}"], "seconds": min(seconds, MAX_SECONDS)}
+    if category := given.get("metadata", {}).get("category"):
+        metadata["category"] = category
     goal = (folder / "instruction.md").read_text(encoding="utf-8").strip()
     task: TaskRow = {
         "task_id": name,
@@ -100,11 +101,7 @@ def _read_task(folder: Path, name: str, repo: Path) -> TaskRow:
         "goal": f"{goal}\n\n(The folder `{workdir}` is the root of the repository.)",
         "test_cmd": f"python -m pytest -q {' '.join(commands)}",
         "hide": [f"/{TESTS}"],
-        "metadata": {
-            **about,
-            "seconds": min(seconds, MAX_SECONDS),
-            **({"category": category} if category else {}),
-        },
+        "metadata": metadata,
         "verifier_spec": None,
         "split": None,
     }
@@ -114,17 +111,17 @@ def _read_task(folder: Path, name: str, repo: Path) -> TaskRow:
 
 def _check_settings(given: Mapping[str, Any], environment: Path) -> None:
     """Refuse what only a container has."""
-    settings = given.get("environment", {})
-    if settings.get("docker_image"):
-        raise Refused("it needs the image that `docker_image` names")
-    if any(environment.glob("docker-compose.y*ml")):
-        raise Refused("it needs several containers (docker-compose)")
-    if settings.get("gpus") or settings.get("mcp_servers"):
-        raise Refused("it needs a GPU or MCP servers")
-    if given.get("steps"):
-        raise Refused("it has several steps")
-    if given.get("verifier", {}).get("env"):
-        raise Refused("its tests need environment variables")
+    settings, verifier = given.get("environment", {}), given.get("verifier", {})
+    needed = {
+        "it needs the image that `docker_image` names": settings.get("docker_image"),
+        "it needs several containers (docker-compose)": any(environment.glob("docker-compose.y*ml")),
+        "it needs a GPU or MCP servers": settings.get("gpus") or settings.get("mcp_servers"),
+        "it has several steps": given.get("steps"),
+        "its tests need environment variables": verifier.get("env"),
+    }
+    for why, is_needed in needed.items():
+        if is_needed:
+            raise Refused(why)
 
 
 def _copy_files(environment: Path, repo: Path) -> str:
@@ -201,7 +198,6 @@ def _copy_tests(tests: Path, workdir: str, repo: Path) -> list[str]:
 
 
 def _make_relative(text: str, workdir: str) -> str:
-    """Make the paths below WORKDIR and /tests relative to the repo."""
     for folder, instead in ((workdir, ""), ("/tests", TESTS)):
         text = re.sub(rf"(?<![\w./]){re.escape(folder)}/", f"{instead}/" * bool(instead), text)
         text = re.sub(rf"(?<![\w./]){re.escape(folder)}(?![\w/.-])", instead or ".", text)
@@ -212,17 +208,18 @@ def _check_test(source: str, repo: Path) -> None:
     """Refuse a test that imports what is not here, or that names other absolute paths."""
     here = {path.stem for path in repo.rglob("*.py")} | {path.name for path in repo.rglob("*")}
     for node in ast.walk(ast.parse(source)):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names = [node.module or ""]
-        for name in (name.partition(".")[0] for name in names):
+        match node:
+            case ast.Import(names):
+                imported = [alias.name for alias in names]
+            case ast.ImportFrom(str(module), _, 0):
+                imported = [module]
+            case _:
+                imported = []
+        for name in (name.partition(".")[0] for name in imported):
             if name not in sys.stdlib_module_names | here | {"pytest"}:
                 raise Refused(f"its tests need the package `{name}`")
-        text = node.value if isinstance(node, ast.Constant) else None
-        if isinstance(text, str) and ABSOLUTE.fullmatch(text):
-            raise Refused(f"its tests use `{text[:80]}` of its image")
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and ABSOLUTE.fullmatch(node.value):
+            raise Refused(f"its tests use `{node.value[:80]}` of its image")
 
 
 def _check_tests(task: TaskRow, solution: Path, workdir: str) -> None:
@@ -235,10 +232,9 @@ def _check_tests(task: TaskRow, solution: Path, workdir: str) -> None:
     if not (solution / "solve.sh").is_file():
         return
     written = {
-        f"{SOLUTION}/{path}": _make_relative(text, workdir).replace("/solution/", f"{SOLUTION}/")
+        f"{SOLUTION}/{path}": _make_relative(text, workdir).replace("/solution/", f"{SOLUTION}/").encode()
         for path, text in files_of(solution).items()
     }
     solved = f"bash {SOLUTION}/solve.sh >/dev/null 2>&1; {task['test_cmd']}"
-    content = {path: text.encode() for path, text in written.items()}
-    if not run_tests({**task, "test_cmd": solved}, content).ok:
+    if not run_tests({**task, "test_cmd": solved}, written).ok:
         raise Refused("its tests fail after its own solution here, outside of its image")

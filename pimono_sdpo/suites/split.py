@@ -12,18 +12,18 @@ columns read  task_id, split (rows of the split `test` are not trained on)
 
 import hashlib
 import io
-import json
 import os
 import random
 import re
 import tokenize
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pyarrow.parquet as pq
 from datasets import Dataset
 
@@ -35,8 +35,6 @@ from pimono_sdpo.suites.suite import START_OF, Suite, TaskRow, has_tests, load_s
 WIDTH = 4
 # Share of common groups of WIDTH tokens from which two programs count as near duplicates.
 NEAR = 0.35
-# A group of tokens in more programs than this is ignored.
-COMMON = 50
 SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
 BATCH = 10_000
 COLUMNS = ("task_id", "split")
@@ -50,19 +48,12 @@ def group_near_programs(programs: Mapping[str, str]) -> dict[str, str]:
     >>> group_near_programs({"b": "print(a + b + 1)", "a": "print(a + b + 1)  # !", "c": ""})
     {'b': 'a', 'a': 'a', 'c': 'c'}
     """
-    shingles = {name: _shingles(text) for name, text in programs.items()}
-    having: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for name in sorted(shingles):
-        for one in shingles[name]:
-            having[one].append(name)
-    shared: Counter[tuple[str, str]] = Counter()
-    for names in having.values():
-        shared.update(combinations(names, 2) if len(names) <= COMMON else ())
     first = {name: name for name in programs}
-    for (a, b), number in shared.items():
-        if number >= NEAR * (len(shingles[a]) + len(shingles[b]) - number):
+    shingles = {name: _shingles(programs[name]) for name in sorted(programs)}
+    for (a, one), (b, two) in combinations(shingles.items(), 2):
+        if one and len(one & two) >= NEAR * len(one | two):
             low, high = sorted((first[a], first[b]))
-            first |= {name: low for name, one in first.items() if one == high}
+            first |= {name: low for name, group in first.items() if group == high}
     return first
 
 
@@ -70,12 +61,12 @@ def _shingles(text: str) -> set[tuple[str, ...]]:
     tokens = []
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            docstring = token.type == tokenize.STRING and "\n" in token.string
-            if token.type not in SKIPPED and not docstring:
+            is_docstring = token.type == tokenize.STRING and "\n" in token.string
+            if token.type not in SKIPPED and not is_docstring:
                 tokens.append(token.string.strip() or tokenize.tok_name[token.type])
     except (tokenize.TokenError, SyntaxError):
         tokens = text.split()
-    return {tuple(tokens[i : i + WIDTH]) for i in range(len(tokens) - WIDTH + 1)}
+    return {tuple(tokens[at : at + WIDTH]) for at in range(len(tokens) - WIDTH + 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +232,6 @@ def read_task_ids(source: Path) -> Iterator[dict[str, Any]]:
 
 
 def _find_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of rows below a folder."""
     for where, folders, names in os.walk(folder):
         if "data" in folders:
             folders[:], names = ["data"], []
@@ -253,15 +243,12 @@ def _read_file(path: Path) -> Iterator[dict[str, Any]]:
         if path.suffix in (".jsonl", ".json"):
             with path.open(encoding="utf-8") as lines:
                 for line in filter(str.strip, lines):
-                    row = json.loads(line)
-                    if not isinstance(row, dict):
-                        raise ValueError("a line is not an object")
+                    row = msgspec.json.decode(line, type=dict[str, Any])
                     yield {key: row[key] for key in COLUMNS if key in row}
         elif path.suffix == ".arrow":
             # Written by `Dataset.save_to_disk`.
             saved = Dataset.from_file(str(path))
-            columns = [name for name in COLUMNS if name in saved.column_names]
-            yield from saved.select_columns(columns)
+            yield from saved.select_columns([name for name in COLUMNS if name in saved.column_names])
         else:
             columns = [name for name in COLUMNS if name in pq.read_schema(path).names]
             yield from read_rows([path], columns, BATCH)

@@ -8,8 +8,7 @@ traces/           a JSONL trace per run; this folder may be given instead of the
 outer one may be given.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,13 +19,14 @@ import pyarrow.parquet as pq
 from datasets import Features
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.runs import parquet
+from pimono_sdpo.runs.parquet import link_or_copy, read_rows
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.suites.suite import NAME, TaskRow, load_suite
+from pimono_sdpo.traces.rollout_sessions import COLUMNS as SESSION_COLUMNS
+from pimono_sdpo.traces.rollout_sessions import encode_session
 
 NEEDED = ("run_id", "task_id", "messages", "steps", "protocol", "tests_ok")
 ROLLOUTS = "rollouts"
-ROWS = 32
 Json = dict[str, Any]
 
 
@@ -49,8 +49,7 @@ class Rollouts:
         """Return where the rollouts of each task are: pairs of shard and row number, in order."""
         places: dict[str, list[tuple[Path, int]]] = {}
         for file in self.files:
-            ids = [one for table in read_tables(file, ["task_id"]) for one in table[0].to_pylist()]
-            for number, task_id in enumerate(ids):
+            for number, task_id in enumerate(pq.read_table(file, columns=["task_id"])[0].to_pylist()):
                 places.setdefault(task_id, []).append((file, number))
         return places
 
@@ -64,9 +63,12 @@ def open_rollouts(source: str | Path) -> Rollouts | None:
         folder /= ROLLOUTS
     files = tuple(sorted((folder / "data").glob("*.parquet")))
     for file in files:
-        with _translate_errors(file):
-            if not set(NEEDED) <= set(pq.read_schema(file).names):
-                return None
+        try:
+            names = pq.read_schema(file).names
+        except (pa.ArrowException, OSError) as error:
+            raise SourceError(f"Cannot read `{file}` ({str(error)[:200]}); write it again.") from error
+        if not set(NEEDED) <= set(names):
+            return None
     if not files:
         return None
     if not (folder / NAME).exists():
@@ -82,35 +84,21 @@ def read_rows_at(places: Sequence[tuple[Path, int]]) -> list[Json]:
     return [row for table in tables for row in iterate_rows(table, Features.from_arrow_schema(table.schema))]
 
 
-@lru_cache(maxsize=2)
-def _read_shard(file: Path) -> pa.Table:
-    with _translate_errors(file):
-        return pq.read_table(file)
-
-
-def read_rows(file: Path, columns: list[str] | None = None) -> Iterator[Json]:
-    """Yield the rows of a shard, with few in memory at a time; raises SourceError."""
-    with _translate_errors(file):
-        yield from parquet.read_rows([file], columns, ROWS)
-
-
-def read_tables(file: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
-    """Yield the tables of a shard, with few rows each; raises SourceError."""
-    with _translate_errors(file):
-        yield from parquet.read_tables(file, ROWS, columns)
-
-
-@contextmanager
-def _translate_errors(file: Path) -> Iterator[None]:
-    """Turn errors of reading a shard into SourceError."""
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise SourceError(f"Cannot read `{file}` ({reason}); write it again.") from error
+_read_shard = lru_cache(maxsize=2)(pq.read_table)
 
 
 def describe_file(file: Path) -> Json:
     """Return name, size and time of a file, by which a changed file is noticed."""
     stat = file.stat()
     return {"name": file.name, "bytes": stat.st_size, "time": stat.st_mtime_ns}
+
+
+def write_shards(files: Sequence[Path], finished: Path, split: str = "train", sessions: bool = False) -> None:
+    """Give the files of rollouts their names below `data`; with `sessions`, write each run below that folder."""
+    for number, file in enumerate(files):
+        link_or_copy(file, finished / "data" / f"{split}-{number:05}-of-{len(files):05}.parquet")
+        if sessions:
+            folder = finished / "sessions" / f"{number:05}"
+            folder.mkdir(parents=True)
+            for row in read_rows([file], SESSION_COLUMNS):
+                (folder / f"{row['run_id']}.jsonl").write_bytes(encode_session(row))

@@ -128,11 +128,12 @@ def load_suite(path: Path, repos: bool = True, outside: bool = True) -> Suite:
     """
     path = path / NAME if path.is_dir() else path
     try:
-        given = msgspec.json.decode(path.read_bytes(), type=_File)
-    except FileNotFoundError:
-        raise SourceError(f"`{path}` does not exist; give a suite's JSON file.") from None
+        # Expected values may be infinite, which msgspec does not read; half a character cannot be written.
+        content = json.loads(path.read_bytes())
+        json.dumps(content, ensure_ascii=False).encode()
+        given = msgspec.convert(content, _File)
     except OSError as error:
-        raise SourceError(f"`{path}` cannot be read ({error.strerror}).") from error
+        raise SourceError(f"`{path}` cannot be read ({error.strerror}); give a suite's JSON file.") from error
     except (ValueError, RecursionError) as error:
         raise SourceError(f"`{path}` is not a task suite ({error}); correct it.") from error
     rows: dict[str, TaskRow] = {}
@@ -190,21 +191,29 @@ def write_suite(
     `seen_from` is the later name of the suite's folder.
     """
     folder = path.parent.resolve()
-    listed = [_task_json(task, folder, (seen_from or folder).resolve()) for task in tasks]
+    listed: list[dict[str, Any]] = []
+    for task in tasks:
+        repo = Path(task["repo"]).resolve()
+        start = folder if repo.is_relative_to(folder) else (seen_from or folder).resolve()
+        written = {
+            "task_id": task["task_id"],
+            "goal": task["goal"],
+            "repo": Path(os.path.relpath(repo, start)).as_posix(),
+            "test_cmd": task["test_cmd"],
+            "hide": task["hide"],
+            "metadata": task["metadata"] or None,
+            "verifier_spec": json.loads(task["verifier_spec"] or "null"),
+        }
+        listed.append({key: value for key, value in written.items() if value is not None})
     shared = {
         key: value
         for key, value in listed[0].items()
         if key in _Defaults.__struct_fields__
         if len(listed) > 1 and all(task.get(key) == value for task in listed)
     }
-    content: dict[str, Any] = {
-        "name": name,
-        "description": description,
-        "split": split,
-        "defaults": shared,
-    }
+    content: dict[str, Any] = {"name": name, "description": description, "split": split, "defaults": shared}
     content = {key: value for key, value in content.items() if value}
-    content["tasks"] = [{k: v for k, v in task.items() if k not in shared} for task in listed]
+    content["tasks"] = [{key: value for key, value in task.items() if key not in shared} for task in listed]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(content, indent=1, ensure_ascii=False)
@@ -212,21 +221,6 @@ def write_suite(
     except OSError as error:
         raise OutputError(f"Cannot write `{path}` ({error.strerror}); give another folder.") from error
     return path
-
-
-def _task_json(task: TaskRow, folder: Path, seen_from: Path) -> dict[str, Any]:
-    spec, repo = task["verifier_spec"], Path(task["repo"]).resolve()
-    start = folder if repo.is_relative_to(folder) else seen_from
-    written = {
-        "task_id": task["task_id"],
-        "goal": task["goal"],
-        "repo": Path(os.path.relpath(repo, start)).as_posix(),
-        "test_cmd": task["test_cmd"],
-        "hide": task["hide"],
-        "metadata": task["metadata"] or None,
-        "verifier_spec": json.loads(spec) if spec else None,
-    }
-    return {key: value for key, value in written.items() if value is not None}
 
 
 class _Paraphrases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -250,8 +244,6 @@ def read_paraphrases(path: Path, suite: Suite) -> dict[str, list[str]]:
                     f"{path}:{number} has the task `{given.task_id}`, which is not in the suite `{suite.name}`."
                 )
             goals[given.task_id] += given.goals
-    except FileNotFoundError as error:
-        raise SourceError(f"`{path}` does not exist; give a file of paraphrases.") from error
     except (OSError, ValueError) as error:
         raise SourceError(
             f"`{path}` cannot be read as paraphrases ({error}); each line needs `task_id` and a list `goals`."

@@ -8,7 +8,6 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path
 from time import monotonic
@@ -229,20 +228,11 @@ def open_download(repo_id: str, name: str, revision: str | None) -> Iterator[pa.
                 kept.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True)
-class Fetched:
-    """Downloaded files below `root`; `name` is that of the repository, `revision` its commit."""
-
-    name: str
-    revision: str | None
-    root: Path
-    files: list[Path]
-
-
-def fetch_files(address: str, endings: tuple[str, ...]) -> Fetched:
+def fetch_files(address: str, endings: tuple[str, ...]) -> tuple[str, str | None, Path, list[Path]]:
     """Download what `hf://datasets/...` or `hf://buckets/...` holds with these endings.
 
-    An address is that of a file, a folder or a glob. Raises SourceError.
+    An address is that of a file, a folder or a glob. Returns the name of the repository, its commit,
+    and the folder with the files. Raises SourceError.
     """
     place = address.removeprefix("hf://").rstrip("/")
     if not re.match(r"(datasets|buckets)/[^/]+/[^/]+", place):
@@ -272,7 +262,7 @@ def fetch_files(address: str, endings: tuple[str, ...]) -> Fetched:
             revision = HfApi().dataset_info(name, revision=found.revision).sha
             kept = snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=names)
             root = Path(kept)
-    return Fetched(name, revision, root, [root / one for one in names])
+    return name, revision, root, [root / one for one in names]
 
 
 def fetch_repository(repo_id: str, patterns: Sequence[str]) -> Path:

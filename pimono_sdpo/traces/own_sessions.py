@@ -7,7 +7,7 @@ pi        PI_CODING_AGENT_DIR, else ~/.pi/agent  sessions/
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -18,14 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.traces.sources import (
-    Shard,
-    Source,
-    is_session,
-    list_files,
-    open_raw,
-    shard_sessions,
-)
+from pimono_sdpo.traces.sources import Shard, Source, is_session, list_files, open_raw, shard_by_root, shard_sessions
 
 # The harness, its variable, its home and the folders there that hold sessions.
 PLACES = {
@@ -98,39 +91,29 @@ def choose_sessions(source: Source, project: str | None, since: str | None, excl
     `project` is a part of the recorded working directory or of the path of the file, `since` a date
     or a number of days of the last change, `exclude` patterns of paths below the source.
     """
-    keep: list[Callable[[Path, str], bool]] = []
-    if project is not None:
-        keep.append(lambda file, name: project in find_project(file) or project in name)
-    if since is not None:
-        start = _read_date(since)
-        keep.append(lambda file, name: file.stat().st_mtime >= start)
-    keep += [
-        lambda file, name, pattern=pattern: not fnmatch(name, pattern)  # type: ignore[misc]
-        for pattern in exclude
-    ]
-    if not keep:
+    start = _read_date(since) if since is not None else 0.0
+
+    def is_kept(file: Path, name: str) -> bool:
+        return (
+            (project is None or project in name or project in find_project(file))
+            and (since is None or file.stat().st_mtime >= start)
+            and not any(fnmatch(name, pattern) for pattern in exclude)
+        )
+
+    if project is None and since is None and not exclude:
         return source
     if any(shard.kind != "jsonl" for shard in source.shards):
         raise SourceError(
             f"--project, --since and --exclude choose among session files, but `{source.name}` "
             "holds other files as well; leave them out."
         )
-    roots: dict[Path, list[Path]] = {}
-    for shard in source.shards:
-        for file in shard.files:
-            name = file.relative_to(shard.root).as_posix()
-            if all(test(file, name) for test in keep):
-                roots.setdefault(shard.root, []).append(file)
-    if not roots:
-        total = sum(shard.sessions for shard in source.shards)
+    files = [(shard.root, file) for shard in source.shards for file in shard.files]
+    kept = [(root, file) for root, file in files if is_kept(file, file.relative_to(root).as_posix())]
+    if not kept:
         given = {"--project": project, "--since": since, "--exclude": exclude}
-        named = [flag for flag, value in given.items() if value]
-        leaves, relax = ("leave", "one of them") if len(named) > 1 else ("leaves", "it")
-        raise SourceError(
-            f"{' and '.join(named)} {leaves} none of the {total} sessions of `{source.name}`; relax {relax}."
-        )
-    shards = [shard for root, files in roots.items() for shard in shard_sessions(files, root)]
-    return replace(source, shards=tuple(shards))
+        named = " and ".join(flag for flag, value in given.items() if value)
+        raise SourceError(f"No session of `{source.name}` ({len(files)} in all) is left by {named}; choose otherwise.")
+    return replace(source, shards=tuple(shard_by_root(kept)))
 
 
 def _read_date(text: str) -> float:

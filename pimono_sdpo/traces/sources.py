@@ -13,7 +13,7 @@ Files of `hf://datasets/...` and `hf://buckets/...` are downloaded first.
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from glob import glob, has_magic
@@ -28,14 +28,7 @@ from pimono_sdpo.errors import SourceError
 from pimono_sdpo.schema import SESSION
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.traces import hub
-from pimono_sdpo.traces.layouts import (
-    READ_COLUMNS,
-    ROLLOUT_COLUMNS,
-    Layout,
-    convert_table,
-    detect_layout,
-    ensure_utf8,
-)
+from pimono_sdpo.traces.layouts import READ_COLUMNS, ROLLOUT_COLUMNS, Layout, convert_table, detect_layout, ensure_utf8
 
 logger = logging.getLogger(__name__)
 
@@ -108,21 +101,12 @@ def _find_local(source: str) -> tuple[Path, list[Path]] | None:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """List all files below a folder; a warning names each folder and link that leads to none."""
+    """List all files below a folder; a warning names each folder that cannot be read."""
 
     def warn(error: OSError) -> None:
         logger.warning("`%s` is left out (%s).", error.filename, error.strerror)
 
-    found = []
-    for place, folders, names in os.walk(folder, onerror=warn):
-        found += [Path(place, name) for name in names]
-        for link in (Path(place, name) for name in folders):
-            if link.is_symlink():
-                logger.warning("`%s` is left out (a link to a folder).", link)
-    for file in found:
-        if file.name.endswith((".parquet", *SESSION_FILES)) and not file.exists():
-            logger.warning("`%s` is left out (a link to nothing).", file)
-    return found
+    return [Path(place, name) for place, _, names in os.walk(folder, onerror=warn) for name in names]
 
 
 Kind = Literal["viewer_export", "jsonl", "dataset", "hub", "several"]
@@ -198,9 +182,7 @@ def open_source(source: str) -> Source:
     if saved[0] or all(saved[1:]):
         return _open_saved(path)
     if source.startswith("hf://"):
-        fetched = hub.fetch_files(source, (".parquet", *SESSION_FILES))
-        root, files = fetched.root, fetched.files
-        name, revision = fetched.name, fetched.revision
+        name, revision, root, files = hub.fetch_files(source, (".parquet", *SESSION_FILES))
     else:
         found = _find_local(source)
         if found is None:
@@ -210,9 +192,12 @@ def open_source(source: str) -> Source:
     if path.is_dir():
         # Without hidden files.
         files = [f for f in files if not any(p[0] == "." for p in f.relative_to(root).parts)]
-        if _list_columns(path / "data") >= ROLLOUT_COLUMNS:
-            # Beside them lie their rejects and what else was written of the same runs.
-            files = [file for file in files if file.parent == path / "data"]
+        written = [file for file in files if file.parent == path / "data" and file.suffix == ".parquet"]
+        for first in written[:1]:
+            with _open_parquet(first, first.name) as parquet:
+                if set(parquet.schema_arrow.names) >= ROLLOUT_COLUMNS:
+                    # Beside them lie their rejects and what else was written of the same runs.
+                    files = written
     parquet = [file for file in files if file.suffix == ".parquet"]
     raw = [file for file in files if is_session(file)]
     if not parquet and not raw:
@@ -231,13 +216,10 @@ def join_sources(sources: Sequence[Source]) -> Source:
     first = sources[0]
     if len(sources) == 1:
         return first
-    found = [shard for source in sources for shard in source.shards]
-    roots: dict[Path, dict[Path, None]] = {}
-    for shard in found:
-        if shard.kind == "jsonl":
-            roots.setdefault(shard.root, {}).update(dict.fromkeys(shard.files))
-    shards = [shard for shard in dict.fromkeys(found) if shard.kind != "jsonl"]
-    shards += [one for root, files in roots.items() for one in shard_sessions([*files], root)]
+    found = dict.fromkeys(shard for source in sources for shard in source.shards)
+    shards = [shard for shard in found if shard.kind != "jsonl"]
+    raw = [(shard.root, file) for shard in found if shard.kind == "jsonl" for file in shard.files]
+    shards += shard_by_root(dict.fromkeys(raw))
     kinds = {source.kind for source in sources}
     revisions = ", ".join(source.revision for source in sources if source.revision)
     return Source(
@@ -249,14 +231,6 @@ def join_sources(sources: Sequence[Source]) -> Source:
     )
 
 
-def _list_columns(folder: Path) -> set[str]:
-    """Return the columns of the first parquet file of a folder."""
-    for file in sorted(folder.glob("*.parquet"))[:1]:
-        with _open_parquet(file, file.name) as parquet:
-            return set(parquet.schema_arrow.names)
-    return set()
-
-
 def is_session(file: Path) -> bool:
     """Return whether a file is a raw session by its name."""
     return file.name.endswith(SESSION_FILES) and file.is_file()
@@ -266,6 +240,14 @@ def shard_sessions(files: Sequence[Path], root: Path) -> list[Shard]:
     """Make shards of session files below a folder."""
     starts = range(0, len(files), JSONL_PER_SHARD)
     return [_describe_raw(files[start : start + JSONL_PER_SHARD], root) for start in starts]
+
+
+def shard_by_root(files: Iterable[tuple[Path, Path]]) -> list[Shard]:
+    """Make shards of session files, each given with the folder that its name is relative to."""
+    roots: dict[Path, list[Path]] = {}
+    for root, file in files:
+        roots.setdefault(root, []).append(file)
+    return [shard for root, found in roots.items() for shard in shard_sessions(found, root)]
 
 
 def load_sessions(source: str | Path, *, streaming: bool = False) -> Dataset | IterableDataset:
@@ -337,12 +319,15 @@ def _read_parquet(file: Path | pa.NativeFile, name: str, origin: str = "") -> It
         is_of_rollouts = detect_layout(parquet.schema_arrow, name) == "rollouts"
         known = ROLLOUT_COLUMNS if is_of_rollouts else READ_COLUMNS
         columns = [name for name in parquet.schema_arrow.names if name in known]
-        groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
-        size = sum(group.total_byte_size for group in groups)
+        size = sum(_list_group_sizes(parquet))
         rows = _count_batch_rows(size, parquet.metadata.num_rows)
         # Threads decode one column each, and only one column is large.
         for batch in parquet.iter_batches(rows, columns=columns, use_threads=False):
             yield convert_table(pa.Table.from_batches([batch]), origin)
+
+
+def _list_group_sizes(parquet: pq.ParquetFile) -> list[int]:
+    return [parquet.metadata.row_group(index).total_byte_size for index in range(parquet.num_row_groups)]
 
 
 def _count_batch_rows(size: int, rows: int) -> int:
@@ -354,8 +339,7 @@ def _count_batch_rows(size: int, rows: int) -> int:
 def _describe_parquet(file: Path, name: str) -> Shard:
     with _open_parquet(file, name) as parquet:
         layout, rows = detect_layout(parquet.schema_arrow, name), parquet.metadata.num_rows
-        groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
-        largest = max((group.total_byte_size for group in groups), default=0)
+        largest = max(_list_group_sizes(parquet), default=0)
         if largest > GROUP_BYTES:
             logger.warning(
                 "`%s` has a row group of %d MB, and each worker may need three times that in "

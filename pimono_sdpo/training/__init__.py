@@ -10,8 +10,6 @@ import re
 import sys
 import warnings
 from argparse import ArgumentParser
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import field
 from difflib import get_close_matches
 from importlib.resources import files
@@ -67,11 +65,11 @@ def read_options(method: str) -> dict[str, Any]:
     return known[method if method in known else "sdpo"]  # type: ignore[no-any-return]
 
 
-def recipe_folder() -> Path:
-    """Return the folder of the recipes: packaged, or in a checkout."""
+def find_shipped(name: str) -> Path:
+    """Return a file or folder of jobs/: packaged, or in a checkout."""
     package = Path(str(files("pimono_sdpo")))
-    packaged = package / "recipes"
-    return packaged if packaged.is_dir() else package.parent / "jobs" / "recipes"
+    packaged = package / name
+    return packaged if packaged.exists() else package.parent / "jobs" / name
 
 
 def find_recipe(name: str) -> Path:
@@ -79,10 +77,11 @@ def find_recipe(name: str) -> Path:
 
     A name may leave out `.yaml`. Raises TrainingInputError with the names of the recipes.
     """
-    for path in (Path(name), recipe_folder() / f"{name.removesuffix('.yaml')}.yaml"):
+    recipes = find_shipped("recipes")
+    for path in (Path(name), recipes / f"{name.removesuffix('.yaml')}.yaml"):
         if path.is_file():
             return path
-    known = ", ".join(sorted(path.stem for path in recipe_folder().glob("*.yaml")))
+    known = ", ".join(sorted(path.stem for path in recipes.glob("*.yaml")))
     raise TrainingInputError(f"There is no recipe `{name}`; give the path of a YAML file or one of {known}.")
 
 
@@ -94,24 +93,13 @@ def refuse_unknown(words: list[str], parser: ArgumentParser) -> None:
         raise TrainingInputError(f"Unknown argument(s) {' '.join(words)}{advice}")
 
 
-@contextmanager
-def main_process_first() -> Iterator[None]:
-    """Let the main process do something before the others do the same."""
-    from accelerate import PartialState
-
-    with PartialState().main_process_first():
-        yield
-
-
 def quiet_libraries() -> None:
     """Run on import of this package, before TRL, Transformers or bitsandbytes are imported."""
     # Read by TRL when it is imported.
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    # Transformers has renamed an argument that TRL sets by itself.
+    # Transformers has renamed an argument that TRL sets, and an attribute that PEFT reads.
     warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)
-    # PEFT asks Transformers by the old name of an attribute.
-    warnings.filterwarnings("ignore", ".*is_gradient_checkpointing. is deprecated", FutureWarning)
     # Without the optional `kernels` package bitsandbytes computes NF4 by its own CPU code.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 

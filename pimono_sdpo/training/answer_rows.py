@@ -11,26 +11,20 @@ reads prompt, tools, and completion or chosen and rejected / writes the same wit
 arguments as mappings, as Json
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any, Required, TypedDict
 
 import datasets
+import msgspec
 from datasets import Dataset, Features, Json, List
 from jinja2 import TemplateError
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.traces.trajectories.base import drop_nulls
 from pimono_sdpo.training.method import Fitted
-from pimono_sdpo.training.token_budget import (
-    control_tokens,
-    neutralise,
-    quote_names,
-    special_tokens,
-    templated_ids,
-)
+from pimono_sdpo.training.token_budget import control_tokens, neutralise, special_tokens, templated_ids
 
 Row = dict[str, Any]
 # Where a row comes from; held-out scores are grouped by the first of these that it has.
@@ -42,7 +36,6 @@ MESSAGES = List(Json())
 # What was found of a row: tokens of `prompt` and `sequence`, counts, why it is left out.
 NOTES = "_notes"
 COUNTS = ("special_tokens_neutralised", "with_tool_output", "prompts_rendered_otherwise")
-TEXT_FIELDS = ("content", "reasoning_content", "thinking", "name", "tool_call_id")
 
 
 @contextmanager
@@ -58,11 +51,7 @@ def uncached() -> Iterator[None]:
 
 
 def fit_answers(
-    rows: Dataset,
-    held_out: Dataset | None,
-    targets: Sequence[str],
-    tokenizer: Any,
-    max_length: int | None,
+    rows: Dataset, held_out: Dataset | None, targets: Sequence[str], tokenizer: Any, max_length: int | None
 ) -> Fitted:
     """Return the rows that can be trained on whole, and the others with their reasons.
 
@@ -84,31 +73,28 @@ def fit_answers(
         if not len(evaluated):
             raise TrainingInputError("No row of --eval_split fits into --max_length; raise it, or leave it out.")
     notes = list(fitted[NOTES])
-    counts: dict[str, Any] = {name: sum(note[name] for note in notes) for name in COUNTS}
+    counts = {name: sum(note[name] for note in notes) for name in COUNTS} | {"left_out": reasons}
     budgets = {"prompt": None, "sequence": max_length}
     lengths = {name: [note[name] for note in notes] for name in budgets}
-    counts["left_out"] = reasons
-    bare = fitted.remove_columns(NOTES)
-    return Fitted(bare, evaluated, len(rows), counts, lengths, budgets, left_out)
+    return Fitted(fitted.remove_columns(NOTES), evaluated, len(rows), counts, lengths, budgets, left_out)
 
 
 def _fit(rows: Dataset, targets: Sequence[str], tokenizer: Any, max_length: int | None) -> tuple[Dataset, list[Row]]:
-    missing = [name for name in ("prompt", *targets) if name not in rows.column_names]
+    missing = ", ".join(f"`{name}`" for name in ("prompt", *targets) if name not in rows.column_names)
     if missing:
         raise TrainingInputError(
-            f"The rows lack the column(s) {quote_names(missing)} and have "
-            f"{quote_names(rows.column_names)}; this job takes `prompt`, "
-            f"{quote_names(targets)} and, optionally, `tools`."
+            f"The rows lack the column(s) {missing} and have {', '.join(rows.column_names)}; this "
+            f"job takes prompt, {', '.join(targets)} and, optionally, tools."
         )
     origins = [name for name in ORIGINS if name in rows.column_names]
     special, control = special_tokens(tokenizer), control_tokens(tokenizer)
-    padded = {name: not _holds_json(feature) for name, feature in rows.features.items()}
+    # Structs hold a null for every argument that another call has; JSON is kept as written.
+    padded = {name: "Json(" not in str(feature) for name, feature in rows.features.items()}
 
     def fit(row: Row) -> Row:
-        template = {**TEMPLATE_KWARGS, **(row.get(TEMPLATE) or {})}
         notes: Row = dict.fromkeys(COUNTS, 0)
-        fitted: Row = {"tools": None, TEMPLATE: template, NOTES: notes}
-        fitted |= {name: [] for name in ("prompt", *targets)}
+        fitted: Row = {name: [] for name in ("prompt", *targets)} | {"tools": None, NOTES: notes}
+        fitted[TEMPLATE] = {**TEMPLATE_KWARGS, **(row.get(TEMPLATE) or {})}
         try:
             for name in ("prompt", *targets):
                 fitted[name], spelled = clean_turns(row[name], special, control, padded[name])
@@ -121,33 +107,25 @@ def _fit(rows: Dataset, targets: Sequence[str], tokenizer: Any, max_length: int 
             notes["reason"], notes["detail"] = problem.args
         except (TemplateError, TypeError) as problem:
             # What templates raise for turns that they do not know.
-            notes["reason"] = "template"
-            notes["detail"] = f"the chat template refuses it: {' '.join(str(problem).split())}"
+            refused = " ".join(str(problem).split())
+            notes |= {"reason": "template", "detail": f"the chat template refuses it: {refused}"}
         return fitted
 
+    features = {name: rows.features[name] for name in origins} | dict.fromkeys(("prompt", *targets, "tools"), MESSAGES)
     with uncached():
         measured = rows.map(
             fit,
             remove_columns=[name for name in rows.column_names if name not in origins],
-            features=Features(
-                {
-                    **{name: rows.features[name] for name in origins},
-                    **dict.fromkeys(("prompt", *targets), MESSAGES),
-                    "tools": MESSAGES,
-                    TEMPLATE: Json(),
-                    NOTES: Json(),
-                }
-            ),
+            features=Features({**features, TEMPLATE: Json(), NOTES: Json()}),
             desc="fit to max_length",
         )
-        found = list(measured.select_columns([*origins, NOTES]))
-        left_out = [
-            {"row": number, **{name: row[name] for name in origins}}
-            | {name: row[NOTES][name] for name in ("reason", "detail")}
-            for number, row in enumerate(found, 1)
-            if "reason" in row[NOTES]
-        ]
-        kept = [number for number, row in enumerate(found) if "reason" not in row[NOTES]]
+        left_out, kept = [], []
+        for at, row in enumerate(measured.select_columns([*origins, NOTES])):
+            notes = row.pop(NOTES)
+            if "reason" in notes:
+                left_out.append({"row": at + 1, **row, "reason": notes["reason"], "detail": notes["detail"]})
+            else:
+                kept.append(at)
         return measured.select(kept), left_out
 
 
@@ -164,13 +142,11 @@ def _measure(row: Row, targets: Sequence[str], tokenizer: Any) -> Row:
         raise LeftOut("identical", "chosen and rejected are the same tokens")
     for name in targets:
         _check_written(row, name, tokenizer)
-    shared = min(common_length(prompt, one) for one in whole)
-    others = (turn["role"] != "assistant" for name in targets for turn in row[name])
     return {
         "prompt": len(prompt),
         "sequence": max(map(len, whole)),
-        "prompts_rendered_otherwise": int(shared < len(prompt)),
-        "with_tool_output": int(any(others)),
+        "prompts_rendered_otherwise": int(min(common_length(prompt, one) for one in whole) < len(prompt)),
+        "with_tool_output": int(any(turn["role"] != "assistant" for name in targets for turn in row[name])),
     }
 
 
@@ -199,14 +175,6 @@ def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def _holds_json(feature: Any) -> bool:
-    """Tell a column of JSON values, which are kept as written, from one of structs."""
-    if isinstance(feature, List):
-        return _holds_json(feature.feature)
-    parts = feature.values() if isinstance(feature, dict) else ()
-    return isinstance(feature, Json) or any(map(_holds_json, parts))
-
-
 class LeftOut(ValueError):
     """A row cannot be trained on, with the reason in a word and in a clause."""
 
@@ -214,6 +182,30 @@ class LeftOut(ValueError):
 def unreadable(detail: str) -> LeftOut:
     """Return the error for something that is not a conversation."""
     return LeftOut("unreadable", detail)
+
+
+class _Function(TypedDict, total=False):
+    name: Required[str]
+    arguments: dict[str, Any] | str | None
+
+
+class _Call(TypedDict, total=False):
+    id: str | None
+    type: str | None
+    function: Required[_Function]
+
+
+class _Turn(TypedDict, total=False):
+    role: Required[str]
+    content: str | None
+    reasoning_content: str | None
+    thinking: str | None
+    name: str | None
+    tool_call_id: str | None
+    tool_calls: list[_Call] | None
+
+
+_Turns = Annotated[list[_Turn], msgspec.Meta(min_length=1)]
 
 
 def clean_turns(
@@ -228,47 +220,38 @@ def clean_turns(
     >>> clean_turns([{"role": "user", "content": "a <eos>", "name": None}], ["<eos>"], ["<eos>"])[1]
     1
     """
-    if not isinstance(turns, list) or not turns:
-        raise unreadable("is not a list of turns")
     cleaned, found = [], 0
-    for turn in turns:
-        if not isinstance(turn, dict) or not isinstance(turn.get("role"), str):
-            raise unreadable("has a turn without `role`")
-        texts = {name: turn[name] for name in TEXT_FIELDS if turn.get(name) is not None}
-        for name, value in texts.items():
-            if not isinstance(value, str):
-                raise unreadable(f"has a turn whose `{name}` is not text")
-        # Templates read it from every turn, and write `None` for one that only calls tools.
-        said: Row = {"content": "", **texts}
-        if turn.get("tool_calls"):
-            said["tool_calls"] = [_read_call(call, padded) for call in turn["tool_calls"]]
-        broken = tuple(control if turn["role"] == "assistant" else special)
-        neutral, spelled = _neutralise_all(said, broken)
-        cleaned.append({"role": turn["role"], **neutral})
-        found += spelled
+    try:
+        for turn in msgspec.convert(turns, _Turns):
+            # Templates read `content` from every turn, and write `None` for one that only calls tools.
+            said: Row = {"content": ""} | {name: value for name, value in turn.items() if value}
+            if "tool_calls" in said:
+                said["tool_calls"] = [_clean_call(call, padded) for call in said["tool_calls"]]
+            neutral, spelled = _neutralise_all(said, tuple(control if turn["role"] == "assistant" else special))
+            cleaned.append(neutral)
+            found += spelled
+    except msgspec.DecodeError as error:
+        raise unreadable(f"is not a list of turns ({error})") from error
     return cleaned, found
+
+
+def _clean_call(call: _Call, padded: bool) -> Row:
+    arguments = call["function"].get("arguments") or {}
+    if isinstance(arguments, str):
+        arguments = msgspec.json.decode(arguments, type=dict[str, Any])
+    function = {"name": call["function"]["name"], "arguments": drop_nulls(arguments) if padded else arguments}
+    return {"type": "function"} | {key: value for key, value in call.items() if value} | {"function": function}
 
 
 def clean_tools(tools: Any, padded: bool = False) -> list[Row] | None:
     """Return tool definitions as objects, None without any; raises LeftOut."""
-    read = [_read_json(tool) for tool in _read_json(tools) or ()]
-    if not all(isinstance(tool, dict) for tool in read):
-        raise unreadable("has tools that are not JSON objects")
-    return [drop_nulls(tool) if padded else tool for tool in read] or None
-
-
-def _read_call(call: Any, padded: bool) -> Row:
-    call = _read_json(call)
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise unreadable("has a tool call without a name")
-    arguments = _read_json(function.get("arguments") or {})
-    if not isinstance(arguments, dict):
-        raise unreadable("has a tool call whose arguments are not a JSON object")
-    arguments = drop_nulls(arguments) if padded else arguments
-    known = {key: call[key] for key in ("id", "type") if call.get(key) is not None}
-    called = {"name": function["name"], "arguments": arguments}
-    return {"type": "function", **known, "function": called}
+    try:
+        given = msgspec.json.decode(tools) if isinstance(tools, str) else tools
+        read = [msgspec.json.decode(tool) if isinstance(tool, str) else tool for tool in given or ()]
+        found: list[Row] = msgspec.convert(drop_nulls(read) if padded else read, list[dict[str, Any]])
+    except msgspec.DecodeError as error:
+        raise unreadable(f"has tools that are not JSON objects ({error})") from error
+    return found or None
 
 
 def _neutralise_all(value: Any, special: tuple[str, ...]) -> tuple[Any, int]:
@@ -282,10 +265,3 @@ def _neutralise_all(value: Any, special: tuple[str, ...]) -> tuple[Any, int]:
         whole, found = _neutralise_all([*value.values()], special)
         return dict(zip(value, whole, strict=True)), found
     return value, 0
-
-
-def _read_json(value: Any) -> Any:
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as error:
-        raise unreadable("has a tool or a call that is not JSON") from error

@@ -135,8 +135,9 @@ class SDPOArguments(CommonArguments):
 
 
 # The least that these options can be.
-LEAST = {"seed": 0, "preflight_rows": 0}
-LEAST |= dict.fromkeys(("max_samples", "eval_generations", "generations", "feedback_tokens", "sample_at_once"), 1)
+LEAST = {"seed": 0, "preflight_rows": 0} | dict.fromkeys(
+    ("max_samples", "eval_generations", "generations", "feedback_tokens", "sample_at_once", "guard_window"), 1
+)
 
 
 ABOUT = """\
@@ -166,10 +167,9 @@ class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
         for action in self._actions:
             value = config.get(action.dest)
             if action.choices and isinstance(value, str) and value not in action.choices:
-                known = ", ".join(str(choice) for choice in action.choices)
+                known = ", ".join(map(str, action.choices))
                 self.error(f"{action.dest} is {value} in the recipe, and not one of {known}")
-        unknown: list[str] = super().set_defaults_with_config(**config)
-        return unknown
+        return list(super().set_defaults_with_config(**config))
 
 
 def parse_job(
@@ -204,14 +204,13 @@ def parse_job(
     _check_numbers(vars(job) | vars(args) | vars(model_args))
     job.license = check_licence(job.license)
     run_name = args.run_name = args.run_name or recipe.stem
-    if run_name in ("", ".") or ".." in run_name or "/" in run_name or "\\" in run_name:
+    if run_name != Path(run_name).name or ".." in run_name or "\\" in run_name:
         raise TrainingInputError(
             f"The run name `{run_name}` is not the name of one folder; leave out slashes and "
             "`..`, or give the place as --output_dir."
         )
     if args.output_dir == "trainer_output":
-        suffix = "-smoke" if job.mode == "smoke" else ""
-        args.output_dir = str(Path("outputs") / f"{run_name}{suffix}")
+        args.output_dir = str(Path("outputs") / f"{run_name}{'-smoke' * (job.mode == 'smoke')}")
     args.hub_model_id = args.hub_model_id or os.environ.get("HUB_MODEL_ID") or None
     return job, args, model_args, recipe.name
 
@@ -219,9 +218,7 @@ def parse_job(
 def open_parser(options: type[CommonArguments], config: type, description: str | None = None) -> SentenceParser:
     """Return the parser of a job's options, TRL's and the model's."""
     return SentenceParser(
-        (options, config, ModelConfig),
-        description=f"{description or ''}{ABOUT}",
-        allow_abbrev=False,
+        (options, config, ModelConfig), description=f"{description or ''}{ABOUT}", allow_abbrev=False
     )
 
 
@@ -237,8 +234,6 @@ def _check_numbers(values: dict[str, Any]) -> None:
             raise TrainingInputError(f"--{name} is {value}; give a number from {LEAST[name]}.")
     steps, epochs = values["max_steps"], values["num_train_epochs"]
     if steps < 1 and steps != -1:
-        raise TrainingInputError(
-            f"--max_steps is {steps}; give a number from 1, or -1 to train for --num_train_epochs."
-        )
+        raise TrainingInputError(f"--max_steps is {steps}; give a number from 1, or -1 for --num_train_epochs.")
     if steps == -1 and epochs <= 0:
         raise TrainingInputError(f"--num_train_epochs is {epochs}; give a number above 0.")

@@ -2,19 +2,18 @@
 
 They keep what they need in the Trainer's state, which every checkpoint holds.
 
-The method's teacher starts as a copy of the student and averages all weights. TRL starts both LoRA
-factors at zero and averages each: after t steps at rate r the product has reached about
-(1 - (1 - r)^t)^2 of the student's instead of 1 - (1 - r)^t, 0.05 instead of 0.21 after 24 steps at
-0.01. As a copy of the student (its B is zero, so the teacher is still the base model), the average
-of the factors is that of the products except for how A moves meanwhile.
+TRL starts both LoRA factors of the teacher at zero and averages each: after t steps at rate r their
+product has reached about (1 - (1 - r)^t)^2 of the student's instead of 1 - (1 - r)^t. Here the
+teacher starts as a copy of the student (its B is zero, so it is still the base model), as in the
+method.
 
-TRL saves the teacher in every checkpoint, but cannot resume with it. The rows are shuffled by a
-generator that no checkpoint keeps. A job of Hugging Face Jobs is killed when its time is over and
-cannot ask for its own limit, so `--time_limit` or TIME_LIMIT states it.
+TRL saves the teacher in every checkpoint, but cannot resume with it, and no checkpoint keeps the
+generator that shuffles the rows.
 """
 
 import logging
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from time import monotonic, time
 from typing import Any
@@ -68,17 +67,17 @@ class Progress(TrainerCallback):  # type: ignore[misc] # transformers is untyped
             kept = state.stateful_callbacks[KEY]
             self.started_at, self.before = kept["started_at"], kept["seconds"]
             self.resumed_at = [*kept["resumed_at"], state.global_step]
-            counted = [e["num_tokens"] for e in state.log_history if "num_tokens" in e]
-            if counted:
-                # TRL counts them from 0 after a resume.
-                self.trainer._total_train_tokens = counted[-1]
+            # TRL counts them from 0 after a resume.
+            counted = [entry["num_tokens"] for entry in state.log_history if "num_tokens" in entry]
+            self.trainer._total_train_tokens = counted[-1] if counted else 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Put the time where the next checkpoint saves it."""
+        seconds = self.before + monotonic() - self.began
         state.stateful_callbacks[KEY] = {
             "started_at": self.started_at,
             "resumed_at": self.resumed_at,
-            "seconds": self.before + monotonic() - self.began,
+            "seconds": seconds,
         }
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -87,20 +86,15 @@ class Progress(TrainerCallback):  # type: ignore[misc] # transformers is untyped
             return
         seconds = (monotonic() - self.last) / max(1, state.global_step - self.step)
         self.last, self.step = monotonic(), state.global_step
-        values = [
-            f"{name} {form.format(logs[metric])}"
-            for name, form, metric in SHOWN
-            if isinstance(logs.get(metric), float)
-        ]
-        say("  ".join([f"step {self.step}/{state.max_steps}", *values, f"{seconds:.1f} s"]))
+        shown = [f"{name} {form.format(logs[key])}" for name, form, key in SHOWN if isinstance(logs.get(key), float)]
+        say("  ".join([f"step {self.step}/{state.max_steps}", *shown, f"{seconds:.1f} s"]))
 
     def whole_run(self, metrics: dict[str, float]) -> dict[str, float]:
         """Turn the Trainer's metrics since the last start into those of the whole run."""
         if not self.resumed_at:
             return metrics
         # The others are of the part since the resume.
-        seconds = round(self.before + metrics["train_runtime"], 4)
-        return {"train_runtime": seconds, "epoch": metrics["epoch"]}
+        return {"train_runtime": round(self.before + metrics["train_runtime"], 4), "epoch": metrics["epoch"]}
 
 
 def now() -> str:
@@ -163,26 +157,22 @@ def time_limit_of(given: str | None) -> "TimeLimit | None":
     It is a duration as Hugging Face Jobs writes it and counts from the start of the job, which
     includes the time of installing. Raises TrainingInputError.
     """
-    limit = given or os.environ.get("TIME_LIMIT")
-    in_job = "JOB_ID" in os.environ
-    if not limit:
-        if not in_job:
-            return None
+    limit, job = given or os.environ.get("TIME_LIMIT"), os.environ.get("JOB_ID")
+    if job and not limit:
         logger.warning(
             "This Hugging Face job does not know its time limit, so the default of %s is assumed; "
             "give --time_limit the value of --timeout.",
             DEFAULT_IN_A_JOB,
         )
         limit = DEFAULT_IN_A_JOB
-    seconds = seconds_of(limit)
-    started = IMPORTED
-    if in_job:
-        try:
-            job = HfApi().inspect_job(job_id=os.environ["JOB_ID"])
-            started = job.started_at.timestamp() if job.started_at else IMPORTED
-        except (HTTPError, OSError):
-            # No token, no network, or a job of an organization: then installing is not counted.
-            pass
+    if not limit:
+        return None
+    seconds, started = seconds_of(limit), IMPORTED
+    if job:
+        # Without token or network, and for a job of an organization, installing is not counted.
+        with suppress(HTTPError, OSError):
+            at = HfApi().inspect_job(job_id=job).started_at
+            started = at.timestamp() if at else IMPORTED
     # Clocks that disagree by more than that cannot be used.
     return TimeLimit(started if 0 <= IMPORTED - started < seconds else IMPORTED, seconds)
 
@@ -215,9 +205,3 @@ class TimeLimit(TrainerCallback):  # type: ignore[misc] # transformers is untype
             self.stopped_at = state.global_step
             control.should_training_stop = True
             control.should_save = args.save_strategy != "no"
-
-
-def stopped_at(trainer: Any) -> int | None:
-    """Return the step after which the time limit stopped a trainer, None if it did not."""
-    limits = (c for c in trainer.callback_handler.callbacks if isinstance(c, TimeLimit))
-    return next((limit.stopped_at for limit in limits), None)

@@ -1,9 +1,7 @@
 """Watch a training: alert when it stops learning, keep its best adapter, end it on request.
 
-reads self_distillation/{reward_mean, reprompt_sample_fraction, flat_group_fraction,
-distillation_loss}, completions/clipped_ratio and grad_norm, as TRL 1.16 logs them, and
-self_distillation/{entropy, kl, teacher_gap} of trainer.py
-writes alerts to Trackio and stderr, and OUTPUT/best
+reads metrics as TRL 1.16 and trainer.py log them / writes alerts to Trackio and stderr, and
+OUTPUT/best
 """
 
 import math
@@ -11,7 +9,6 @@ import shutil
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, ClassVar
@@ -27,7 +24,6 @@ from pimono_sdpo.training import argument, warn
 from pimono_sdpo.training.output import BEST, BEST_PARTIAL, read_object, write_json
 from pimono_sdpo.training.publish import WEIGHTS
 
-GUARDS = tuple("reward_collapse divergence dead_reprompts flat_groups loss_spike clipped".split())
 # After these the adapter is worse than it was, and the best one is gone back to.
 COLLAPSES = ("reward_collapse", "divergence")
 REWARD = "self_distillation/reward_mean"
@@ -55,57 +51,50 @@ COLLAPSED, SPIKE, DRIFT = 0.5, 10.0, 4.0
 # Alerts once they have held for a whole window: metric, its range, sentence.
 STREAKS = {
     "dead_reprompts": (
-        REPROMPTED,
-        *(0.0, 0.0),
+        *(REPROMPTED, 0.0, 0.0),
         "Nothing was learned {} times in a row: no completion reached success_reward_threshold and "
         "none got feedback; lower the threshold, or give rows with feedback.",
     ),
     "flat_groups": (
-        FLAT,
-        *(1.0, math.inf),
+        *(FLAT, 1.0, math.inf),
         "All completions of every prompt got the same reward {} times in a row, so nothing can be "
         "learned from it; check the reward, or raise temperature or num_generations.",
     ),
     "clipped": (
-        CLIPPED,
-        *(0.99, math.inf),
+        *(CLIPPED, 0.99, math.inf),
         "All completions ran into max_completion_length {} times in a row; raise it, or check that "
         "the model ends its turn.",
     ),
 }
+GUARDS = (*COLLAPSES, *STREAKS, "loss_spike")
 Json = dict[str, Any]
 Logs = Mapping[str, float | None]
 
 
 @dataclass
 class GuardOptions:
-    """The guards of a run (see guards.py), mixed into a configuration of TRL.
+    """The guards of a run, mixed into a configuration of TRL.
 
-    What a guard counts are logged values; the recipes log every step. Without rewards, as in SFT
-    and DPO, only `loss_spike` has something to watch. The adapter of the checkpoint with the best
-    moving mean of the reward is kept in best/.
+    Without rewards, as in SFT and DPO, only `loss_spike` has something to watch: the metric
+    WATCHED_LOSS. The adapter of the checkpoint with the best moving mean of the reward is kept in
+    best/.
     """
 
     METHOD: ClassVar[str]
-    # The metric that `loss_spike` watches.
     WATCHED_LOSS: ClassVar[str] = "loss"
 
     stop_on: str = argument(f"Guards that end the training, by comma, or all: {', '.join(GUARDS)}.", default="")
     guard_window: int = argument(
-        "Logged values that a moving mean of the reward is taken of, and that must go wrong in a row.",
-        default=10,
+        "Logged values that a moving mean of the reward is taken of, and that must go wrong in a row.", default=10
     )
 
     def __post_init__(self) -> None:
         """Check the guards; raises ValueError."""
         super().__post_init__()  # type: ignore[misc] # of the configuration it is mixed into
-        unknown = self.stopping() - {*GUARDS}
-        if unknown:
+        if unknown := self.stopping() - {*GUARDS}:
             raise ValueError(
                 f"--stop_on names {', '.join(sorted(unknown))}; give some of {', '.join(GUARDS)}, or all."
             )
-        if self.guard_window < 1:
-            raise ValueError(f"--guard_window is {self.guard_window}; give a number from 1.")
 
     def stopping(self) -> set[str]:
         """Return the guards that end the training."""
@@ -128,9 +117,8 @@ class Monitors:
     loss: str = LOSS
     logged: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     losses: list[float] = field(default_factory=list)
-    # The moving means of the reward, and the step of each.
-    means: list[float] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
+    # The moving means of the reward, by step.
+    means: dict[int, float] = field(default_factory=dict)
     holding: set[str] = field(default_factory=set)
 
     def add(self, step: int, logs: Logs) -> dict[str, str]:
@@ -144,41 +132,38 @@ class Monitors:
         if self.loss in logs:
             loss = logs[self.loss]
             self.losses.append(math.nan if loss is None or broken else loss)
-        rewards = self.logged[REWARD]
-        if REWARD in logs and len(rewards) >= self.window:
-            self.means.append(fmean(rewards[-self.window :]))
-            self.steps.append(step)
-        holding = {
+        if REWARD in logs and len(self.logged[REWARD]) >= self.window:
+            self.means[step] = fmean(self.logged[REWARD][-self.window :])
+        found = {
             "reward_collapse": self._collapse(),
             "divergence": self._divergence(),
             "loss_spike": self._spike(),
             **{guard: self._streak(*streak) for guard, streak in STREAKS.items()},
         }
-        found = {guard: text for guard, text in holding.items() if text}
-        new = {guard: text for guard, text in found.items() if guard not in self.holding}
-        self.holding = {*found}
+        new = {guard: text for guard, text in found.items() if text and guard not in self.holding}
+        self.holding = {guard for guard, text in found.items() if text}
         return new
 
     def mean(self) -> float | None:
         """Return the mean reward over the window; None until it is full."""
-        return self.means[-1] if self.means else None
+        return next(reversed(self.means.values()), None)
 
     def _collapse(self) -> str:
         if not self.means:
             return ""
-        mean, best = self.means[-1], max(self.means)
-        steps = np.diff(self.logged[REWARD])
+        mean, at = self.mean() or 0.0, max(self.means, key=lambda step: self.means[step])
+        best, steps = self.means[at], np.diff(self.logged[REWARD])
         noise = math.sqrt(np.sum(steps**2) / max(len(steps), 1) / self.window)
         if best <= 0 or mean >= COLLAPSED * best or best - mean <= STANDARD_ERRORS * noise:
             return ""
         return (
-            f"The mean of the last {self.window} rewards is {mean:.3g}, after {best:.3g} at step "
-            f"{self.steps[self.means.index(best)]}; best/ has the adapter of the best checkpoint, "
-            "if one was written; lower learning_rate or teacher_update_rate."
+            f"The mean of the last {self.window} rewards is {mean:.3g}, after {best:.3g} at step {at}; best/ "
+            "has the adapter of the best checkpoint, if one was written; lower learning_rate or teacher_update_rate."
         )
 
     def _divergence(self) -> str:
-        if self.means and self.means[-1] >= GOOD * max(self.means) > 0:
+        mean = self.mean()
+        if mean is not None and mean >= GOOD * max(self.means.values()) > 0:
             return ""
         for name in (ENTROPY, KL, GAP):
             sizes = [abs(value) for value in self.logged[name]]
@@ -187,24 +172,22 @@ class Monitors:
             first, now = fmean(sizes[:DRIFT_OF]), fmean(sizes[-DRIFT_OF:])
             if now > DRIFT * first or (name == ENTROPY and now < first / DRIFT):
                 return (
-                    f"`{name}` has gone from {first:.3g} to {now:.3g} while the reward is below "
-                    "its best; lower learning_rate or teacher_update_rate, or use topk_logits with "
-                    "distillation_alpha 0.5."
+                    f"`{name}` has gone from {first:.3g} to {now:.3g} while the reward is below its best; lower "
+                    "learning_rate or teacher_update_rate, or use topk_logits with distillation_alpha 0.5."
                 )
         return ""
 
     def _spike(self) -> str:
         *before, loss = self.losses or [0.0]
         # Steps without a teacher have no loss and say nothing about its size.
-        sizes = (abs(value) for value in reversed(before) if value and math.isfinite(value))
-        known = list(islice(sizes, MEDIAN_OF))
+        known = [abs(value) for value in before if value and math.isfinite(value)][-MEDIAN_OF:]
         usual = median(known) if len(known) >= MEDIAN_FROM else math.inf
         if abs(loss) <= SPIKE * usual and math.isfinite(loss):
             return ""
-        said = "The loss or its gradient is not finite"
-        if math.isfinite(loss):
-            said = f"The loss (`{self.loss}`) is {loss:.3g}, its running median {usual:.3g}"
-        return f"{said}; lower learning_rate or max_grad_norm."
+        found = f"The loss (`{self.loss}`) is {loss:.3g}, its running median {usual:.3g}"
+        if not math.isfinite(loss):
+            found = "The loss or its gradient is not finite"
+        return f"{found}; lower learning_rate or max_grad_norm."
 
     def _streak(self, metric: str, low: float, high: float, text: str) -> str:
         recent = self.logged[metric][-self.window :]
@@ -220,7 +203,7 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
     """
 
     def __init__(self, config: Any) -> None:
-        self.config = config
+        self.stopping = config.stopping()
         self.best = Path(config.output_dir) / BEST
         self.monitors = Monitors(config.guard_window, config.WATCHED_LOSS)
         self.alerts: list[Json] = []
@@ -232,14 +215,14 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
         for entry in state.log_history:
             self._add(entry["step"], entry)
         control.should_training_stop |= self.stopped_by is not None
-        if not state.global_step and state.is_world_process_zero and self._kept_best() is not None:
-            shutil.rmtree(self.best)
+        if not state.global_step and state.is_world_process_zero:
+            shutil.rmtree(self.best, ignore_errors=True)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Json, **_: Any) -> None:
         """Add the metrics of a step. Evaluations log under other names."""
         for alert in self._add(state.global_step, logs):
             guard, text, level = alert["guard"], alert["text"], trackio.AlertLevel.WARN
-            if guard in self.config.stopping():
+            if guard in self.stopping:
                 control.should_training_stop = True
                 control.should_save = args.save_strategy != "no"
                 text, level = f"{text} The training ends here.", trackio.AlertLevel.ERROR
@@ -253,25 +236,22 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
         raised = self.monitors.add(step, logs)
         found = [{"step": step, "guard": guard, "text": text} for guard, text in raised.items()]
         self.alerts += found
-        ends = (guard for guard in raised if guard in self.config.stopping())
-        self.stopped_by = self.stopped_by or next(ends, None)
+        self.stopped_by = self.stopped_by or next((guard for guard in raised if guard in self.stopping), None)
         return found
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Copy the adapter of the checkpoint just written if its reward is the best so far."""
         mean, best, step = self.monitors.mean(), self._kept_best(), state.global_step
-        if not state.is_world_process_zero or mean is None:
+        if not state.is_world_process_zero or mean is None or (best is not None and mean <= best["reward_mean"]):
             return
-        if best is None or mean > best["reward_mean"]:
-            partial = self.best.with_name(BEST_PARTIAL)
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            for name in WEIGHTS:
-                shutil.copyfile(self.best.parent / f"checkpoint-{step}" / name, partial / name)
-            kept = {"pimono_sdpo": __version__, "step": step, "reward_mean": mean}
-            write_json(kept, partial / "best.json")
-            shutil.rmtree(self.best, ignore_errors=True)
-            partial.replace(self.best)
+        partial = self.best.with_name(BEST_PARTIAL)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        for name in WEIGHTS:
+            shutil.copyfile(self.best.parent / f"checkpoint-{step}" / name, partial / name)
+        write_json({"pimono_sdpo": __version__, "step": step, "reward_mean": mean}, partial / "best.json")
+        shutil.rmtree(self.best, ignore_errors=True)
+        partial.replace(self.best)
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
         """Load the best adapter into the model when a guard ended the training, or it collapsed."""

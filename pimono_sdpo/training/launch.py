@@ -16,7 +16,6 @@ from argparse import ArgumentError, ArgumentParser, Namespace
 from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import distribution
-from importlib.resources import files
 from os import environ
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +30,7 @@ from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.own_code import list_own_files
 from pimono_sdpo.push import PushOptions, hub_errors, push_folder
 from pimono_sdpo.traces.hub import retry_hub
-from pimono_sdpo.training import find_recipe, read_options, refuse_unknown, say, seconds_of
+from pimono_sdpo.training import find_recipe, find_shipped, read_options, refuse_unknown, say, seconds_of
 
 # A reward or a verifier of the user's own, with a weight or without.
 OWN_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]")
@@ -58,25 +57,22 @@ def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | 
     account = _check_account_and_flavor(api, flavor)
     folder = Path(rows) if Path(rows).exists() else None
     dataset = f"{account}/{folder.resolve().name}" if folder else rows
-    adapter = given.hub_model_id or environ.get("HUB_MODEL_ID")
-    adapter = adapter or f"{account}/{dataset.partition('/')[2]}-{method}"
+    adapter = given.hub_model_id or environ.get("HUB_MODEL_ID") or f"{account}/{dataset.partition('/')[2]}-{method}"
     run_name = given.run_name or adapter.rpartition("/")[2]
-    with TemporaryDirectory() as place:
-        requirement = find_package(wheel, Path(place))
+    lock = find_shipped("requirements.txt").read_text().splitlines()
+    pins = [line for line in lock if line and line[0] != "#"]
+    space = {name: environ[name] for name in ("TRACKIO_SPACE_ID",) if name in environ}
+    with TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        requirement = find_package(wheel, place)
         for name, file in list_own_files(filter(OWN_CODE.match, rest)).items():
-            (Path(place) / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, Path(place) / name)
-        shipped = sorted(path for path in Path(place).rglob("*") if path.is_file())
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, place / name)
         say("stays here: the sessions from which the rows were made")
         if folder is not None:
             say(push_folder(folder, dataset, PushOptions(), only_private=True))
         with hub_errors("The job could not be submitted"):
-            volumes = []
-            if shipped:
-                bucket = f"{account}/jobs-artifacts"
-                names = ", ".join(path.name for path in shipped)
-                say(f"leaves this machine: {names}, to the private bucket {bucket}")
-                volumes.append(_upload(api, Path(place), shipped, bucket))
+            volumes = _upload(api, place, f"{account}/jobs-artifacts")
             named = "".join(f"{word}, " for word in rest if Path(word).is_file())
             say(f"leaves this machine: {named}the token, as a secret of the job")
             # Not tried again: an answer that was lost would make it two jobs.
@@ -86,11 +82,8 @@ def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | 
                     *("train", dataset, "--method", method, "--hub_model_id", adapter),
                     *("--run_name", run_name, "--time_limit", limit, *rest),
                 ],
-                dependencies=[*read_lock(), requirement],
-                env={
-                    "PYTHONPATH": MOUNT,
-                    **{name: environ[name] for name in ("TRACKIO_SPACE_ID",) if name in environ},
-                },
+                dependencies=[*pins, requirement],
+                env={"PYTHONPATH": MOUNT, **space},
                 secrets={"HF_TOKEN": get_token()},
                 flavor=flavor,
                 timeout=limit,
@@ -148,23 +141,22 @@ def find_package(wheel: Path | None, folder: Path) -> str:
     release. Raises TrainingInputError.
     """
     checkout = Path(__file__).parents[2]
-    text = distribution("pimono-sdpo").read_text("direct_url.json")
-    origin = json.loads(text or "{}")
+    origin = json.loads(distribution("pimono-sdpo").read_text("direct_url.json") or "{}")
     url = urlsplit(origin.get("url", ""))
     installed = Path(unquote(url.path))
-    if wheel is None and (checkout / "pyproject.toml").is_file():
-        _build(checkout, folder)
+    places = (checkout, installed) if url.scheme == "file" else (checkout,)
+    source = next((one for one in places if (one / "pyproject.toml").is_file()), None)
+    if wheel is None and source is not None:
+        _build(source, folder)
     elif wheel is None and not origin:
         return f"pimono-sdpo[train]=={__version__}"
     elif wheel is None and "vcs_info" in origin:
-        commit = origin["vcs_info"]["commit_id"]
-        return f"pimono-sdpo[train] @ {origin['vcs_info']['vcs']}+{origin['url']}@{commit}"
-    elif wheel is None and (installed / "pyproject.toml").is_file():
-        _build(installed, folder)
+        vcs = origin["vcs_info"]
+        return f"pimono-sdpo[train] @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
+    elif wheel is None and url.scheme != "file":
+        return f"pimono-sdpo[train] @ {origin['url']}"
     else:
         file = wheel or installed
-        if url.scheme != "file" and wheel is None:
-            return f"pimono-sdpo[train] @ {origin['url']}"
         if not file.is_file() or file.suffix != ".whl":
             raise TrainingInputError(f"The wheel `{file}` of this installation is gone; give one as --wheel FILE.")
         shutil.copy(file, folder)
@@ -183,16 +175,12 @@ def _build(checkout: Path, folder: Path) -> None:
         raise TrainingInputError(f"The wheel of `{checkout}` could not be built ({reason}); give one as --wheel FILE.")
 
 
-def read_lock() -> list[str]:
-    """Return the pins of the packages of a job: packaged, or in a checkout."""
-    package = Path(str(files("pimono_sdpo")))
-    packaged = package / "requirements.txt"
-    lock = packaged if packaged.is_file() else package.parent / "jobs" / "requirements.txt"
-    return [line for line in lock.read_text().splitlines() if line and line[0] != "#"]
-
-
-def _upload(api: HfApi, place: Path, files: list[Path], bucket: str) -> Volume:
-    """Put files into the private bucket of jobs; raises OutputError for a public one."""
+def _upload(api: HfApi, place: Path, bucket: str) -> list[Volume]:
+    """Put the files of a folder into the private bucket of jobs; raises OutputError for a public one."""
+    files = sorted(path for path in place.rglob("*") if path.is_file())
+    if not files:
+        return []
+    say(f"leaves this machine: {', '.join(path.name for path in files)}, to the private bucket {bucket}")
     digest = sha256(b"".join(sha256(path.read_bytes()).digest() for path in files)).hexdigest()
     folder = f"pimono-sdpo-{digest[:12]}"
     for attempt in retry_hub():
@@ -202,7 +190,7 @@ def _upload(api: HfApi, place: Path, files: list[Path], bucket: str) -> Volume:
                 raise OutputError(f"The bucket `{bucket}` is public; make it private.")
             add = [(path, f"{folder}/{path.relative_to(place).as_posix()}") for path in files]
             api.batch_bucket_files(bucket, add=list(add))
-    return Volume(type="bucket", source=bucket, mount_path=MOUNT, path=folder, read_only=True)
+    return [Volume(type="bucket", source=bucket, mount_path=MOUNT, path=folder, read_only=True)]
 
 
 def _follow(api: HfApi, job: JobInfo) -> None:

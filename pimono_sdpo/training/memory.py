@@ -57,13 +57,12 @@ def hardware_of(flavor: str | None) -> Hardware:
 
     Raises TrainingInputError for an unknown flavor, or when the Hub cannot be reached.
     """
+    if flavor is None and not torch.cuda.is_available():
+        return Hardware("this machine without a GPU", None, None)
     if flavor is None:
-        if not torch.cuda.is_available():
-            return Hardware("this machine without a GPU", None, None)
         properties = torch.cuda.get_device_properties(0)
         # Before Ampere, PyTorch computes bfloat16 by way of float32, many times slower.
-        gib = round(properties.total_memory / GIB, 1)
-        return Hardware(properties.name, gib, None, properties.major >= 8)
+        return Hardware(properties.name, round(properties.total_memory / GIB, 1), None, properties.major >= 8)
     try:
         listed = {item.name: item for item in HfApi().list_jobs_hardware()}
     except (HTTPError, OSError) as error:
@@ -86,40 +85,29 @@ def hardware_of(flavor: str | None) -> Hardware:
 
 def advise(args: Any, model_args: ModelConfig) -> str:
     """Return what lowers the peak, of what is not given already."""
+    batch = "a smaller --per_device_train_batch_size with more --gradient_accumulation_steps"
     given = {
         "--load_in_4bit true (NF4)": model_args.load_in_4bit,
         "--use_bnb_nested_quant true": model_args.use_bnb_nested_quant,
         "--gradient_checkpointing true": args.gradient_checkpointing,
         "--precompute_ref_log_probs true": getattr(args, "precompute_ref_log_probs", True),
-        "a smaller --per_device_train_batch_size with more --gradient_accumulation_steps": (
-            args.per_device_train_batch_size == 1
-        ),
+        batch: args.per_device_train_batch_size == 1,
         "a smaller --sample_at_once": getattr(args, "sample_at_once", 1) == 1,
     }
-    lengths = ("max_completion_length", "max_prompt_length", "max_reprompt_len", "max_length")
-    smaller = [f"a smaller --{name}" for name in lengths if hasattr(args, name)]
-    return ", ".join([*(flag for flag, is_given in given.items() if not is_given), *smaller])
+    for name in ("max_completion_length", "max_prompt_length", "max_reprompt_len", "max_length"):
+        given[f"a smaller --{name}"] = not hasattr(args, name)
+    return ", ".join(flag for flag, is_given in given.items() if not is_given)
 
 
 def read_config(model_args: ModelConfig, revision: str | None, trust_remote_code: bool) -> Any:
     """Return the config of a model; raises TrainingInputError when it cannot be read."""
-    with translate_errors(
-        f"The config of `{model_args.model_name_or_path}` cannot be read",
-        "give a causal language model",
-    ):
-        return AutoConfig.from_pretrained(
-            model_args.model_name_or_path,
-            revision=revision or "main",
-            trust_remote_code=trust_remote_code,
-        )
+    name = model_args.model_name_or_path
+    with translate_errors(f"The config of `{name}` cannot be read", "give a causal language model"):
+        return AutoConfig.from_pretrained(name, revision=revision or "main", trust_remote_code=trust_remote_code)
 
 
 def estimate_sdpo(args: SDPOConfig, model_args: ModelConfig, config: Any, prompt_tokens: int) -> dict[str, int]:
-    """Return the bytes at the peak of one process by what they are for, for a prompt budget.
-
-    Attention that falls back from its fused kernel needs more, growing with the square of the
-    length.
-    """
+    """Return the bytes at the peak of one process by what they are for, with fused attention."""
     base, lora, cache = weights(config, model_args)
     kept, forward = _bytes_of_token(args, model_args, config)
     width = element_size(model_args, config)

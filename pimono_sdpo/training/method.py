@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from datasets import Dataset
 from transformers import PrinterCallback, ProgressCallback
@@ -51,19 +51,12 @@ class Fitted:
     left_out: Sequence[Json] = ()
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A trainer that is ready to run, and what its run log needs."""
-
-    method: "Method"
-    trainer: Any
-    progress: Progress
-    guards: Guards
-    fitted: Fitted
-
-
 class Method(ABC):
-    """One training method with the arguments of one run; a run calls its methods in this order."""
+    """One training method with the arguments of one run.
+
+    A run calls `load_model`, `fit` and `build` in this order; each sets the attributes below that
+    come from it.
+    """
 
     OPTIONS: ClassVar[type[CommonArguments]]
     CONFIG: ClassVar[type[GuardOptions]]
@@ -73,17 +66,17 @@ class Method(ABC):
 
     tokenizer: Any
     revision: str | None
+    fitted: Fitted
+    trainer: Any = None
+    progress: Progress
+    guards: Guards
 
     def __init__(self, job: Any, args: Any, model_args: ModelConfig) -> None:
-        self.job, self.args, self.model_args = job, args, model_args
-        self.finalize_arguments()
-
-    def finalize_arguments(self) -> None:
         """Set in place what holds for every run; a smoke run is short and stays local.
 
         Raises TrainingInputError for arguments that this project does not take.
         """
-        args = self.args
+        self.job, self.args, self.model_args = job, args, model_args
         if args.hub_token is not None:
             raise TrainingInputError(
                 "--hub_token would be written into training_args.bin of every checkpoint; put the "
@@ -94,7 +87,7 @@ class Method(ABC):
         # The Trainer would push training_args.bin along; publish.py pushes the adapter.
         args.push_to_hub = False
         args.model_init_kwargs = args.model_init_kwargs or {}
-        if self.job.mode == "smoke":
+        if job.mode == "smoke":
             args.max_steps = SMOKE_STEPS if args.max_steps < 1 else min(SMOKE_STEPS, args.max_steps)
             args.save_strategy = "no"
             # Keep its metrics out of the run of the real training.
@@ -129,29 +122,25 @@ class Method(ABC):
         """Return the job's own arguments that decide the result, as JSON for card and resume."""
 
     @abstractmethod
-    def fit(self, dataset: Dataset, held_out: Dataset | None = None) -> Fitted:
+    def fit(self, dataset: Dataset, held_out: Dataset | None = None) -> None:
         """Fit the rows to the token budgets; raises TrainingInputError when that fails."""
 
     @abstractmethod
-    def estimate(self, fitted: Fitted) -> dict[str, int]:
+    def estimate(self) -> dict[str, int]:
         """Estimate the bytes at the peak of one process, by what they are for."""
 
     @abstractmethod
-    def check(self, fitted: Fitted) -> Json:
+    def check(self) -> Json:
         """Return what the preflight finds before anything is sampled: `templates_checked`, rows
         that pass through the chat template whole."""
 
-    @property
-    def tries_rollouts(self) -> bool:
-        """Whether the preflight samples from the model, which must be loaded before it."""
-        return False
-
-    def try_rollouts(self, prepared: Prepared, hardware: Hardware) -> tuple[Json, list[str], int | None]:
-        """Return what samples show, reasons not to train, and the peak of the GPU's memory."""
-        raise NotImplementedError
+    def try_rollouts(self, hardware: Hardware) -> tuple[Json, list[str], int | None] | None:
+        """Return what samples show, reasons not to train, and the peak of the GPU's memory; None
+        where nothing is sampled."""
+        return None
 
     @abstractmethod
-    def make_trainer(self, fitted: Fitted) -> Any:
+    def make_trainer(self) -> Any:
         """Load the model and return TRL's trainer."""
 
     def translate_errors(self) -> AbstractContextManager[None]:
@@ -161,13 +150,14 @@ class Method(ABC):
             "check its files, --lora_target_modules and the other arguments",
         )
 
-    def build(self, fitted: Fitted) -> Prepared:
-        """Build the trainer with its callbacks; raises TrainingInputError when that fails."""
-        args = self.args
+    def build(self) -> Self:
+        """Build the trainer with its callbacks, once; raises TrainingInputError when that fails."""
+        if self.trainer is not None:
+            return self
         loading = models.model_init_kwargs(self.model_args, self.revision)
-        args.model_init_kwargs = {**loading, **args.model_init_kwargs}
+        self.args.model_init_kwargs = {**loading, **self.args.model_init_kwargs}
         with self.translate_errors():
-            trainer = self.make_trainer(fitted)
+            self.trainer = trainer = self.make_trainer()
         models.keep_layout(trainer.model)
         models.limit_threads(trainer.model)
         if trainer.pop_callback(TrackioCallback) is not None:
@@ -177,36 +167,33 @@ class Method(ABC):
         trainer.pop_callback(ProgressCallback)
         # TRL would leave a draft of a card in OUTPUT with every checkpoint.
         trainer.create_model_card = lambda *_, **__: None
-        progress, guards = Progress(trainer), Guards(args)
-        trainer.add_callback(progress)
-        trainer.add_callback(guards)
-        return Prepared(self, trainer, progress, guards, fitted)
+        self.progress, self.guards = Progress(trainer), Guards(self.args)
+        trainer.add_callback(self.progress)
+        trainer.add_callback(self.guards)
+        return self
+
+    def run_steps(self) -> dict[str, float]:
+        """Train to the last step, from the newest whole checkpoint if there is one.
+
+        Returns the metrics of the whole run, including the part before a resume.
+        """
+        damaged: dict[str, str] = {}
+        checkpoint = last_checkpoint(Path(self.args.output_dir), damaged)
+        for name, file in damaged.items():
+            going = "starts over" if checkpoint is None else f"resumes from {checkpoint.name}"
+            say(f"`{file}` of {name} is damaged, so the training {going}")
+        result = self.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        return self.progress.whole_run(result.metrics)
 
     @abstractmethod
-    def score(self, trainer: Any, held_out: Dataset) -> Scores:
+    def score(self, held_out: Dataset) -> Scores:
         """Return each measure of the held-out rows, by session or task."""
 
-    def notes(self, fitted: Fitted) -> list[str]:
+    def notes(self) -> list[str]:
         """Return sentences for the end of the run: the first row that was left out, if any."""
-        if not fitted.left_out:
-            return []
-        first = fitted.left_out[0]
+        left_out = self.fitted.left_out
         return [
-            f"{len(fitted.left_out)} of {fitted.given} rows were left out, see left-out.json; the "
+            f"{len(left_out)} of {self.fitted.given} rows were left out, see left-out.json; the "
             f"first, row {first['row']}: {first['reason']} ({first['detail']})"
+            for first in left_out[:1]
         ]
-
-
-def run_steps(prepared: Prepared) -> dict[str, float]:
-    """Train to the last step, from the newest whole checkpoint if there is one.
-
-    Returns the metrics of the whole run, including the part before a resume.
-    """
-    damaged: dict[str, str] = {}
-    checkpoint = last_checkpoint(Path(prepared.trainer.args.output_dir), damaged)
-    for name, file in damaged.items():
-        going = "starts over" if checkpoint is None else f"resumes from {checkpoint.name}"
-        say(f"`{file}` of {name} is damaged, so the training {going}")
-    start = str(checkpoint) if checkpoint else None
-    result = prepared.trainer.train(resume_from_checkpoint=start)
-    return prepared.progress.whole_run(result.metrics)

@@ -1,11 +1,9 @@
 """Check and load the base model, tokenizer, quantisation, LoRA layers and adapter of a run."""
 
-import hashlib
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,13 @@ from datasets.exceptions import DatasetsError
 from httpx2 import HTTPError
 from huggingface_hub import ModelCard, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError
-from peft import LoraConfig
+from peft import LoraConfig, PeftConfig
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, GenerationConfig
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.traces.hub import explain_error
-from pimono_sdpo.training.output import read_object
 from pimono_sdpo.training.publish import WEIGHTS
 
 # The text layers alone: `all-linear` would also wrap the image and audio embedders, which get no
@@ -105,11 +102,8 @@ def load_tokenizer(model_args: ModelConfig, revision: str | None, trust_remote_c
     """Return the tokenizer alone: a multimodal processor pads, and SDPO attends to the padding."""
     what, advice = f"The tokenizer of `{model_args.model_name_or_path}`", "its tokenizer files"
     with translate_errors(f"{what} cannot be loaded", f"give a model with {advice}"):
-        tokenizer = AutoTokenizer.from_pretrained(
-            model_args.model_name_or_path,
-            revision=revision or "main",
-            trust_remote_code=trust_remote_code,
-        )
+        name, commit = model_args.model_name_or_path, revision or "main"
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=commit, trust_remote_code=trust_remote_code)
     # Without its vocabulary, Transformers builds a tokenizer to which every text is unknown.
     if not {*tokenizer("a word", add_special_tokens=False)["input_ids"]} - {tokenizer.unk_token_id}:
         raise TrainingInputError(f"{what} has no vocabulary; give a model with {advice}.")
@@ -173,44 +167,27 @@ def lora_config(model_args: ModelConfig) -> LoraConfig:
     return config
 
 
-@dataclass(frozen=True)
-class Adapter:
-    """A LoRA adapter on this machine, and its name for a card with a hash of its weights."""
-
-    folder: Path
-    identity: str
-
-
-def open_adapter(name: str, model_args: ModelConfig) -> Adapter:
-    """Return the adapter, and set the LoRA arguments to its own, in place.
+def open_adapter(name: str, model_args: ModelConfig) -> Path:
+    """Return the folder of an adapter, and set the LoRA arguments to its own, in place.
 
     Raises TrainingInputError when it is missing, not a LoRA adapter, or for another base model.
     """
-    folder = Path(name)
-    if not is_local(name):
-        with translate_errors(
-            f"The adapter `{name}` is neither a folder here nor can it be fetched from the Hub",
-            "check --adapter and the network, or set HF_TOKEN when it is private",
-        ):
-            folder = Path(snapshot_download(name, allow_patterns=list(WEIGHTS)))
-    config = read_object(folder / WEIGHTS[1])
-    if config is None or not (folder / WEIGHTS[0]).is_file() or config.get("peft_type") != "LORA":
+    with translate_errors(f"The adapter `{name}` cannot be opened", "give the folder or the Hub id of one"):
+        folder = Path(name) if is_local(name) else Path(snapshot_download(name, allow_patterns=list(WEIGHTS)))
+        config = PeftConfig.from_pretrained(str(folder))
+    if not isinstance(config, LoraConfig) or not (folder / WEIGHTS[0]).is_file():
         raise TrainingInputError(
-            f"`{name}` holds no {WEIGHTS[0]} with the {WEIGHTS[1]} of a LoRA adapter; give the "
-            "folder or the Hub id of one, such as OUTPUT/adapter of train_sft."
+            f"`{name}` is not a LoRA adapter with its {WEIGHTS[0]}; give the folder or the Hub id of one."
         )
-    base = public_name(str(config.get("base_model_name_or_path")))
-    given = public_name(str(model_args.model_name_or_path))
+    base, given = (public_name(str(one)) for one in (config.base_model_name_or_path, model_args.model_name_or_path))
     if base != given:
         raise TrainingInputError(
             f"The adapter `{name}` is for the base model `{base}`, and not for `{given}`; give "
             "that as --model_name_or_path."
         )
-    model_args.use_peft = True
-    model_args.lora_r, model_args.lora_alpha = config["r"], config["lora_alpha"]
-    model_args.lora_dropout = config["lora_dropout"]
-    model_args.lora_target_modules = config["target_modules"]
-    model_args.use_rslora = bool(config.get("use_rslora"))
-    model_args.use_dora = bool(config.get("use_dora"))
-    weights = hashlib.sha256((folder / WEIGHTS[0]).read_bytes()).hexdigest()[:12]
-    return Adapter(folder, f"{public_name(name)} ({weights})")
+    model_args.use_peft, model_args.lora_r = True, config.r
+    for key in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora"):
+        setattr(model_args, key, getattr(config, key))
+    target = config.target_modules
+    model_args.lora_target_modules = sorted(target) if isinstance(target, set) else target
+    return folder

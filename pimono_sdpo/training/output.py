@@ -41,8 +41,7 @@ LOCK = ".train.lock"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # Transformers writes it last, so a checkpoint without it is incomplete.
 LAST_OF_CHECKPOINT = "trainer_state.json"
-FILES = (REPORT_FILE, PROBE_FILE, LEFT_OUT_FILE, RUN_FILE, LOCAL_FILE)
-FOLDERS = (ADAPTER, STAGING, BEST, BEST_PARTIAL)
+LEFT = (ADAPTER, STAGING, BEST, BEST_PARTIAL, REPORT_FILE, PROBE_FILE, LEFT_OUT_FILE, RUN_FILE, LOCAL_FILE)
 Json = dict[str, Any]
 
 
@@ -62,17 +61,15 @@ def read_written(path: Path) -> Json:
 
 def check_output(folder: Path, overwrite: bool = False) -> None:
     """Refuse a folder that holds a finished run, or what no run of this job has left there."""
-    ours = any("pimono_sdpo" in (read_object(folder / mark) or {}) for mark in FILES[-2:])
+    ours = any("pimono_sdpo" in (read_object(folder / mark) or {}) for mark in (RUN_FILE, LOCAL_FILE))
     foreign = [path.name for path in _left_by_runs(folder) if not (ours or _is_empty(path))]
+    other = "give another --run-name or --output_dir"
     if foreign:
         raise OutputError(
-            f"`{folder}` holds `{foreign[0]}`, which no run of this job has left there; move it, "
-            "or give another --run-name or --output_dir."
+            f"`{folder}` holds `{foreign[0]}`, which no run of this job has left there; move it, or {other}."
         )
     if (folder / RUN_FILE).exists() and not overwrite and not was_cut_short(folder):
-        raise OutputError(
-            f"`{folder}` holds a finished run; give another --run-name or --output_dir, or --overwrite to replace it."
-        )
+        raise OutputError(f"`{folder}` holds a finished run; {other}, or --overwrite to replace it.")
 
 
 def was_cut_short(folder: Path) -> bool:
@@ -84,8 +81,7 @@ def was_cut_short(folder: Path) -> bool:
 def _left_by_runs(folder: Path) -> list[Path]:
     """Return what has a name that a run of this job gives, the marks of a folder of ours last."""
     checkpoints = [path for path in folder.glob("checkpoint-*") if CHECKPOINT.fullmatch(path.name)]
-    named = [folder / name for name in (*FOLDERS, *FILES)]
-    return [*checkpoints, *filter(Path.exists, named)]
+    return [*checkpoints, *filter(Path.exists, map(folder.joinpath, LEFT))]
 
 
 def _is_empty(folder: Path) -> bool:
@@ -116,33 +112,29 @@ def last_checkpoint(folder: Path, damaged: dict[str, str] | None = None) -> Path
     The damaged ones that are newer are added to `damaged`, with a file that is cut off.
     """
     numbered = {
-        int(match[1]): path
-        for path in folder.glob("checkpoint-*")
-        if (match := CHECKPOINT.fullmatch(path.name)) and read_object(path / LAST_OF_CHECKPOINT)
+        int(match[1]): path for path in folder.glob("checkpoint-*") if (match := CHECKPOINT.fullmatch(path.name))
     }
-    for number in sorted(numbered, reverse=True):
-        file = _damaged_file(numbered[number])
+    for _, checkpoint in sorted(numbered.items(), reverse=True):
+        if read_object(checkpoint / LAST_OF_CHECKPOINT) is None:
+            continue
+        file = next(filter(_is_damaged, sorted(checkpoint.rglob("*"))), None)
         if file is None:
-            return numbered[number]
+            return checkpoint
         if damaged is not None:
-            damaged[numbered[number].name] = file
+            damaged[checkpoint.name] = file.relative_to(checkpoint).as_posix()
     return None
 
 
-def _damaged_file(checkpoint: Path) -> str | None:
-    """Return the first file of weights or optimizer state that cannot be read; None for none."""
-    for path in sorted(checkpoint.rglob("*")):
-        try:
-            if path.suffix == ".safetensors":
-                # It compares the sizes that the header states with that of the file.
-                with safe_open(path, "pt"):
-                    continue
-            whole = path.suffix not in (".pt", ".pth") or zipfile.ZipFile(path).testzip() is None
-        except (OSError, SafetensorError, zipfile.BadZipFile):
-            whole = False
-        if not whole:
-            return path.relative_to(checkpoint).as_posix()
-    return None
+def _is_damaged(path: Path) -> bool:
+    """Tell whether a file of weights or optimizer state cannot be read."""
+    try:
+        if path.suffix == ".safetensors":
+            # It compares the sizes that the header states with that of the file.
+            with safe_open(path, "pt"):
+                return False
+        return path.suffix in (".pt", ".pth") and zipfile.ZipFile(path).testzip() is not None
+    except (OSError, SafetensorError, zipfile.BadZipFile):
+        return True
 
 
 def clear_output(folder: Path) -> None:

@@ -10,9 +10,10 @@ start predicts the gain: arXiv:2605.30070).
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from statistics import fmean
 from time import monotonic
 from typing import Any
@@ -27,20 +28,18 @@ from pimono_sdpo.stats import cluster_interval
 from pimono_sdpo.training import say
 from pimono_sdpo.training.held_out import sample_rewards, untouched
 from pimono_sdpo.training.memory import GIB, Hardware, advise
-from pimono_sdpo.training.method import Fitted, Method, Prepared
+from pimono_sdpo.training.method import Method
 
 Json = dict[str, Any]
 # What CUDA and the allocator's gaps leave of a card's memory.
 USABLE = 0.94
 
 
-def preflight(method: Method, fitted: Fitted, hardware: Hardware, prepared: Prepared | None = None) -> Json:
-    """Return everything that is found before the first step, as JSON.
-
-    `stops` are the reasons not to train. Without a prepared trainer nothing is sampled.
-    """
+def preflight(method: Method, hardware: Hardware) -> Json:
+    """Return what is found without weights, as JSON; `stops` are the reasons not to train."""
     with method.translate_errors():
-        parts = method.estimate(fitted)
+        parts = method.estimate()
+    fitted = method.fitted
     memory = {
         "parts_gib": {name: round(size / GIB, 2) for name, size in parts.items()},
         "total_gib": round(sum(parts.values()) / GIB, 2),
@@ -53,30 +52,25 @@ def preflight(method: Method, fitted: Fitted, hardware: Hardware, prepared: Prep
         stops.append(
             f"{hardware.name} cannot compute in bfloat16; give --dtype float16, or a newer GPU such as an A10G."
         )
-    found: Json = {
-        "rows": {"given": fitted.given, "used": len(fitted.rows), **fitted.counts},
-        **method.check(fitted),
-        "lengths": {
-            name: _summarise_lengths(lengths, fitted.budgets[name]) for name, lengths in fitted.lengths.items()
-        },
-        "memory": memory,
-        "stops": stops,
-    }
-    return found if prepared is None else add_rollouts(found, prepared, hardware)
+    lengths = {name: _summarise_lengths(found, fitted.budgets[name]) for name, found in fitted.lengths.items()}
+    rows = {"given": fitted.given, "used": len(fitted.rows), **fitted.counts}
+    return {"rows": rows, **method.check(), "lengths": lengths, "memory": memory, "stops": stops}
 
 
-def add_rollouts(found: Json, prepared: Prepared, hardware: Hardware) -> Json:
-    """Return what was found without weights together with what a few rollouts show."""
+def add_rollouts(found: Json, method: Method, hardware: Hardware) -> Json:
+    """Return what was found without weights together with what a few rollouts show, if there are any."""
     memory = dict(found["memory"])
     try:
-        sampled, stops, peak_bytes = prepared.method.try_rollouts(prepared, hardware)
+        tried = method.try_rollouts(hardware)
     except torch.OutOfMemoryError as error:
         raise TrainingInputError(f"The GPU has not enough memory for a step; give {memory['lowered_by']}.") from error
+    if tried is None:
+        return found
+    sampled, stops, peak_bytes = tried
+    others = [stop for stop in found["stops"] if stop not in _too_little_memory(memory)]
     if peak_bytes is not None:
         memory["measured_gib"] = round(peak_bytes / GIB, 2)
-    others = [stop for stop in found["stops"] if stop not in _too_little_memory(found["memory"])]
-    stops = [*_too_little_memory(memory), *others, *stops]
-    return {**found, **sampled, "memory": memory, "stops": stops}
+    return {**found, **sampled, "memory": memory, "stops": [*_too_little_memory(memory), *others, *stops]}
 
 
 def refuse(found: Json, forced_by: str) -> None:
@@ -143,16 +137,14 @@ def probe(trainer: SDPOTrainer, rows: int, longest: int = 0) -> Probe:
     The teacher gets feedback on other completions than those it is compared with: a failure picked
     for its feedback would make the student look worse than it is.
     """
-    dataset, group = trainer.train_dataset, trainer.num_generations
-    indices = [longest, *(index for index in range(len(dataset)) if index != longest)]
-    chosen = [dict(dataset[index]) for index in indices[:rows]]
+    dataset, group, micro = trainer.train_dataset, trainer.num_generations, trainer.args.per_device_train_batch_size
+    others = (at for at in range(len(dataset)) if at != longest)
+    chosen = [dict(dataset[at]) for at in islice(chain([longest], others), rows)]
     # No more at once than a step samples, or the memory would not be that of the run.
-    at_once = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
-    size = max(1, at_once // group)
+    size = max(1, micro * trainer.args.steps_per_generation // group)
     on_gpu, peak = torch.cuda.is_available(), None
     rewards: list[list[float]] = []
-    by_student: dict[int, list[float]] = {}
-    by_teacher: dict[int, list[float]] = {}
+    by_student, by_teacher = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
     seconds: list[tuple[float, float]] = []
     with untouched(trainer):
         if on_gpu:
@@ -163,9 +155,7 @@ def probe(trainer: SDPOTrainer, rows: int, longest: int = 0) -> Probe:
             batch = trainer._prepare_training_batch(inputs)
             sampled = monotonic() - began
             rewards += batch["rewards"].view(-1, group).tolist()
-            micro = trainer.args.per_device_train_batch_size
-            first = {name: value[:micro] for name, value in batch.items()}
-            seconds.append((sampled, _update(trainer, first)))
+            seconds.append((sampled, _update(trainer, {name: value[:micro] for name, value in batch.items()})))
             if on_gpu:
                 _update(trainer, at_full_length(batch, micro, trainer.max_completion_length))
             reprompted = batch["self_distillation_mask"].bool().nonzero().flatten().tolist()
@@ -177,16 +167,14 @@ def probe(trainer: SDPOTrainer, rows: int, longest: int = 0) -> Probe:
             taught = [batch["teacher_input_ids"][i, :-width][masks[i]].tolist() for i in reprompted]
             plain = trainer._tokenize_prompts([row["prompt"] for row in again])
             for found, prompts in ((by_student, plain), (by_teacher, taught)):
-                fresh = sample_rewards(trainer, again, prompts)
-                for index, reward in zip(reprompted, fresh, strict=True):
-                    found.setdefault(start + index // group, []).append(reward)
+                for index, reward in zip(reprompted, sample_rewards(trainer, again, prompts), strict=True):
+                    found[start + index // group].append(reward)
         if on_gpu:
             # Adam keeps two float32 numbers of each weight that is trained.
             trained = (one.numel() for one in trainer.model.parameters() if one.requires_grad)
             peak = torch.cuda.max_memory_allocated() + 8 * sum(trained)
     generation, update = (max(one) for one in zip(*seconds, strict=True))
-    student, teacher = list(by_student.values()), list(by_teacher.values())
-    return Probe(rewards, student, teacher, generation, update, peak)
+    return Probe(rewards, [*by_student.values()], [*by_teacher.values()], generation, update, peak)
 
 
 def at_full_length(batch: dict[str, Any], size: int, length: int) -> dict[str, Any]:
@@ -254,10 +242,8 @@ def teacher_gap(probe: Probe) -> Json | None:
 def step_time(probe: Probe, args: SDPOConfig, rows: int, hardware: Hardware) -> Json:
     """Return the seconds of a step, and the hours and dollars of the whole training."""
     micro = args.gradient_accumulation_steps
-    rounds = max(1, micro // args.steps_per_generation)
-    step = rounds * probe.generation_seconds + micro * probe.update_seconds
-    per_step = args.per_device_train_batch_size * micro * args.world_size
-    epoch = math.ceil(rows * args.num_generations / per_step)
+    step = max(1, micro // args.steps_per_generation) * probe.generation_seconds + micro * probe.update_seconds
+    epoch = math.ceil(rows * args.num_generations / (args.per_device_train_batch_size * micro * args.world_size))
     steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * epoch)
     hours, price = steps * step / 3600, hardware.dollars_per_hour
     return {
@@ -273,12 +259,14 @@ def step_time(probe: Probe, args: SDPOConfig, rows: int, hardware: Hardware) -> 
 def stops_of(found: Json, method: str) -> list[str]:
     """Return the reasons not to train; methods without a teacher need no gap."""
     gap = found["teacher_gap"]
-    if method == "sdpo" and gap is None and found["rollouts"]["success_share"] == 0:
+    if method != "sdpo":
+        return []
+    if gap is None and found["rollouts"]["success_share"] == 0:
         return [
             "No completion succeeded and none was given feedback, so nothing would be learned; "
             "give rows with a privileged_context, or another --feedback."
         ]
-    if method == "sdpo" and gap is not None and is_useless(gap):
+    if gap is not None and is_useless(gap):
         return [
             f"The model does no better with the feedback (mean reward {gap['teacher']:.3f} with, "
             f"{gap['student']:.3f} without), so there is nothing to distil; give other rows, "
@@ -293,11 +281,11 @@ def recommend(found: Json) -> str:
     On our toy tasks rejection-sampling fine-tuning was as good as any and cheapest where a tenth
     succeeded; at 1 in 200, where a few rollouts mostly show no success, only with four updates.
     """
-    gap, share = found["teacher_gap"], found["rollouts"]["success_share"]
+    gap = found["teacher_gap"]
     helps = gap is not None and not is_useless(gap)
-    if share and helps:
-        return "rft with --num_iterations 4 (some succeed), or sdpo with one update a batch (feedback helps)"
-    if share:
+    if found["rollouts"]["success_share"]:
+        if helps:
+            return "rft with --num_iterations 4 (some succeed), or sdpo with one update a batch (feedback helps)"
         return "rft with --num_iterations 4: some completions succeed, and feedback adds nothing"
     return "sdpo: none succeeded, and feedback helps" if helps else "none: give easier rows"
 

@@ -66,14 +66,12 @@ class Reprompt:
         }
         for name, (template, known) in fields.items():
             try:
-                found = {str(field) for _, field, *_ in Formatter().parse(template)} - {"None"}
+                found = {field for _, field, *_ in Formatter().parse(template) if field is not None}
             except ValueError:
-                found = {"unpaired braces"}
+                found = set()
             if not found or not found <= known:
-                raise TrainingInputError(
-                    f"{name} cannot be filled (it has {', '.join(sorted(found)) or 'no field'}); "
-                    f"put {' '.join(f'{{{field}}}' for field in sorted(known))} in it."
-                )
+                needed = " ".join(f"{{{field}}}" for field in sorted(known))
+                raise TrainingInputError(f"{name} cannot be filled; put {needed} in it, and no other braces.")
 
     def reserved_tokens(self) -> int:
         """Return what a demonstration and the reward's feedback can need beside `text`."""
@@ -81,13 +79,7 @@ class Reprompt:
         return TOKENS_READ_BACK * int(self.args.max_completion_length) + own
 
 
-def fit_rows(
-    dataset: Dataset,
-    tokenizer: Any,
-    prompt_tokens: int,
-    reprompt_tokens: int,
-    reprompt: Reprompt,
-) -> Fitted:
+def fit_rows(dataset: Dataset, tokenizer: Any, prompt_tokens: int, reprompt_tokens: int, reprompt: Reprompt) -> Fitted:
     """Return the rows within both budgets, without those that cannot be cut to them.
 
     Counts: prompts_shortened, contexts_shortened, left_out by reason (rows) and
@@ -106,13 +98,8 @@ def fit_rows(
         return _fit(row, tokenizer, prompt_tokens, reprompt_tokens, reprompt, special)
 
     try:
-        fitted = dataset.map(
-            fit,
-            with_indices=True,
-            # The cache key would not see a change of this module's code.
-            load_from_cache_file=False,
-            desc="fit to token budgets",
-        )
+        # The cache key would not see a change of this module's code.
+        fitted = dataset.map(fit, with_indices=True, load_from_cache_file=False, desc="fit to token budgets")
     except TemplateError as error:
         raise TrainingInputError(
             f"The chat template refuses a prompt ({' '.join(str(error).split())}); give rows with "
@@ -126,13 +113,12 @@ def fit_rows(
     ]
     if len(left_out) == len(notes):
         raise TrainingInputError(f"None of the {len(notes)} rows fits; the first needs {notes[0]['detail']}.")
-    numbers = [index for index, note in enumerate(notes) if not note["detail"]]
-    kept = [notes[index] for index in numbers]
-    counts: dict[str, Any] = {name: sum(note[name] for note in kept) for name in COUNTS}
+    kept = {index: note for index, note in enumerate(notes) if not note["detail"]}
+    counts: dict[str, Any] = {name: sum(note[name] for note in kept.values()) for name in COUNTS}
     counts["left_out"] = {"too_long": len(left_out)} if left_out else {}
     budgets: dict[str, int | None] = {"prompt": prompt_tokens, "teacher_prompt": reprompt_tokens}
-    lengths = {name: [note[name] for note in kept] for name in budgets}
-    bare = fitted.select(numbers).remove_columns(NOTES)
+    lengths = {name: [note[name] for note in kept.values()] for name in budgets}
+    bare = fitted.select(list(kept)).remove_columns(NOTES)
     return Fitted(bare, None, len(notes), counts, lengths, budgets, left_out)
 
 
@@ -144,57 +130,51 @@ def _fit(
     reprompt: Reprompt,
     special: tuple[str, ...],
 ) -> Row:
-    *earlier, (task, found) = [neutralise(turn["content"], special) for turn in row["prompt"]]
+    turns, found = zip(*(neutralise(turn["content"], special) for turn in row["prompt"]), strict=True)
     context, in_context = neutralise(row["privileged_context"] or "", special)
-    before = [{"role": turn["role"], "content": text} for turn, (text, _) in zip(row["prompt"], earlier, strict=False)]
-    reserved = reprompt.reserved_tokens()
+    task = turns[-1]
+    before = [{"role": turn["role"], "content": text} for turn, text in zip(row["prompt"], turns[:-1], strict=False)]
 
     def count(user_text: str) -> int:
-        turns = [*before, {"role": "user", "content": user_text}]
-        return len(templated_ids(tokenizer, turns, **(reprompt.args.chat_template_kwargs or {})))
+        conversation = [*before, {"role": "user", "content": user_text}]
+        return len(templated_ids(tokenizer, conversation, **(reprompt.args.chat_template_kwargs or {})))
 
-    def count_reprompt(task: str, context: str) -> int:
-        return count(reprompt.text(task, context)) + reserved
+    def count_reprompt(context: str) -> int:
+        return count(reprompt.text(task, context)) + reprompt.reserved_tokens()
 
-    notes = {
-        **dict.fromkeys(COUNTS, 0),
-        "prompt": count(task),
-        "teacher_prompt": count_reprompt(task, context),
-        "detail": "",
-    }
-
-    def left_out(detail: str) -> Row:
-        return {**row, "privileged_context": context, NOTES: notes | {"detail": detail}}
-
+    fitted = {**row, "privileged_context": context}
+    notes = dict.fromkeys(COUNTS, 0) | {"prompt": count(task), "teacher_prompt": count_reprompt(context)}
     # The tools of an exercise and its request stay; of other rows the request is the last turn.
     stay = 2 if before and before[0]["role"] == "system" else 0
     while len(before) > stay and count(task) > prompt_tokens:
         # The request matters more than earlier turns; the oldest exchange goes first.
         gone = 1 if before[stay]["role"] == "assistant" and not stay else 2
         before = before[:stay] + before[stay + gone :]
-    short_task = shorten_to_budget(task, prompt_tokens, count)
-    if short_task is None:
-        return left_out(
+    short = shorten_to_budget(task, prompt_tokens, count)
+    if short is None:
+        detail = (
             f"{count(TRIMMED)} tokens without its last user text, over the {prompt_tokens} of "
             "max_prompt_length; raise max_prompt_length or shorten the row"
         )
-    short_context: str | None = context
-    if count_reprompt(short_task, context) > reprompt_tokens:
-        short_context = shorten_blocks(
-            context, lambda text: count_reprompt(short_task, text) <= reprompt_tokens
-        ) or shorten_to_budget(context, reprompt_tokens, lambda text: count_reprompt(short_task, text))
-    if short_context is None:
-        return left_out(
-            f"{count_reprompt(short_task, TRIMMED)} tokens for the teacher's prompt without any "
-            f"feedback, over the {reprompt_tokens} of max_reprompt_len; raise max_reprompt_len"
-        )
-    shortened = (short_task != task or len(before) < len(earlier), short_context != context)
-    counts = (*map(int, shortened), in_context + found + sum(n for _, n in earlier))
+        return {**fitted, NOTES: notes | {"detail": detail}}
+    shortened = short != task or len(before) < len(turns) - 1
+    task, within = short, context
+    if count_reprompt(context) > reprompt_tokens:
+        blocks = shorten_blocks(context, lambda text: count_reprompt(text) <= reprompt_tokens)
+        cut = blocks or shorten_to_budget(context, reprompt_tokens, count_reprompt)
+        if cut is None:
+            detail = (
+                f"{count_reprompt(TRIMMED)} tokens for the teacher's prompt without any feedback, "
+                f"over the {reprompt_tokens} of max_reprompt_len; raise max_reprompt_len"
+            )
+            return {**fitted, NOTES: notes | {"detail": detail}}
+        within = cut
+    counts = (int(shortened), int(within != context), in_context + sum(found))
     return {
-        **row,
-        "prompt": [*before, {"role": "user", "content": short_task}],
-        "privileged_context": short_context,
-        NOTES: notes | dict(zip(COUNTS, counts, strict=True)),
+        **fitted,
+        "prompt": [*before, {"role": "user", "content": task}],
+        "privileged_context": within,
+        NOTES: notes | dict(zip(COUNTS, counts, strict=True)) | {"detail": ""},
     }
 
 

@@ -23,14 +23,7 @@ from pimono_sdpo.push import Operation, PushOptions, Upload, check_texts
 from pimono_sdpo.traces.hub import explain_error, retry_hub
 from pimono_sdpo.traces.sources import HUB_ID
 from pimono_sdpo.training import is_main_process, say
-from pimono_sdpo.training.output import (
-    ADAPTER,
-    BEST,
-    DATA,
-    LAST_OF_CHECKPOINT,
-    LOCAL_FILE,
-    last_checkpoint,
-)
+from pimono_sdpo.training.output import ADAPTER, BEST, DATA, LAST_OF_CHECKPOINT, LOCAL_FILE, last_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +55,7 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
                     f"The bucket `{self.bucket}` is public, and checkpoints can repeat private "
                     "text; make it private, or give another as --checkpoint_bucket."
                 )
-            if last_checkpoint(self.output) is not None or overwrite:
+            if overwrite or last_checkpoint(self.output) is not None:
                 return
             self._sync(self.place, str(self.output))
         except HUB_FAULTS as error:
@@ -71,8 +64,7 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
                 f"Checkpoints cannot be kept in the bucket `{self.bucket}` ({reason}); or give "
                 "--checkpoint_bucket another one, or none to keep none."
             ) from error
-        checkpoint = last_checkpoint(self.output)
-        if checkpoint is not None:
+        if (checkpoint := last_checkpoint(self.output)) is not None:
             step = checkpoint.name.rpartition("-")[2]
             say(f"resumes from step {step}, which the bucket {self.bucket} has kept")
 
@@ -81,19 +73,13 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
 
         After a kill in between, the checkpoint before is still there.
         """
-        parts = (([LOCAL_FILE], [""]), (KEPT, [f"*/{LAST_OF_CHECKPOINT}"]), (KEPT, [""]))
-        for number, (include, later) in enumerate(parts, 1):
+        # A pickle of all arguments is not needed to resume.
+        pickle = "*/training_args.bin"
+        whole: dict[str, Any] = {"include": KEPT, "exclude": [pickle]}
+        for part in ({"include": [LOCAL_FILE]}, whole | {"exclude": [pickle, f"*/{LAST_OF_CHECKPOINT}"]}, whole):
             for attempt in retry_hub():
                 with attempt:
-                    self.api.sync_bucket(
-                        source,
-                        target,
-                        include=include,
-                        # A pickle of all arguments, not needed to resume.
-                        exclude=[*later, "*/training_args.bin"],
-                        delete=delete and number == len(parts),
-                        quiet=True,
-                    )
+                    self.api.sync_bucket(source, target, **part, delete=delete and part is whole, quiet=True)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Upload the checkpoint that was just written; a fault costs this one, not the training."""
@@ -115,10 +101,9 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
             with TemporaryDirectory() as nothing:
                 self.api.sync_bucket(nothing, self.place, delete=True, quiet=True)
         except HUB_FAULTS as error:
+            fault = type(error).__name__
             logger.warning(
-                "The checkpoints in `%s` could not be removed (%s); remove them yourself.",
-                self.place,
-                type(error).__name__,
+                "The checkpoints in `%s` could not be removed (%s); remove them yourself.", self.place, fault
             )
 
 
@@ -187,14 +172,14 @@ def open_destination(args: Any, mode: str) -> AdapterUpload | None:
 
     Raises OutputError; warns a job whose adapter would be lost.
     """
+    if mode != "train":
+        return None
     if args.hub_model_id is None:
-        if "JOB_ID" in os.environ and mode == "train":
+        if "JOB_ID" in os.environ:
             logger.warning(
                 "This Hugging Face job keeps no files; without HUB_MODEL_ID the adapter is lost "
                 "when it ends, unless OUTPUT is on a volume."
             )
-        return None
-    if mode != "train":
         return None
     upload = AdapterUpload(
         repo_id=args.hub_model_id,

@@ -1,10 +1,9 @@
 """The reward of a training by name, its trial before the first step, and feedback for the teacher.
 
-TRL has one text per row, `privileged_context`, and gives it to the teacher of every completion as
-"feedback from your unsuccessful earlier attempt", even for completions that succeeded, and although
-here it is about another agent's attempt. In the paper, feedback belongs to the completion that was
-just made and is empty when it succeeded (Reinforcement Learning via Self-Distillation,
-arXiv:2601.20802). `FeedbackBuilder` does that, with different words for each kind of text.
+TRL gives `privileged_context` to the teacher of every completion as "feedback from your
+unsuccessful earlier attempt", even where it succeeded. In the paper (Reinforcement Learning via
+Self-Distillation, arXiv:2601.20802), feedback belongs to the completion that was just made and is
+empty when it succeeded. `FeedbackBuilder` does that, with different words for each kind of text.
 """
 
 import json
@@ -25,8 +24,8 @@ from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, spe
 from pimono_sdpo.training.tracking import keep_rollouts, log_rollouts
 from rewards.rescore import rubric_of
 from rewards.trace_grounding import trace_grounding_reward
-from rewards.verifiers.call_formats import FAMILIES, format_of
-from rewards.verifiers.reward import VerifierReward, needs_format, self_test, table
+from rewards.verifiers.call_formats import FAMILIES
+from rewards.verifiers.reward import VerifierReward, format_of_model, needs_format, self_test, table
 from rewards.verifiers.rubric import MAX_PARTIAL
 
 Mode = Literal["rollout", "trace", "both", "none"]
@@ -70,11 +69,10 @@ class Feedback:
 
     def worded(self, rollout: str | None, trace: str | None) -> str:
         """Return the text for a failed completion, "" when there is nothing to say."""
-        parts = (
-            (self.rollout_template, rollout, self.asks_reward),
-            (self.trace_template, trace, self.mode in ("trace", "both")),
-        )
-        return "".join(template.format(feedback_raw=text) for template, text, used in parts if used and _says(text))
+        text = self.rollout_template.format(feedback_raw=rollout) if self.asks_reward and _says(rollout) else ""
+        if self.mode in ("trace", "both") and _says(trace):
+            text += self.trace_template.format(feedback_raw=trace)
+        return text
 
 
 class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[misc] # untyped
@@ -83,15 +81,9 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
     Every process words the texts of its own completions, which TRL then gathers.
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        feedback: Feedback,
-        reward_feedback: RewardFeedback | None = None,
-    ) -> None:
+    def __init__(self, trainer: Any, feedback: Feedback, reward_feedback: RewardFeedback | None = None) -> None:
         super().__init__(trainer)
-        self.feedback = feedback
-        self.reward_feedback = reward_feedback
+        self.feedback, self.reward_feedback = feedback, reward_feedback
         tokenizer = trainer.processing_class
         self.special = special_tokens(tokenizer)
         self.ends = {tokenizer.pad_token, *tokenizer.convert_ids_to_tokens(trainer.eos_token_ids)}
@@ -111,36 +103,33 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         self_distillation_mask (completions).
 
         A completion that reaches the threshold gets no feedback, but may still be shown a success
-        of its group. Raises RuntimeError when the reward's texts are for other completions.
+        of its group. Raises ValueError when the reward's texts are for other completions.
         """
-        own: Sequence[str | None] = [None] * len(prompts)
+        trainer = self.trainer
+        own: list[str | None] = [None] * len(prompts)
         if self.feedback.asks_reward and self.reward_feedback is not None:
             own = [
-                shorten_to_budget(neutralise(str(text), self.special)[0], self.feedback.tokens, self.count)
-                if _says(text)
-                else None
+                self._shorten(str(text), self.feedback.tokens) if _says(text) else None
                 for text in self.reward_feedback()
             ]
-        if len(own) != len(prompts):
-            raise RuntimeError(f"{len(own)} texts of the reward for {len(prompts)} completions")
-        succeeded = (rewards >= self.trainer.args.success_reward_threshold).tolist()
-        traces = feedbacks if feedbacks is not None else [None] * len(prompts)
+        succeeded = (rewards >= trainer.args.success_reward_threshold).tolist()
         worded = [
             None if success else self.feedback.worded(text, trace)
-            for success, text, trace in zip(succeeded, own, traces, strict=True)
+            for success, text, trace in zip(succeeded, own, feedbacks or [None] * len(prompts), strict=True)
         ]
-        ids, tokenizer = output["completion_ids"], self.trainer.processing_class
+        ids, tokenizer = output["completion_ids"], trainer.processing_class
         texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        demonstrations = [
-            (self._demonstration(text, syntax=False), self._demonstration(whole, syntax=True))
-            for text, whole in zip(texts, tokenizer.batch_decode(ids), strict=True)
-        ]
-        self.demonstrations = dict(gather_object(demonstrations))
-        if self.trainer.accelerator.is_main_process:
-            state, sampled = self.trainer.state, (prompts, texts, rewards.tolist(), worded)
-            keep_rollouts(state, *sampled)
-            if "trackio" in self.trainer.args.report_to:
-                log_rollouts(state.global_step + 1, *sampled)
+        pairs = zip(texts, tokenizer.batch_decode(ids), strict=True)
+        self.demonstrations = dict(
+            gather_object([(self._as_trl_does(text), self._with_syntax(whole)) for text, whole in pairs])
+        )
+        if trainer.accelerator.is_main_process:
+            names = ("prompt", "completion", "reward", "feedback")
+            sampled = zip(prompts, texts, rewards.tolist(), worded, strict=True)
+            rollouts = [dict(zip(names, one, strict=True)) for one in sampled]
+            keep_rollouts(trainer.state, rollouts)
+            if "trackio" in trainer.args.report_to:
+                log_rollouts(trainer.state.global_step + 1, rollouts)
         context: dict[str, torch.Tensor] = super().build(output, prompts, rewards, worded)
         spoken = [_says(text) and not success for success, text in zip(succeeded, own, strict=True)]
         for name, held in (("rollout_feedback_fraction", spoken), ("success_rate", succeeded)):
@@ -153,20 +142,23 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         text: str = super()._build_reprompt_text(prompt_text, demonstration, feedback_text)
         return text
 
-    def _demonstration(self, text: str, *, syntax: bool) -> str:
-        """Word a completion as TRL does, or with its special tokens in ordinary ones."""
-        if syntax:
-            for end in self.ends:
-                text = text.replace(end, "")
+    def _as_trl_does(self, text: str) -> str:
+        """Word a completion as a demonstration of TRL."""
         if self.trainer.args.remove_thinking_from_demonstration:
-            text = (THOUGHTS if syntax else THINK).sub("", text).strip()
-        if syntax:
-            # Completions can also spell a control token in ordinary ones.
-            neutral, _ = neutralise(text, self.special)
-            budget = TOKENS_READ_BACK * self.trainer.max_completion_length
-            text = shorten_to_budget(neutral, budget, self.count) or ""
-        worded: str = self.trainer.args.solution_template.format(successful_previous_attempt=text)
-        return worded
+            text = THINK.sub("", text).strip()
+        return str(self.trainer.args.solution_template.format(successful_previous_attempt=text))
+
+    def _with_syntax(self, text: str) -> str:
+        """Word a completion with its special tokens in ordinary ones; it can also spell one."""
+        for end in self.ends:
+            text = text.replace(end, "")
+        if self.trainer.args.remove_thinking_from_demonstration:
+            text = THOUGHTS.sub("", text).strip()
+        text = self._shorten(text, TOKENS_READ_BACK * self.trainer.max_completion_length) or ""
+        return str(self.trainer.args.solution_template.format(successful_previous_attempt=text))
+
+    def _shorten(self, text: str, tokens: int) -> str | None:
+        return shorten_to_budget(neutralise(text, self.special)[0], tokens, self.count)
 
 
 def _says(text: str | None) -> bool:
@@ -191,11 +183,10 @@ class Scoring:
         """Return the numbers of the rows without a reward, whatever the completion is."""
         if self.column is not None:
             return [at for at, value in enumerate(rows[self.column]) if not value]
-        columns = {name: list(rows[name]) for name in rows.column_names}
+        columns = {name: list(rows[name]) for name in rows.column_names} | {"prompts": list(rows["prompt"])}
+        del columns["prompt"]
         empty = [[{"role": "assistant", "content": ""}] for _ in range(len(rows))]
-        prompts = columns.pop("prompt")
-        rewards = self.reward(prompts=prompts, completions=empty, **columns)
-        return [at for at, reward in enumerate(rewards) if reward is None]
+        return [at for at, reward in enumerate(self.reward(completions=empty, **columns)) if reward is None]
 
     def check(self, threshold: float, weights: list[float] | None, columns: list[str]) -> None:
         """Raise TrainingInputError when no completion, or every one, would be a success."""
@@ -214,11 +205,7 @@ class Scoring:
 
 
 def scoring_of(
-    name: str,
-    gates: Sequence[str],
-    graded: Sequence[str],
-    tokenizer: Any,
-    end_ids: Collection[int] = (),
+    name: str, gates: Sequence[str], graded: Sequence[str], tokenizer: Any, end_ids: Collection[int] = ()
 ) -> Scoring:
     """Return `outcome`, `verifiers`, `trace_grounding` as `rubric_of` takes them, or `module:name`.
 
@@ -230,19 +217,19 @@ def scoring_of(
     if name == "verifiers":
         reward = VerifierReward(rubric_of(gates, graded), tokenizer, end_ids)
         return Scoring(reward, reward.feedback, "verifier_spec", MAX_PARTIAL)
-    if name == "outcome" and not gates and not graded:
+    if gates or graded:
+        raise TrainingInputError("--gate and --grade name verifiers; give --reward verifiers, or leave them out.")
+    if name == "outcome":
         rubric = rubric_of([], ["next_call"])
         reward = VerifierReward(rubric, tokenizer, end_ids, fallback=trace_grounding_reward)
         return Scoring(reward, reward.feedback, partial=MAX_PARTIAL)
-    if gates or graded:
-        raise TrainingInputError("--gate and --grade name verifiers; give --reward verifiers, or leave them out.")
+    if name == "trace_grounding":
+        return Scoring(trace_grounding_reward)
     if ":" in name:
         return Scoring(OwnReward(name))
-    if name != "trace_grounding":
-        raise TrainingInputError(
-            f"--reward {name} is not outcome, verifiers or trace_grounding; give your own as module:name."
-        )
-    return Scoring(trace_grounding_reward)
+    raise TrainingInputError(
+        f"--reward {name} is not outcome, verifiers or trace_grounding; give your own as module:name."
+    )
 
 
 def hash_own(names: Sequence[str]) -> dict[str, str]:
@@ -253,8 +240,7 @@ def hash_own(names: Sequence[str]) -> dict[str, str]:
 
 def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:
     """Raise TrainingInputError when no call of the model could be read, whatever it writes."""
-    own = getattr(tokenizer, "response_template", None)
-    if name not in {"verifiers", "outcome"} or own or format_of(tokenizer.chat_template or ""):
+    if name not in {"verifiers", "outcome"} or format_of_model(tokenizer):
         return
     if "verifier_spec" not in rows.column_names:
         return
@@ -272,12 +258,10 @@ def refuse_unsound(scoring: Scoring, rows: Dataset, threshold: float) -> int:
 
     Raises TrainingInputError with a table of those that won.
     """
-    tried = rows.select(range(min(TRIED_ROWS, len(rows))))
-    findings = self_test(scoring.reward, list(tried), threshold=threshold)
-    if findings:
+    tried = list(rows.select(range(min(TRIED_ROWS, len(rows)))))
+    if findings := self_test(scoring.reward, tried, threshold=threshold):
         raise TrainingInputError(
             f"The reward can be won without solving the task ({len(findings)} of its trials on "
-            f"{len(tried)} rows); give another reward or a higher success_reward_threshold.\n"
-            f"{table(findings)}"
+            f"{len(tried)} rows); give another reward or a higher success_reward_threshold.\n{table(findings)}"
         )
     return len(tried)

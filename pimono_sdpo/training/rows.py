@@ -17,13 +17,7 @@ from pimono_sdpo.suites.suite import load_suite
 from pimono_sdpo.training import is_main_process, say
 from pimono_sdpo.training.arguments import SDPOArguments
 from pimono_sdpo.training.models import is_local, translate_errors
-from pimono_sdpo.training.output import (
-    DATA,
-    REPORT_FILE,
-    last_checkpoint,
-    read_object,
-    read_written,
-)
+from pimono_sdpo.training.output import DATA, REPORT_FILE, last_checkpoint, read_object, read_written
 
 Json = dict[str, Any]
 # Options of the filter that the job takes, too.
@@ -59,14 +53,12 @@ def load_report(dataset: str) -> Json | None:
     The card has no place for the report of a duel. Raises TrainingInputError for one that no card
     can be made from.
     """
-    try:
-        path = (
-            Path(dataset) / REPORT_FILE
-            if is_local(dataset)
-            else Path(hf_hub_download(dataset, REPORT_FILE, repo_type="dataset"))
-        )
-    except EntryNotFoundError:
-        return None
+    path = Path(dataset) / REPORT_FILE
+    if not is_local(dataset):
+        try:
+            path = Path(hf_hub_download(dataset, REPORT_FILE, repo_type="dataset"))
+        except EntryNotFoundError:
+            return None
     stage = (read_object(path) or {}).get("stage")
     if not path.is_file() or stage == "sdpo":
         return None

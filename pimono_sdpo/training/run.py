@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import platform
 import shutil
 import sys
@@ -21,20 +20,11 @@ from cards.render import write_model_card
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError, PimonoError
 from pimono_sdpo.text import shorten_line
-from pimono_sdpo.training import (
-    held_out,
-    is_main_process,
-    models,
-    output,
-    publish,
-    say,
-    tracking,
-    warn,
-)
+from pimono_sdpo.training import held_out, is_main_process, models, output, publish, say, tracking, warn
 from pimono_sdpo.training.arguments import parse_job
-from pimono_sdpo.training.callbacks import now, stopped_at, time_limit_of
+from pimono_sdpo.training.callbacks import TimeLimit, now, time_limit_of
 from pimono_sdpo.training.memory import hardware_of
-from pimono_sdpo.training.method import Fitted, Method, Prepared, run_steps
+from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.preflight import add_rollouts, as_text, preflight, refuse
 from pimono_sdpo.training.reload import write_probe
 from pimono_sdpo.training.sdpo import SDPO
@@ -50,11 +40,7 @@ SHOWN = 3
 Json = dict[str, Any]
 
 
-METHODS: dict[str, type[Method]] = {
-    **dict.fromkeys(("sdpo", "rft", "grpo"), SDPO),
-    "sft": SFT,
-    "dpo": DPO,
-}
+METHODS: dict[str, type[Method]] = {"sdpo": SDPO, "rft": SDPO, "grpo": SDPO, "sft": SFT, "dpo": DPO}
 
 
 def train(
@@ -74,10 +60,8 @@ def train(
     """
     words: list[str] = []
     for name, value in options.items():
-        if isinstance(value, list | tuple):
-            words += [f"--{name}", *map(str, value)]
-        elif value is not None:
-            words += [f"--{name}", str(value)]
+        if value is not None:
+            words += [f"--{name}", *map(str, value if isinstance(value, list | tuple) else [value])]
     if isinstance(rows, str | Path):
         return run_job(method, ["--dataset", str(rows), *words])
     with TemporaryDirectory() as folder:
@@ -124,6 +108,10 @@ class Run:
     destination         where the adapter is published, None for nowhere
     """
 
+    limit: TimeLimit | None = None
+    checkpoints: publish.HubCheckpoints | None = None
+    destination: publish.AdapterUpload | None = None
+
     def __init__(self, method: type[Method], argv: list[str], description: str | None) -> None:
         """Parse and check the arguments; raises TrainingInputError."""
         given = parse_job(argv, method.OPTIONS, method.CONFIG, description, method.RECIPE)
@@ -131,8 +119,6 @@ class Run:
         self.command = argv
         self.method = method(self.job, self.args, self.model_args)
         self.folder = Path(self.args.output_dir)
-        self.checkpoints: publish.HubCheckpoints | None = None
-        self.destination: publish.AdapterUpload | None = None
 
     @contextmanager
     def open_output(self) -> Iterator[None]:
@@ -142,13 +128,15 @@ class Run:
         """
         args, job = self.args, self.job
         with output.only_run(self.folder) if is_main_process() else nullcontext():
-            if job.mode != "prepare" and is_main_process():
+            if job.mode == "prepare":
+                yield
+                return
+            if is_main_process():
                 output.check_output(self.folder, job.overwrite)
                 self.destination = publish.open_destination(args, job.mode)
             try:
-                if job.mode != "prepare":
-                    self.limit = time_limit_of(job.time_limit)
-                    self.checkpoints = publish.open_checkpoints(job.checkpoint_bucket, args, job.mode, job.overwrite)
+                self.limit = time_limit_of(job.time_limit)
+                self.checkpoints = publish.open_checkpoints(job.checkpoint_bucket, args, job.mode, job.overwrite)
                 yield
             except BaseException:
                 if self.destination is not None:
@@ -157,49 +145,39 @@ class Run:
 
     def train(self) -> None:
         """Train on the rows, then give OUTPUT its adapter, report and run log, and publish them."""
-        job, args, method, folder = self.job, self.args, self.method, self.folder
+        job, args, method = self.job, self.args, self.method
         self._say_what_leaves()
         dataset = method.find_rows()
         loaded, kept_back = method.load_rows(dataset)
         report = method.load_report(dataset)
         method.load_model()
         start = started_with(method, loaded, kept_back)
-        found = None if job.overwrite else check_same_start(folder, start)
-        before = found or {}
-        fitted = method.fit(loaded, kept_back)
-        prepared = self._look_ahead(fitted, before, found is not None)
-        if prepared is None:
+        resumed = None if job.overwrite else check_same_start(self.folder, start)
+        method.fit(loaded, kept_back)
+        before = resumed or {}
+        if resumed is None or job.mode == "preflight":
+            before["preflight"] = self._look_ahead()
+        if job.mode == "preflight":
             return
-        trainer = prepared.trainer
+        trainer, held = method.build().trainer, method.fitted.held_out
         licence = job.license or models.base_model_licence(self.model_args, method.revision)
         tracking.set_up_trackio(args, job.mode == "smoke")
-        if found is None:
+        if resumed is None:
             before["trackio_run"] = tracking.free_run_name(args)
-            if fitted.held_out is not None:
-                before["held_out"] = method.score(trainer, fitted.held_out)
+            if held is not None:
+                before["held_out"] = method.score(held)
         args.run_name = before["trackio_run"]
         if is_main_process():
-            self._begin(start, before, fitted)
+            self._begin(start, before)
         for callback in filter(None, (self.limit, self.checkpoints)):
             trainer.add_callback(callback)
-        metrics = run_steps(prepared)
-        evaluation = None
-        if fitted.held_out is not None and stopped_at(trainer) is None:
-            after = method.score(trainer, fitted.held_out)
-            evaluation = held_out.compare(before["held_out"], after, job.eval_split)
+        metrics, evaluation = method.run_steps(), None
+        stopped_at = self.limit and self.limit.stopped_at
+        if held is not None and stopped_at is None:
+            evaluation = held_out.compare(before["held_out"], method.score(held), job.eval_split)
         if not is_main_process():
             return
-
-        staging = folder / output.STAGING
-        shutil.rmtree(staging, ignore_errors=True)
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        base = models.public_name(str(self.model_args.model_name_or_path))
-        files = publish.save_adapter(model, staging, base, method.revision)
-        # With the chat template, so that the adapter can be used without the base's repository.
-        method.tokenizer.save_pretrained(staging)
-        write_probe(model, trainer.processing_class, folder)
-        source = job.dataset or getattr(job, "source", None) or dataset
-        log = describe_run(prepared) | {
+        log = describe_run(method) | {
             "recipe": self.recipe,
             "command": [_without_machine_path(word) for word in self.command],
             "licence": licence,
@@ -207,57 +185,71 @@ class Run:
             "evaluation": evaluation,
             "metrics": metrics,
         }
-        log["dataset"]["id"] = models.public_name(source)
-        log["adapter"]["files"] = files
-        log = _finite(log)
-        for problem in write_model_card(report, log, staging):
-            warn(f"the Hub may refuse the model card: {problem}")
-        output.finish(folder, report, log)
+        log["dataset"]["id"] = models.public_name(job.dataset or getattr(job, "source", None) or dataset)
+        if stopped_at is not None:
+            log["guards"]["stopped_by"] = output.CUT_SHORT
+        self._save(report, log)
         if evaluation is not None:
             say(held_out.as_sentence(evaluation, args.METHOD))
-        for note in method.notes(fitted):
+        for note in method.notes():
             say(note)
-        say(f"the adapter and its card are in {folder / output.ADAPTER}")
-        self._publish(trainer)
+        say(f"the adapter and its card are in {self.folder / output.ADAPTER}")
+        if self.destination is not None:
+            say(self.destination.publish())
+        if stopped_at is not None:
+            say(
+                f"the time limit ended the training after step {stopped_at} of {trainer.state.max_steps}; "
+                "start it again with the same arguments to resume it"
+            )
+        elif self.checkpoints is not None and self.destination is not None:
+            # Only when the adapter is on the Hub: a job's own disk is lost.
+            self.checkpoints.remove()
+
+    def _save(self, report: Json | None, log: Json) -> None:
+        """Give OUTPUT the adapter with its card, run log and report."""
+        trainer, staging = self.method.trainer, self.folder / output.STAGING
+        shutil.rmtree(staging, ignore_errors=True)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        log["adapter"]["files"] = publish.save_adapter(model, staging, log["base_model"], self.method.revision)
+        # With the chat template, so that the adapter can be used without the base's repository.
+        self.method.tokenizer.save_pretrained(staging)
+        write_probe(model, trainer.processing_class, self.folder)
+        # JSON cannot hold NaN and infinity.
+        log = json.loads(json.dumps(log), parse_constant=lambda _: None)
+        for problem in write_model_card(report, log, staging):
+            warn(f"the Hub may refuse the model card: {problem}")
+        output.finish(self.folder, report, log)
 
     def _say_what_leaves(self) -> None:
         space = None
         if "trackio" in self.args.report_to and self.job.mode == "train":
             space = self.args.trackio_space_id or environ.get(tracking.SPACE_VARIABLE)
-        given = {
-            "the adapter, its card, run log and page, to": self.destination
-            and f"the repository {self.destination.repo_id}",
-            "checkpoints, to the private": self.checkpoints and f"bucket {self.checkpoints.bucket}",
-            "metrics and sampled answers, to": space and f"the Space {space}",
-        }
-        leaves = [f"{what} {where}" for what, where in given.items() if where]
+        leaves = []
+        if self.destination:
+            leaves.append(f"the adapter, its card, run log and page, to the repository {self.destination.repo_id}")
+        if self.checkpoints:
+            leaves.append(f"checkpoints, to the private bucket {self.checkpoints.bucket}")
+        if space:
+            leaves.append(f"metrics and sampled answers, to the Space {space}")
         for one in leaves:
             say(f"leaves this machine: {one}")
         say("stays here: " + ("the rows" if leaves else "everything: rows, adapter and metrics"))
 
-    def _look_ahead(self, fitted: Fitted, before: Json, resumes: bool) -> Prepared | None:
-        """Build the trainer and say what can be found before the first step, unless resuming.
-
-        Returns None after --mode preflight; raises TrainingInputError for what stops a training.
-        """
-        method, job = self.method, self.job
-        only_look = job.mode == "preflight"
-        if resumes and not only_look:
-            return method.build(fitted)
-        hardware, prepared = hardware_of(job.flavor), None
-        found = preflight(method, fitted, hardware)
-        if method.tries_rollouts and (job.force or not found["stops"]):
+    def _look_ahead(self) -> Json:
+        """Say and return what can be found before the first step; raises TrainingInputError for
+        what stops a training."""
+        job, hardware = self.job, hardware_of(self.job.flavor)
+        found = preflight(self.method, hardware)
+        if job.force or not found["stops"]:
             # The weights are loaded only when nothing speaks against it.
-            prepared = method.build(fitted)
-            found = add_rollouts(found, prepared, hardware)
+            found = add_rollouts(found, self.method, hardware)
         say(as_text(found))
         given = any(word.partition("=")[0] == "--force" for word in self.command)
         by = "--force" if given else f"`force: true` in the recipe {self.recipe}"
         refuse(found, by if job.force else "")
-        before["preflight"] = found
-        return None if only_look else prepared or method.build(fitted)
+        return found
 
-    def _begin(self, start: Json, before: Json, fitted: Fitted) -> None:
+    def _begin(self, start: Json, before: Json) -> None:
         """Write down the start, now that everything has been checked and nothing can be lost."""
         if self.job.overwrite:
             output.clear_output(self.folder)
@@ -271,34 +263,16 @@ class Run:
             "before": before,
         }
         output.begin(self.folder, local)
-        if fitted.left_out:
-            left_out = {"rows": list(fitted.left_out)}
-            output.write_json(left_out, self.folder / output.LEFT_OUT_FILE)
-
-    def _publish(self, trainer: Any) -> None:
-        """Push the adapter when a repository is named, and forget the checkpoints of a whole run.
-
-        They are removed only when the adapter is on the Hub: a job's own disk is lost.
-        """
-        step = stopped_at(trainer)
-        if self.destination is not None:
-            say(self.destination.publish())
-        if step is not None:
-            say(
-                f"the time limit ended the training after step {step} of "
-                f"{trainer.state.max_steps}; start it again with the same arguments to resume it"
-            )
-        elif self.checkpoints is not None and self.destination is not None:
-            self.checkpoints.remove()
+        if self.method.fitted.left_out:
+            output.write_json({"rows": list(self.method.fitted.left_out)}, self.folder / output.LEFT_OUT_FILE)
 
 
 def started_with(method: Method, rows: Dataset, held_out: Dataset | None = None) -> Json:
     """Return every argument that decides the result, with hashes of model and rows."""
     args, name = method.args, str(method.model_args.model_name_or_path)
-    settings = {n: value for n, value in args.to_dict().items() if not n.startswith(NO_EFFECT)}
     revision = f"@{method.revision}" if method.revision else f" ({_hash_model(Path(name))})"
     start = {
-        **settings,
+        **{n: value for n, value in args.to_dict().items() if not n.startswith(NO_EFFECT)},
         **vars(method.model_args),
         **method.teaching(),
         "model_name_or_path": models.public_name(name) + revision,
@@ -373,18 +347,15 @@ ARGUMENTS_OF_METHOD = {
 PACKAGES = "trl transformers peft bitsandbytes torch accelerate datasets huggingface_hub trackio".split()
 
 
-def describe_run(prepared: Prepared) -> Json:
-    """Return what a trainer knows of its run: arguments, hardware, versions, log of each step."""
-    trainer, method, fitted = prepared.trainer, prepared.method, prepared.fitted
+def describe_run(method: Method) -> Json:
+    """Return what a method knows of its run: arguments, hardware, versions, log of each step."""
+    trainer, fitted = method.trainer, method.fitted
     args, model_args = trainer.args, method.model_args
     model = trainer.accelerator.unwrap_model(trainer.model)
-    settings, space = args.to_dict(), args.trackio_space_id
+    settings, space, history = args.to_dict(), args.trackio_space_id, trainer.state.log_history
     target = model.peft_config["default"].target_modules
-    guards, history = prepared.guards.record(), trainer.state.log_history
-    if stopped_at(trainer) is not None:
-        guards["stopped_by"] = output.CUT_SHORT
     on_gpu = args.device.type == "cuda"
-    name = torch.cuda.get_device_name(args.device) if on_gpu else platform.processor()
+    name = torch.cuda.get_device_name(args.device) if on_gpu else platform.processor() or platform.machine()
     return {
         "pimono_sdpo": __version__,
         "method": args.METHOD,
@@ -394,11 +365,7 @@ def describe_run(prepared: Prepared) -> Json:
         "base_model": models.public_name(str(model_args.model_name_or_path)),
         "base_model_revision": method.revision,
         "base_model_class": type(model.get_base_model()).__name__,
-        "dataset": {
-            "rows": fitted.given,
-            "rows_used": len(trainer.train_dataset),
-            **fitted.counts,
-        },
+        "dataset": {"rows": fitted.given, "rows_used": len(trainer.train_dataset), **fitted.counts},
         "teaching": method.teaching(),
         "hub_model_id": args.hub_model_id,
         "trackio": {
@@ -414,20 +381,18 @@ def describe_run(prepared: Prepared) -> Json:
         },
         "hardware": {
             "device": args.device.type,
-            "name": name or platform.machine(),
+            "name": name,
             "count": torch.cuda.device_count() if on_gpu else 1,
         },
         "versions": {name: version(name) for name in PACKAGES},
-        "started_at": prepared.progress.started_at,
-        "resumed_at": prepared.progress.resumed_at,
+        "started_at": method.progress.started_at,
+        "resumed_at": method.progress.resumed_at,
         "finished_at": now(),
-        "guards": guards,
+        "guards": method.guards.record(),
         # The summary of the whole run comes last in the history and is `metrics` already.
         "log_history": [entry for entry in history if not {"train_runtime", "rollouts"} & entry.keys()],
         "rollouts": [{"step": entry["step"], **rollout} for entry in history for rollout in entry.get("rollouts", ())],
-        "adapter": {
-            "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        },
+        "adapter": {"trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad)},
     }
 
 
@@ -437,12 +402,3 @@ def _without_machine_path(word: str) -> str:
     path = Path(value)
     leaves = path.is_absolute() or ".." in path.parts or value.startswith("~")
     return f"{option}{equals}{path.name}" if leaves else word
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON cannot hold, by null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,15 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from datasets import Dataset
+from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import main_process_first, models, preflight, rows
+from pimono_sdpo.training import models, preflight, rows
 from pimono_sdpo.training.arguments import GuardedSDPOConfig, SDPOArguments
 from pimono_sdpo.training.callbacks import make_resumable
 from pimono_sdpo.training.held_out import Scores, score_rewards, score_rollouts
 from pimono_sdpo.training.memory import Hardware, estimate_sdpo, read_config
-from pimono_sdpo.training.method import Fitted, Method, Prepared
+from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.prompt_rows import COLUMNS, Reprompt, check_template, fit_rows
 from pimono_sdpo.training.rewards import (
     PASS_THROUGH,
@@ -49,16 +51,14 @@ class SDPO(Method):
     scoring: Scoring
     feedback: Feedback
 
-    def finalize_arguments(self) -> None:
-        """Set the length of the training and what the chat template gets, see Method."""
-        args, job = self.args, self.job
+    def __init__(self, job: SDPOArguments, args: GuardedSDPOConfig, model_args: ModelConfig) -> None:
         # Before anything is downloaded.
         hash_own([job.reward])
         if job.generations is not None:
             batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
             rounds = math.ceil(job.generations / (batch * args.world_size))
             args.max_steps = rounds * args.num_iterations
-        super().finalize_arguments()
+        super().__init__(job, args, model_args)
         if args.method != "sdpo":
             # Neither needs a teacher; without an EMA none is kept or averaged.
             args.teacher_model_kind = "base"
@@ -94,7 +94,7 @@ class SDPO(Method):
         """Return --dataset, or the folder of the rows that --source gives."""
         if self.job.dataset is not None and self.job.mode != "prepare":
             return str(self.job.dataset)
-        with main_process_first():
+        with PartialState().main_process_first():
             return rows.filter_source(self.job, Path(self.args.output_dir), self.args.seed)
 
     def load_report(self, dataset: str) -> Json | None:
@@ -113,21 +113,21 @@ class SDPO(Method):
 
     def teaching(self) -> Json:
         """Return what decides the result beside TRL's arguments."""
+        job = self.job
         names = ["reward", "gate", "grade", "tools", "eval_split", "eval_generations"]
-        if self.job.dataset is None:
-            names += rows.FILTERED
-        own = hash_own([self.job.reward, *self.job.gate, *self.job.grade])
-        source = None if self.job.dataset else self.job.source
+        found = {name: getattr(job, name) for name in [*names, *(() if job.dataset else rows.FILTERED)]}
+        if job.source and not job.dataset:
+            found["source"] = models.public_name(job.source)
+        if own := hash_own([job.reward, *job.gate, *job.grade]):
+            found["own_code"] = own
         return {
-            **{name: getattr(self.job, name) for name in names},
-            **({"source": models.public_name(source)} if source else {}),
-            **({"own_code": own} if own else {}),
+            **found,
             "feedback": self.feedback.mode,
             "feedback_tokens": self.feedback.tokens,
             "trace_template": self.feedback.trace_template,
         }
 
-    def fit(self, dataset: Dataset, held_out: Dataset | None = None) -> Fitted:
+    def fit(self, dataset: Dataset, held_out: Dataset | None = None) -> None:
         """Fit prompts and contexts to their budgets, and set the arguments of the builder.
 
         Raises TrainingInputError for rows, a reward or feedback that cannot be trained with.
@@ -143,10 +143,10 @@ class SDPO(Method):
         budgets = (args.max_prompt_length or args.max_reprompt_len, args.max_reprompt_len)
         reprompt = Reprompt(args, feedback)
         fitted = fit_rows(dataset, self.tokenizer, *budgets, reprompt)
-        unscored = set(scoring.find_unscored(fitted.rows))
+        unscored = scoring.find_unscored(fitted.rows)
         if unscored and self.job.reward == "trace_grounding":
             # TRL would count them as failures.
-            scored = [at for at in range(len(fitted.rows)) if at not in unscored]
+            scored = sorted({*range(len(fitted.rows))} - {*unscored})
             if not scored:
                 raise TrainingInputError(
                     f"None of the {len(unscored)} rows names a concrete term in `reward_terms`; give --reward outcome."
@@ -160,48 +160,43 @@ class SDPO(Method):
             )
         if held_out is not None:
             held_out = fit_rows(held_out, self.tokenizer, *budgets, reprompt).rows
-        counts = {**fitted.counts, "without_reward": len(unscored)}
         # The rows fit already; left to itself TRL would cut off <bos> and the head of the task.
         args.max_prompt_length = None
         args.include_environment_feedback = feedback.mode != "none"
         args.feedback_template = PASS_THROUGH
-        return replace(fitted, held_out=held_out, counts=counts)
+        counts = {**fitted.counts, "without_reward": len(unscored)}
+        self.fitted = replace(fitted, held_out=held_out, counts=counts)
 
-    def estimate(self, fitted: Fitted) -> dict[str, int]:
+    def estimate(self) -> dict[str, int]:
         """Estimate the peak for prompts that use their whole budget."""
         config = read_config(self.model_args, self.revision, self.args.trust_remote_code)
-        longest = fitted.budgets["prompt"] or self.args.max_reprompt_len
-        return estimate_sdpo(self.args, self.model_args, config, longest)
+        return estimate_sdpo(self.args, self.model_args, config, self.fitted.budgets["prompt"] or 0)
 
-    def check(self, fitted: Fitted) -> Json:
+    def check(self) -> Json:
         """Check that prompts pass through the chat template whole and open no turn, and refuse a
         reward that completions can win without solving the task."""
-        threshold, template = self.args.success_reward_threshold, self.args.chat_template_kwargs
+        args, used = self.args, self.fitted.rows
         return {
-            "templates_checked": check_template(fitted.rows, self.tokenizer, template),
-            "reward_tried_on_rows": refuse_unsound(self.scoring, fitted.rows, threshold),
+            "templates_checked": check_template(used, self.tokenizer, args.chat_template_kwargs),
+            "reward_tried_on_rows": refuse_unsound(self.scoring, used, args.success_reward_threshold),
         }
 
-    @property
-    def tries_rollouts(self) -> bool:
-        """Whether completions are sampled; vLLM samples whole groups, without weights so far."""
-        return bool(self.job.preflight_rows and not self.args.use_vllm and self.job.mode != "smoke")
-
-    def try_rollouts(self, prepared: Prepared, hardware: Hardware) -> tuple[Json, list[str], int | None]:
-        """Sample from the model, see preflight.py."""
-        lengths = prepared.fitted.lengths["teacher_prompt"]
-        longest = lengths.index(max(lengths))
-        probe = preflight.probe(prepared.trainer, self.job.preflight_rows, longest)
-        found = preflight.summarise(probe, self.args, len(prepared.fitted.rows), hardware)
+    def try_rollouts(self, hardware: Hardware) -> tuple[Json, list[str], int | None] | None:
+        """Sample from the model, see preflight.py; vLLM samples whole groups, without weights so far."""
+        if not self.job.preflight_rows or self.args.use_vllm or self.job.mode == "smoke":
+            return None
+        lengths = self.fitted.lengths["teacher_prompt"]
+        probe = preflight.probe(self.build().trainer, self.job.preflight_rows, lengths.index(max(lengths)))
+        found = preflight.summarise(probe, self.args, len(self.fitted.rows), hardware)
         return found, preflight.stops_of(found, self.args.method), probe.peak_bytes
 
-    def make_trainer(self, fitted: Fitted) -> DistillationTrainer:
+    def make_trainer(self) -> DistillationTrainer:
         """Load the model and return the trainer with its teacher."""
         trainer = DistillationTrainer(
             model=self.model_args.model_name_or_path,
             reward_funcs=[self.scoring.reward],
             args=self.args,
-            train_dataset=fitted.rows,
+            train_dataset=self.fitted.rows,
             processing_class=self.tokenizer,
             peft_config=models.lora_config(self.model_args),
         )
@@ -209,14 +204,14 @@ class SDPO(Method):
         make_resumable(trainer)
         return trainer
 
-    def score(self, trainer: Any, held_out: Dataset) -> Scores:
+    def score(self, held_out: Dataset) -> Scores:
         """Return rewards and pass rates of sampled completions, by session."""
-        rewards = score_rollouts(trainer, held_out, self.job.eval_generations)
+        rewards = score_rollouts(self.trainer, held_out, self.job.eval_generations)
         return score_rewards(rewards, self.args.success_reward_threshold)
 
-    def notes(self, fitted: Fitted) -> list[str]:
+    def notes(self) -> list[str]:
         """Add how many rows had no reward, if any."""
-        unscored, used = fitted.counts["without_reward"], len(fitted.rows)
+        unscored, used = self.fitted.counts["without_reward"], len(self.fitted.rows)
         why = {
             "verifiers": f"of {used} rows have no verifier_spec, so nothing scores them",
             "trace_grounding": "rows name no concrete term and were left out",
@@ -227,4 +222,4 @@ class SDPO(Method):
                 "trace_grounding is a smoke test: a fluent wrong answer scores like a right one; "
                 "the default, --reward outcome, grades calls by what the session recorded"
             )
-        return super().notes(fitted) + notes
+        return super().notes() + notes

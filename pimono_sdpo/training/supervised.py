@@ -10,34 +10,24 @@ here.
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from trl import DPOTrainer, SFTTrainer
+from trl import DPOTrainer, ModelConfig, SFTTrainer
 from trl.trainer.utils import create_model_from_path
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import models, rows
-from pimono_sdpo.training.answer_rows import (
-    ORIGINS,
-    TEMPLATE,
-    common_length,
-    encode,
-    fit_answers,
-    uncached,
-)
-from pimono_sdpo.training.arguments import (
-    DPOArguments,
-    GuardedDPOConfig,
-    GuardedSFTConfig,
-    SFTArguments,
-)
+from pimono_sdpo.training.answer_rows import ORIGINS, TEMPLATE, common_length, encode, fit_answers, uncached
+from pimono_sdpo.training.arguments import DPOArguments, GuardedDPOConfig, GuardedSFTConfig, SFTArguments
 from pimono_sdpo.training.held_out import Scores, group
 from pimono_sdpo.training.memory import estimate_supervised, read_config
-from pimono_sdpo.training.method import Fitted, Method
+from pimono_sdpo.training.method import Method
+from pimono_sdpo.training.publish import WEIGHTS
 
 Json = dict[str, Any]
 
@@ -49,7 +39,8 @@ class Supervised(Method):
     TARGETS: ClassVar[tuple[str, ...]]
     TRAINER: ClassVar[Any]
 
-    adapter: models.Adapter | None = None
+    # The folder of the adapter to start from.
+    adapter: Path | None = None
     test_tasks: int | None = None
 
     def load_rows(self, dataset: str) -> tuple[Dataset, Dataset | None]:
@@ -61,17 +52,21 @@ class Supervised(Method):
 
     def teaching(self) -> Json:
         """Return what decides the result beside TRL's arguments."""
+        adapter = None
+        if self.adapter is not None:
+            weights = sha256((self.adapter / WEIGHTS[0]).read_bytes()).hexdigest()
+            adapter = f"{models.public_name(self.job.adapter)} ({weights[:12]})"
         return {
-            "adapter": None if self.adapter is None else self.adapter.identity,
+            "adapter": adapter,
             "eval_split": self.job.eval_split,
             "test_tasks": self.test_tasks,
         }
 
-    def fit(self, dataset: Dataset, held_out: Dataset | None = None) -> Fitted:
+    def fit(self, dataset: Dataset, held_out: Dataset | None = None) -> None:
         """Leave out rows that do not fit into --max_length as a whole."""
-        return fit_answers(dataset, held_out, self.TARGETS, self.tokenizer, self.args.max_length)
+        self.fitted = fit_answers(dataset, held_out, self.TARGETS, self.tokenizer, self.args.max_length)
 
-    def make_trainer(self, fitted: Fitted) -> Any:
+    def make_trainer(self) -> Any:
         """Load the model, on top of the adapter if there is one, and return the trainer."""
         args, adapter = self.args, self.adapter
         model: Any = self.model_args.model_name_or_path
@@ -79,17 +74,17 @@ class Supervised(Method):
         if adapter is not None:
             base = create_model_from_path(model, **args.model_init_kwargs)
             args.model_init_kwargs = None
-            model = PeftModel.from_pretrained(base, str(adapter.folder), is_trainable=True)
+            model = PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
             named = model.named_parameters()
             weights = {name: one.detach().float().clone() for name, one in named if one.requires_grad}
         # The trainer reads messages, and takes every other column for data of its own.
         known = ["prompt", *self.TARGETS, "tools", TEMPLATE]
-        evaluated = fitted.held_out if args.eval_strategy != "no" else None
+        evaluated = self.fitted.held_out if args.eval_strategy != "no" else None
         with uncached():
             trainer = self.TRAINER(
                 model=model,
                 args=args,
-                train_dataset=fitted.rows.select_columns(known),
+                train_dataset=self.fitted.rows.select_columns(known),
                 eval_dataset=None if evaluated is None else evaluated.select_columns(known),
                 processing_class=self.tokenizer,
                 peft_config=models.lora_config(self.model_args) if adapter is None else None,
@@ -103,45 +98,45 @@ class Supervised(Method):
                 parameter.data.copy_(weights[name])
         return trainer
 
-    def estimate(self, fitted: Fitted) -> dict[str, int]:
+    def estimate(self) -> dict[str, int]:
         """Estimate the peak for the longest row."""
         return estimate_supervised(
             self.args,
             self.model_args,
             read_config(self.model_args, self.revision, self.args.trust_remote_code),
-            max(fitted.lengths["sequence"]),
+            max(self.fitted.lengths["sequence"]),
             pairs=len(self.TARGETS) > 1,
             adapter=self.adapter is not None,
         )
 
-    def check(self, fitted: Fitted) -> Json:
+    def check(self) -> Json:
         """Return how many rows there are (those that the template changes were left out), and what
         is odd about them."""
-        found: Json = {"templates_checked": len(fitted.rows)}
-        if fitted.counts["prompts_rendered_otherwise"]:
+        counts = self.fitted.counts
+        found: Json = {"templates_checked": len(self.fitted.rows)}
+        if counts["prompts_rendered_otherwise"]:
             found["but"] = (
-                f"the chat template renders {fitted.counts['prompts_rendered_otherwise']} prompts "
+                f"the chat template renders {counts['prompts_rendered_otherwise']} prompts "
                 "differently without an answer: what is trained there is not what is sampled later"
             )
-        if fitted.counts["with_tool_output"]:
+        if counts["with_tool_output"]:
             found["answers"] = (
-                f"{fitted.counts['with_tool_output']} hold turns of tools or users, which are "
+                f"{counts['with_tool_output']} hold turns of tools or users, which are "
                 "trained on, too; rows of one action each have none"
             )
         return found
 
-    def score(self, trainer: Any, held_out: Dataset) -> Scores:
+    def score(self, held_out: Dataset) -> Scores:
         """Return each measure by task; a row without one is a task of its own."""
-        accelerator, found = trainer.accelerator, []
-        model = accelerator.unwrap_model(trainer.model)
+        accelerator, found = self.trainer.accelerator, []
+        model = accelerator.unwrap_model(self.trainer.model)
         was_training = model.training
         model.eval()
         with torch.no_grad(), accelerator.autocast():
             for number in range(accelerator.process_index, len(held_out), accelerator.num_processes):
                 row = held_out[number]
-                answers = [_score_answer(trainer, model, row, name) for name in self.TARGETS]
-                origin = next((str(row[name]) for name in ORIGINS if row.get(name)), None)
-                found.append((origin or f"row {number}", self.measure(answers)))
+                origin = next((str(row[name]) for name in ORIGINS if row.get(name)), f"row {number}")
+                found.append((origin, self.measure([self._score_answer(model, row, name) for name in self.TARGETS])))
         model.train(was_training)
         by_task = group(found)
         names = next(iter(by_task.values()))[0]
@@ -149,12 +144,26 @@ class Supervised(Method):
             name: {task: [measured[name] for measured in rows] for task, rows in by_task.items()} for name in names
         }
 
+    def _score_answer(self, model: Any, row: Mapping[str, Any], name: str) -> tuple[float, float, int]:
+        """Return log-probability, tokens that are the likeliest ones, and tokens of one answer."""
+        prompt = encode(row, row["prompt"], self.tokenizer, prompt=True)
+        whole = encode(row, row["prompt"] + row[name], self.tokenizer)
+        tokens = torch.tensor([whole], device=self.trainer.accelerator.device)
+        labels = tokens.clone()
+        labels[:, : common_length(prompt, whole)] = -100
+        # The head that the trainer has added computes no logits of the whole vocabulary.
+        out = model(
+            input_ids=tokens,
+            attention_mask=torch.ones_like(tokens),
+            labels=labels,
+            fused_lm_head=True,
+            use_cache=False,
+        )
+        return float(out.log_probs.sum()), float(out.is_top1.sum()), int(out.label_mask.sum())
+
     @abstractmethod
     def measure(self, answers: list[tuple[float, float, int]]) -> dict[str, float]:
-        """Return the measures of a row.
-
-        Of each answer: log-probability, tokens that are the likeliest ones, and tokens.
-        """
+        """Return the measures of a row from what `_score_answer` found of each answer."""
 
 
 class SFT(Supervised):
@@ -164,15 +173,14 @@ class SFT(Supervised):
     TARGETS, TRAINER = ("completion",), SFTTrainer
     COLUMNS = ("prompt", *TARGETS, "tools", TEMPLATE)
 
-    def finalize_arguments(self) -> None:
-        """Refuse arguments that would train on something other than the completions."""
-        super().finalize_arguments()
-        if self.args.chat_template_path is not None:
+    def __init__(self, job: SFTArguments, args: GuardedSFTConfig, model_args: ModelConfig) -> None:
+        super().__init__(job, args, model_args)
+        if args.chat_template_path is not None:
             raise TrainingInputError(
                 "--chat_template_path is not supported: the adapter is for the base model with its "
                 "own chat template; leave it out."
             )
-        if self.args.completion_only_loss is False:
+        if args.completion_only_loss is False:
             raise TrainingInputError(
                 "--completion_only_loss false would train the model to write tool results and requests; leave it out."
             )
@@ -200,22 +208,3 @@ class DPO(Supervised):
         """Return by how much the chosen answer is likelier, and whether it is."""
         ratio = answers[0][0] - answers[1][0]
         return {"log_ratio": ratio, "preferred": float(ratio > 0)}
-
-
-def _score_answer(trainer: Any, model: Any, row: Mapping[str, Any], name: str) -> tuple[float, float, int]:
-    """Return log-probability, tokens that are the likeliest ones, and tokens of one answer."""
-    tokenizer = trainer.processing_class
-    prompt = encode(row, row["prompt"], tokenizer, prompt=True)
-    whole = encode(row, row["prompt"] + row[name], tokenizer)
-    tokens = torch.tensor([whole], device=trainer.accelerator.device)
-    labels = tokens.clone()
-    labels[:, : common_length(prompt, whole)] = -100
-    # The head that the trainer has added computes no logits of the whole vocabulary.
-    out = model(
-        input_ids=tokens,
-        attention_mask=torch.ones_like(tokens),
-        labels=labels,
-        fused_lm_head=True,
-        use_cache=False,
-    )
-    return float(out.log_probs.sum()), float(out.is_top1.sum()), int(out.label_mask.sum())

@@ -63,15 +63,8 @@ def generation_config(ends: Sequence[int] = ENDS) -> Any:
     """Return how the twin speaks, up to one of the ids in `ends`."""
     from transformers import GenerationConfig
 
-    return GenerationConfig(
-        bos_token_id=2,
-        eos_token_id=list(ends),
-        pad_token_id=0,
-        do_sample=True,
-        temperature=1.0,
-        top_k=64,
-        top_p=0.95,
-    )
+    ids = {"bos_token_id": 2, "eos_token_id": list(ends), "pad_token_id": 0}
+    return GenerationConfig(**ids, do_sample=True, temperature=1.0, top_k=64, top_p=0.95)
 
 
 def chat_template() -> str:
@@ -133,12 +126,7 @@ def random_model(vocab_size: int, **changes: Any) -> Any:
         "final_logit_softcapping": 30.0,
         **changes,
     }
-    vision = {
-        "patch_size": 2,
-        "mm_embed_dim": 16,
-        "mm_posemb_size": 8,
-        "output_proj_dims": 128,
-    }
+    vision = {"patch_size": 2, "mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 128}
     config = gemma.Gemma4UnifiedConfig(
         text_config=gemma.Gemma4UnifiedTextConfig(**text).to_dict(),
         vision_config=gemma.Gemma4UnifiedVisionConfig(**vision).to_dict(),

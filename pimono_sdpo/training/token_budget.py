@@ -20,12 +20,14 @@ def special_tokens(tokenizer: Any) -> tuple[str, ...]:
     writes is a control token all the same. Other added tokens, such as `<table>`, are text.
     """
     template = str(tokenizer.chat_template or "")
-    added = (
-        str(token)
-        for token in tokenizer.added_tokens_decoder.values()
-        if token.special or (str(token).strip() and str(token) in template and len(str(token)) > 1)
-    )
-    return tuple(sorted({*added, *tokenizer.all_special_tokens}, key=lambda text: (-len(text), text)))
+    written = {text for text in map(str, tokenizer.get_added_vocab()) if text in template and len(text.strip()) > 1}
+    return tuple(sorted({*written, *control_tokens(tokenizer)}, key=lambda text: (-len(text), text)))
+
+
+def control_tokens(tokenizer: Any) -> tuple[str, ...]:
+    """Return those that the tokenizer itself calls special, longest first."""
+    declared = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return tuple(sorted({*declared, *tokenizer.all_special_tokens}, key=lambda text: (-len(text), text)))
 
 
 def neutralise(text: str, special: tuple[str, ...]) -> tuple[str, int]:
@@ -64,24 +66,12 @@ def _most_that_fits(fits: int, too_long: int, test: Callable[[int], bool]) -> in
     return fits
 
 
-def quote_names(names: Sequence[str]) -> str:
-    """Return the names of columns for a message."""
-    return ", ".join(f"`{name}`" for name in names)
-
-
 def templated_ids(tokenizer: Any, turns: Sequence[Any], *, prompt: bool = True, **template: Any) -> list[int]:
     """Return the ids of a templated conversation, with the generation prompt of a `prompt`."""
     encoded = tokenizer.apply_chat_template(
         turns, add_generation_prompt=prompt, tokenize=True, return_dict=True, **template
     )
     return list(encoded["input_ids"])
-
-
-def control_tokens(tokenizer: Any) -> tuple[str, ...]:
-    """Return those of `special_tokens` that the tokenizer itself calls special."""
-    declared = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
-    known = declared | {*tokenizer.all_special_tokens}
-    return tuple(token for token in special_tokens(tokenizer) if token in known)
 
 
 # A block cut further than that tells nothing; a block less leaves room for the others.

@@ -10,18 +10,14 @@ import os
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import chain, count, islice
 from typing import Any
 
 import trackio
-from httpx2 import HTTPError
-from huggingface_hub import HfApi
 from trackio.sqlite_storage import SQLiteStorage
 from transformers.integrations import TrackioCallback
 from transformers.integrations.integration_utils import rewrite_logs
 
 from pimono_sdpo.text import shorten
-from pimono_sdpo.traces.hub import explain_error
 
 logger = logging.getLogger(__name__)
 
@@ -48,52 +44,29 @@ Json = dict[str, Any]
 def set_up_trackio(args: Any, smoke: bool) -> None:
     """Set project and Space in place; the argument takes precedence over TRACKIO_SPACE_ID.
 
-    A Space that cannot be reached would end the training at its first step, so then, and in a smoke
-    run, metrics stay on this machine.
+    The metrics of a smoke run stay on this machine.
     """
     # Otherwise Trackio publishes a public copy of the metrics after training.
     args.trackio_static_space_id = False
     if args.project == "huggingface":
         args.project = "pimono-sdpo"
-    space = args.trackio_space_id or os.environ.get(SPACE_VARIABLE)
-    args.trackio_space_id = None if smoke else space or None
-    if args.trackio_space_id:
-        try:
-            HfApi().whoami()
-        except (HTTPError, OSError) as error:
-            _stay_here(args, explain_error(error))
-    if args.trackio_space_id is None:
-        # Trackio reads the variable by itself.
-        os.environ.pop(SPACE_VARIABLE, None)
-
-
-def _stay_here(args: Any, reason: str) -> None:
-    space = args.trackio_space_id
-    sync = ["trackio", "sync", "--project", args.project, "--space-id", space, "--private"]
-    logger.warning(
-        "Trackio logs to this machine only, since the Space `%s` cannot be used (%s); later: %s",
-        space,
-        reason,
-        shlex.join(sync),
-    )
-    args.trackio_space_id = None
+    # Trackio would read the variable by itself.
+    space = os.environ.pop(SPACE_VARIABLE, None)
+    args.trackio_space_id = None if smoke else args.trackio_space_id or space or None
 
 
 def free_run_name(args: Any) -> str:
-    """Return the run's name, numbered when a run of this name has already logged to this machine.
+    """Return the run's name, with the id of the job or the time where another run may have it.
 
-    Trackio would show both under one name. A Space is not queried: there the name gets the id of
-    the job, or the time.
+    Trackio would show both under one name; a Space is not asked.
     """
     name = str(args.run_name)
     if "trackio" not in args.report_to:
         return name
-    if args.trackio_space_id is not None:
-        suffix = os.environ.get("JOB_ID") or datetime.now(UTC).strftime("%m%d-%H%M%S")
-        return f"{name}-{suffix[-12:]}"
-    taken = {str(run) for run in SQLiteStorage.get_runs(args.project)}
-    numbered = (f"{name}-{number}" for number in count(2))
-    return next(one for one in chain([name], numbered) if one not in taken)
+    if args.trackio_space_id is None and name not in SQLiteStorage.get_runs(args.project):
+        return name
+    suffix = os.environ.get("JOB_ID") or f"{datetime.now(UTC):%m%d-%H%M%S}"
+    return f"{name}-{suffix[-12:]}"
 
 
 class SafeTrackio(TrackioCallback):  # type: ignore[misc] # transformers is untyped here
@@ -118,7 +91,15 @@ class SafeTrackio(TrackioCallback):  # type: ignore[misc] # transformers is unty
             # Whatever the clients of Space and bucket raise, it may not stop the training.
             if args.trackio_space_id is None:
                 raise
-            _stay_here(args, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            sync = ["trackio", "sync", "--project", args.project, "--space-id", args.trackio_space_id, "--private"]
+            logger.warning(
+                "Trackio logs to this machine only, since the Space `%s` cannot be used (%s: %s); later: %s",
+                args.trackio_space_id,
+                type(error).__name__,
+                " ".join(str(error).split())[:200],
+                shlex.join(sync),
+            )
+            args.trackio_space_id = None
             self._begin(args)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -145,39 +126,26 @@ class SafeTrackio(TrackioCallback):  # type: ignore[misc] # transformers is unty
         )
 
 
-def log_rollouts(
-    step: int,
-    prompts: Sequence[list[Json]],
-    completions: Sequence[str],
-    rewards: Sequence[float],
-    feedback: Sequence[str | None],
-) -> None:
-    """Log the first ROLLOUTS completions of a step with the feedback for their teacher."""
+def log_rollouts(step: int, rollouts: Sequence[Json]) -> None:
+    """Log the first ROLLOUTS completions of a step: prompt, completion, reward, feedback."""
     if trackio.context_vars.current_run.get() is None:
         # Sampled by the preflight.
         return
-    rows = islice(zip(prompts, completions, rewards, feedback, strict=True), ROLLOUTS)
     traces = {
         f"rollout_{number}": trackio.Trace(
-            [*prompt, {"role": "assistant", "content": completion}],
+            [*rollout["prompt"], {"role": "assistant", "content": rollout["completion"]}],
             metadata={
                 "step": step,
-                "reward": reward if math.isfinite(reward) else None,
-                "feedback": text or "",
+                "reward": rollout["reward"] if math.isfinite(rollout["reward"]) else None,
+                "feedback": rollout["feedback"] or "",
             },
         )
-        for number, (prompt, completion, reward, text) in enumerate(rows)
+        for number, rollout in enumerate(rollouts[:ROLLOUTS])
     }
     trackio.log(traces, step=step)
 
 
-def keep_rollouts(
-    state: Any,
-    prompts: Sequence[list[Json]],
-    completions: Sequence[str],
-    rewards: Sequence[float],
-    feedback: Sequence[str | None],
-) -> None:
+def keep_rollouts(state: Any, rollouts: Sequence[Json]) -> None:
     """Keep the first completions of some steps in the history of a `TrainerState`.
 
     Checkpoints keep it, so a resumed training goes on with it.
@@ -185,15 +153,14 @@ def keep_rollouts(
     step = state.global_step + 1
     if (step - 1) % max(1, state.max_steps // KEPT_STEPS) and step != state.max_steps:
         return
-    rows = islice(zip(prompts, completions, rewards, feedback, strict=True), KEPT_ROLLOUTS)
     kept = [
         {
-            "prompt": shorten(str(prompt[-1]["content"]), KEPT_CHARS),
-            "completion": shorten(completion, KEPT_CHARS),
-            "reward": reward,
-            "feedback": shorten(text or "", KEPT_CHARS),
+            "prompt": shorten(str(rollout["prompt"][-1]["content"]), KEPT_CHARS),
+            "completion": shorten(rollout["completion"], KEPT_CHARS),
+            "reward": rollout["reward"],
+            "feedback": shorten(rollout["feedback"] or "", KEPT_CHARS),
         }
-        for prompt, completion, reward, text in rows
+        for rollout in rollouts[:KEPT_ROLLOUTS]
     ]
     state.log_history.append({"step": step, "rollouts": kept})
 

@@ -5,12 +5,12 @@ A run is compared with the passing runs of its task, and with what its suite kno
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pimono_sdpo.text import match_globs
-from processors.rollouts.conversation import MAY_BE_BLANK, Action, is_test
+from processors.rollouts.conversation import MAY_BE_BLANK, Row, Why, is_test
 
 CHURN = 3
 # A file is not needed if fewer than one in RARE of the other passing runs changes it.
@@ -18,9 +18,6 @@ RARE = 4
 # Arguments of calls that name a file, and those that only calls that change it have.
 PATHS = ("rel_path", "path", "file_path", "filePath")
 TEXTS = MAY_BE_BLANK | {"file_text", "edits"}
-Row = Mapping[str, Any]
-# A reason for a reject, and its detail.
-Why = tuple[str, str]
 
 
 @dataclass
@@ -85,46 +82,43 @@ def find_noise(row: Row, passing: Passing, task: Row | None) -> Why | None:
     return find_leak(row, task) or next(iter(stray.values()), None) or _find_churn(row, passing, task)
 
 
-def find_action_noise(row: Row, actions: Sequence[Action], passing: Passing, task: Row | None) -> list[Why | None]:
+def find_action_noise(row: Row, passing: Passing, task: Row | None) -> list[Why | None]:
     """Return for each action of a run why it must not be learned, None if it may.
 
     That holds for the writes that made the noise. Where no call can be recognized as such a write,
     as with commands of a shell, it holds for all actions.
     """
     if leak := find_leak(row, task):
-        return [leak] * len(actions)
-    written = [_written_path(action.step) for action in actions]
-    found: list[Why | None] = [None] * len(actions)
-    noise = [*find_stray_files(row, passing, task).items()]
+        return [leak] * len(row["steps"])
+    written = [_written_path(step) for step in row["steps"]]
+    contents = [
+        step["args"].get("content") if path else None for path, step in zip(written, row["steps"], strict=True)
+    ]
+    last = dict(zip(written, contents, strict=True))
+    found: list[Why | None] = [None] * len(written)
+    noise = [(f"/{path}", why) for path, why in find_stray_files(row, passing, task).items()]
     if churn := _find_churn(row, passing, task):
         noise.append(("", churn))
-    for path, why in noise:
-        made = [bool(one) and (not path or _is_at(one, path)) for one in written]
-        for at, is_made in enumerate(made):
-            if is_made or not any(made):
-                found[at] = found[at] or why
+    for ending, why in noise:
+        # Calls may name a file by its absolute path.
+        made = [path != "" and path.endswith(ending) for path in written]
+        found = [one or (why if is_made or not any(made) else None) for one, is_made in zip(found, made, strict=True)]
     limit = _limit_lines(passing, task)
-    last = {path: action.step["args"].get("content") for path, action in zip(written, actions, strict=True) if path}
-    for at, (path, action) in enumerate(zip(written, actions, strict=True)):
+    for at, (path, content) in enumerate(zip(written, contents, strict=True)):
         # What a later write of the same file took back is not in the patch.
-        lines = _count_changes(action.step["args"].get("content"), last[path]) if path else 0
+        lines = _count_changes(content, last[path])
         if limit is not None and lines > limit:
             found[at] = found[at] or ("non_minimal", f"{lines} lines were taken back later")
     return found
 
 
 def _written_path(step: Row) -> str:
-    """Return the path of a call that changes a file, "" for any other."""
+    """Return the path of a call that changes a file, after a slash; "" for any other."""
     args = step["args"]
-    if step["kind"] not in {"tool_call", "loop"} or not isinstance(args, dict):
+    if step["kind"] not in {"tool_call", "loop"} or not args.keys() & TEXTS:
         return ""
     named = (args[name] for name in PATHS if isinstance(args.get(name), str))
-    return next(named, "") if args.keys() & TEXTS else ""
-
-
-def _is_at(given: str, path: str) -> bool:
-    """Whether a call named a file of the repo, maybe by an absolute path."""
-    return f"/{given.removeprefix('./')}".endswith(f"/{path}")
+    return next((f"/{path.removeprefix('./')}" for path in named if path), "")
 
 
 def _count_changes(before: Any, after: Any) -> int:
@@ -169,17 +163,16 @@ def find_leak(row: Row, task: Row | None) -> Why | None:
 def find_stray_files(row: Row, passing: Passing, task: Row | None) -> dict[str, Why]:
     """Return the files that are not the task's, or that few other passing runs have changed."""
     touched = row["files_touched"]
-    expected = (task["metadata"] or {}).get("files") if task else None
-    if isinstance(expected, list) and expected:
+    if expected := (task["metadata"] or {}).get("files") if task else None:
         return {
             path: ("wrong_file", f"`{path}` does not belong to the task") for path in touched if path not in expected
         }
     itself = int(bool(row["tests_ok"]))
-    stray: dict[str, Why] = {path: ("overwrites_tests", f"`{path}`") for path in touched if is_test(path)}
-    others = passing.runs - itself
+    others, stray = passing.runs - itself, dict[str, Why]()
     for path in touched:
         changed = passing.paths[path] - itself
-        if others > 0 and path not in stray and changed * RARE < others:
-            detail = f"{changed} of {others} other passing runs change `{path}`"
-            stray[path] = "wrong_file", detail
+        if is_test(path):
+            stray[path] = "overwrites_tests", f"`{path}`"
+        elif others > 0 and changed * RARE < others:
+            stray[path] = "wrong_file", f"{changed} of {others} other passing runs change `{path}`"
     return stray

@@ -21,40 +21,31 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from statistics import fmean
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from pimono_sdpo.options import option, options
 from pimono_sdpo.schema import Turn
 from pimono_sdpo.text import shorten
 from processors.rollouts.conversation import (
     PROMPTS,
-    Action,
-    Run,
-    action_key,
+    Json,
+    Row,
+    Why,
     dump_json,
     find_problem,
     has_worked,
     make_turn,
-    read_run,
     render_target,
 )
-from processors.rollouts.noise import (
-    Passing,
-    Why,
-    compare_passing,
-    find_action_noise,
-    find_leak,
-    find_noise,
-)
+from processors.rollouts.noise import Passing, compare_passing, find_action_noise, find_leak, find_noise
 
 Target = Literal["step", "patch", "last_write", "truncated", "summary", "full"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 SNIPPET = 400
 MAX_FILES_CHARS = 60_000
 _TESTS = re.compile(r"\s*\[TESTS (?:PASS|FAIL)\].*", re.DOTALL)
-Json = dict[str, Any]
-Row = Mapping[str, Any]
 # Whether the tests of a task pass with a patch, None when they could not be run; and why.
 Retest = Callable[[Row, str], tuple[bool | None, str]]
 
@@ -115,16 +106,13 @@ def score_run(row: Row) -> list[float]:
 
 def pair_runs(case: Case, rules: Rules) -> Made:
     """Return at most one pair: the best run against the worst, and why others were not kept."""
-    made = Made()
-    sound = [row for row in case.rows if not row["error"]]
+    made, sound = Made(), [row for row in case.rows if not row["error"]]
     missing = [_lacks_target(row, rules.target) for row in sound]
-    able = [row for row, why in zip(sound, missing, strict=True) if not why]
-    able = _comparable(able, rules)
+    able = _choose_comparable([row for row, why in zip(sound, missing, strict=True) if not why], rules)
     why = None
     if len(sound) < 2 and len(sound) < len(case.rows):
-        failed = next(row["error"] for row in case.rows if row["error"])
-        why = "infra_error", str(failed)[:300]
-    elif sound and not _comparable(sound, rules):
+        why = "infra_error", next(row["error"] for row in case.rows if row["error"])[:300]
+    elif sound and not _choose_comparable(sound, rules):
         why = "no_verdict", f"none of {len(sound)} runs was tested"
     elif len(able) < 2:
         whys = [one or "it was not tested" for one in missing]
@@ -134,11 +122,9 @@ def pair_runs(case: Case, rules: Rules) -> Made:
     if why:
         made.rejects.append(_describe(case, rules.target, None, None, why))
         return made
-    ranked = sorted(able, key=lambda row: (score_run(row), -row["seed"]), reverse=True)
-    worst = ranked[-1]
+    ranked = _rank(able)
+    worst = ranked.pop()
     for best in [row for row in ranked if row["tests_ok"]] or ranked:
-        if best is worst:
-            break
         pair = _pair_two(case, best, worst, rules, able, made)
         if isinstance(pair, dict):
             made.rows.append(pair)
@@ -149,20 +135,23 @@ def pair_runs(case: Case, rules: Rules) -> Made:
     return made
 
 
+def _rank(rows: list[Json]) -> list[Json]:
+    """Return the runs, the best first; of equal ones, that of the lower seed."""
+    return sorted(rows, key=lambda row: (score_run(row), -row["seed"]), reverse=True)
+
+
 def _lacks_target(row: Row, target: Target) -> str | None:
     """Return why a run cannot be a side of a pair, None if it can."""
     if target == "patch" and not row["patch"]:
         return "it changed nothing"
-    if target == "last_write" and _last_write(row) is None:
+    if target == "last_write" and not _find_last_write(row):
         return "it wrote no file"
-    if target == "summary" and _report(row) is None:
+    if target == "summary" and not _find_report(row):
         return "it never came to its final report"
-    if target in {"truncated", "full"} and not row["steps"]:
-        return "it did nothing"
-    return None
+    return "it did nothing" if target in {"truncated", "full"} and not row["steps"] else None
 
 
-def _comparable(rows: list[Json], rules: Rules) -> list[Json]:
+def _choose_comparable(rows: list[Json], rules: Rules) -> list[Json]:
     """Return the runs with a verdict, or all if none has one and length alone may decide."""
     judged = [row for row in rows if row["tests_ok"] is not None]
     return judged if judged or not rules.allow_efficiency_pairs else rows
@@ -175,12 +164,12 @@ def _pair_two(case: Case, best: Json, worst: Json, rules: Rules, able: Sequence[
     if bool(best["tests_ok"]) == bool(worst["tests_ok"]) and not rules.allow_efficiency_pairs:
         return "no_contrast", "both pass, one in fewer steps"
     paths = sorted({*best["files_touched"], *worst["files_touched"]})
-    prompts = [_render_prompt(row, rules.target, case.files, paths) for row in (best, worst)]
-    if prompts[0] is None:
+    prompt, other = (_render_prompt(row, rules.target, case.files, paths) for row in (best, worst))
+    if prompt is None:
         return "ineligible", "the files of the task are not here, or too long to be shown"
-    if prompts[0] != prompts[1]:
+    if prompt != other:
         return "ineligible", "the two runs were asked differently"
-    both = all((_report(row) or {}).get("summary") for row in (best, worst))
+    both = all(_find_report(row).get("summary") for row in (best, worst))
     chosen, rejected = (_render_side(row, rules, both) for row in (best, worst))
     if chosen == rejected:
         return "identical_outcome", "both sides read the same"
@@ -197,7 +186,7 @@ def _pair_two(case: Case, best: Json, worst: Json, rules: Rules, able: Sequence[
     has_calls = chosen[0].get("tool_calls") or len(chosen) > 1
     return {
         **_describe(case, rules.target, best, worst),
-        "prompt": prompts[0],
+        "prompt": prompt,
         "chosen": chosen,
         "rejected": rejected,
         "tools": best["tools"] if has_calls and best["protocol"] == "native" else [],
@@ -237,19 +226,16 @@ def _describe(case: Case, target: str, best: Json | None, worst: Json | None, wh
     return found | ({"drop_reason": why[0], "detail": why[1]} if why else {})
 
 
-def _last_write(row: Row) -> Json | None:
-    """Return path and content of the last file that was written."""
+def _find_last_write(row: Row) -> Json:
     for step in reversed(row["steps"]):
-        args = step["args"]
-        if step["name"] == "write_file" and step["ok"] and isinstance(args, dict):
-            return {"path": args.get("rel_path"), "content": args.get("content")}
-    return None
+        if step["name"] == "write_file" and step["ok"] and isinstance(step["args"], dict):
+            return {"path": step["args"].get("rel_path"), "content": step["args"].get("content")}
+    return {}
 
 
-def _report(row: Row) -> Json | None:
-    last = row["steps"][-1] if row["steps"] else None
-    content = last["args"] if last and last["kind"] == "final" else None
-    return content if isinstance(content, dict) else None
+def _find_report(row: Row) -> Json:
+    last = row["steps"][-1] if row["steps"] else {"kind": None}
+    return last["args"] or {} if last["kind"] == "final" else {}
 
 
 def _render_prompt(row: Row, target: Target, files: Mapping[str, str], paths: Sequence[str]) -> list[Turn] | None:
@@ -257,74 +243,57 @@ def _render_prompt(row: Row, target: Target, files: Mapping[str, str], paths: Se
 
     `files` are the texts an agent may see, `paths` those that either run has changed.
     """
-    turns = read_run(row).turns
-    answered = (at for at, turn in enumerate(turns) if turn["role"] == "assistant")
-    before = turns[: next(answered, len(turns))]
+    before = list(takewhile(lambda turn: turn["role"] != "assistant", row["messages"]))
     if target not in PROMPTS["forms"]:
         return before
-    goal = next((turn["content"] or "" for turn in before if turn["role"] == "user"), "")
-    shown = [
-        f"The file `{path}`:\n\n{_fence(files[path])}" if path in files else f"There is no file `{path}` yet."
-        for path in paths
-    ]
-    if (paths and not files) or sum(map(len, shown)) > MAX_FILES_CHARS:
+    shown = [next((turn["content"] or "" for turn in before if turn["role"] == "user"), "")]
+    for path in paths:
+        marks = "`" * max(3, 1 + max(map(len, re.findall(r"`+", files.get(path, ""))), default=0))
+        text = f"The file `{path}`:\n\n{marks}\n{files.get(path, '').rstrip(chr(10))}\n{marks}"
+        shown.append(text if path in files else f"There is no file `{path}` yet.")
+    if (paths and not files) or sum(map(len, shown[1:])) > MAX_FILES_CHARS:
         return None
     system = make_turn("system", PROMPTS["answer"].format(form=PROMPTS["forms"][target]))
-    return [system, make_turn("user", "\n\n".join([goal, *shown]))]
-
-
-def _fence(text: str) -> str:
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    marks = "`" * max(3, longest + 1)
-    return f"{marks}\n{text.rstrip(chr(10))}\n{marks}"
+    return [system, make_turn("user", "\n\n".join(shown))]
 
 
 def _render_side(row: Row, rules: Rules, with_summary: bool) -> list[Turn]:
     """Return one side of a pair; `with_summary`: both runs have one for their patch."""
-    run, report = read_run(row), _report(row) or {}
-    result = {"ok": row["tests_ok"], "output": shorten(row["test_output"] or "", SNIPPET)}
-    outcome: Json = {"test_result": result}
     if rules.target in {"truncated", "full"}:
-        return _render_turns(run, rules)
+        return _render_turns(row, rules)
+    report = _find_report(row)
+    outcome: Json = {"test_result": {"ok": row["tests_ok"], "output": shorten(row["test_output"] or "", SNIPPET)}}
     if rules.target == "patch":
         content: Json = {"type": "patch"}
         content |= {"summary": report.get("summary", "")} if with_summary else {}
         content |= {"patch_format": "unified_diff", "patch": row["patch"]}
-        outcome = {"trajectory_truncated": _render_snippets(run.actions[-rules.last_k :], run)}
-        outcome |= {"outcome": {"tests_ok": row["tests_ok"]}}
+        snippets = _render_snippets(row["steps"][-rules.last_k :], row["messages"])
+        outcome = {"trajectory_truncated": snippets, "outcome": {"tests_ok": row["tests_ok"]}}
     elif rules.target == "last_write":
-        content = {"type": "last_write", **(_last_write(row) or {})}
+        content = {"type": "last_write", **_find_last_write(row)}
     else:
         content = {"type": "final", **{k: v for k, v in report.items() if k != "test_result"}}
     return [make_turn("assistant", dump_json(content | (outcome if rules.with_outcome else {})))]
 
 
-def _render_turns(run: Run, rules: Rules) -> list[Turn]:
+def _render_turns(row: Row, rules: Rules) -> list[Turn]:
     """Return actions and the results between them, ending with an action."""
-    actions = run.actions[-rules.last_k :] if rules.target == "truncated" else run.actions
-    targets = {action.n_context: render_target(action, run.protocol) for action in actions}
-    turns = []
-    for at in range(min(targets, default=0), max(targets, default=-1) + 1):
-        turn = run.turns[at]
-        if at in targets:
-            turn = targets[at]
-        elif not rules.with_outcome:
-            turn = {**turn, "content": _TESTS.sub("", turn["content"] or "")}
-        turns.append(turn)
-    return turns
+    steps = row["steps"][-rules.last_k :] if rules.target == "truncated" else row["steps"]
+    turns = row["messages"][steps[0]["n_context"] : steps[-1]["n_context"] + 1]
+    targets = {step["n_context"] - steps[0]["n_context"]: render_target(row, step) for step in steps}
+    if not rules.with_outcome:
+        turns = [{**turn, "content": _TESTS.sub("", turn["content"] or "")} for turn in turns]
+    return [targets.get(at, turn) for at, turn in enumerate(turns)]
 
 
-def _render_snippets(actions: Sequence[Action], run: Run) -> list[Json]:
+def _render_snippets(steps: Sequence[Json], turns: Sequence[Turn]) -> list[Json]:
     """Return calls and shortened results, in the form of the first version."""
     listed: list[Json] = []
-    for action in actions:
-        step, after = action.step, action.n_context + 1
+    for step in steps:
         if step["name"]:
-            called = {"name": step["name"], "args": step["args"]}
-            listed.append({"role": "assistant", "tool_call": called})
-            for turn in run.turns[after : after + 1]:
-                text = shorten(turn["content"] or "", SNIPPET)
-                listed.append({"role": "tool", "tool_result_snippet": text})
+            listed.append({"role": "assistant", "tool_call": {"name": step["name"], "args": step["args"]}})
+            for turn in turns[step["n_context"] + 1 : step["n_context"] + 2]:
+                listed.append({"role": "tool", "tool_result_snippet": shorten(turn["content"] or "", SNIPPET)})
     return listed
 
 
@@ -332,127 +301,119 @@ def _render_snippets(actions: Sequence[Action], run: Run) -> list[Json]:
 class Taken:
     """One action at one place, and the runs that took it, best first.
 
-    `runs` are their conversations, in which it is action number `depth`. `value` is the share of
-    these runs that pass, `score` that and the means of the runs' scores.
+    `score` has the share of these runs that pass, and the means of their other scores.
     """
 
-    action: Action
+    step: Json
     rows: list[Json]
-    runs: list[Run]
-    depth: int
     works: bool
-    value: float
     score: list[float]
 
 
 def pair_steps(case: Case, rules: Rules) -> Made:
     """Return a pair for every place where runs diverge, or why there is none."""
-    made = Made()
-    sound = [row for row in case.rows if not row["error"]]
-    judged = _comparable(sound, rules)
+    made, sound = Made(), [row for row in case.rows if not row["error"]]
+    judged = _choose_comparable(sound, rules)
+    why = "no_contrast", "the runs never part after having read the same"
     if len(judged) < 2:
         reason = "infra_error" if len(sound) < len(case.rows) else "ineligible"
         reason = "no_verdict" if sound and not judged else reason
-        detail = f"{len(judged)} of {len(case.rows)} runs ended with a verdict"
-        made.rejects.append(_describe(case, "step", None, None, (reason, detail)))
-        return made
+        why = reason, f"{len(judged)} of {len(case.rows)} runs ended with a verdict"
     passing = compare_passing(judged)
-    pending, diverged = _group([(row, read_run(row)) for row in judged], 0), False
-    while pending:
-        depth, group = pending.pop(0)
+    groups = _group(judged, 0)
+    # What follows is appended while it is read.
+    for depth, group in groups:
         taken = _find_actions(group, depth)
         if len(taken) > 1:
-            diverged = True
-            _pair_actions(case, rules, taken, group[0][1], passing, made)
+            _pair_actions(case, rules, depth, taken, passing, made)
         for one in taken:
-            ids = {row["run_id"] for row in one.rows}
-            pending += _group([pair for pair in group if pair[0]["run_id"] in ids], depth + 1)
-    if not diverged:
-        why = "no_contrast", "the runs never part after having read the same"
+            groups += _group(one.rows, depth + 1)
+    if not made.rows and not made.rejects:
         made.rejects.append(_describe(case, "step", None, None, why))
     return made
 
 
-def _group(runs: Sequence[tuple[Json, Run]], depth: int) -> list[tuple[int, list[tuple[Json, Run]]]]:
-    """Group runs by their context before action number `depth`, in groups of two or more."""
-    groups: dict[str, list[tuple[Json, Run]]] = {}
-    for row, run in runs:
-        if depth < len(run.actions):
-            read = dump_json(run.turns[: run.actions[depth].n_context])
-            groups.setdefault(read, []).append((row, run))
+def _group(rows: Sequence[Json], depth: int) -> list[tuple[int, list[Json]]]:
+    """Group runs by what they had read before action number `depth`, in groups of two or more."""
+    groups: dict[str, list[Json]] = {}
+    for row in rows:
+        if depth < len(row["steps"]):
+            read = dump_json(row["messages"][: row["steps"][depth]["n_context"]])
+            groups.setdefault(read, []).append(row)
     return [(depth, group) for group in groups.values() if len(group) > 1]
 
 
-def _find_actions(group: Sequence[tuple[Json, Run]], depth: int) -> list[Taken]:
+def _find_actions(group: Sequence[Json], depth: int) -> list[Taken]:
     """Return the different actions of runs at one place, the best first."""
-    by_key: dict[str, list[tuple[Json, Run]]] = {}
-    for row, run in group:
-        by_key.setdefault(action_key(run.actions[depth]), []).append((row, run))
+    by_action: dict[str, list[Json]] = {}
+    for row in group:
+        step = row["steps"][depth]
+        key = [step["kind"] == "final", step["name"], step["args"]]
+        if step["kind"] == "parse_error":
+            key = [row["messages"][step["n_context"]]["content"]]
+        by_action.setdefault(dump_json(key), []).append(row)
     found = []
-    for took in by_key.values():
-        took.sort(key=lambda one: (score_run(one[0]), -one[0]["seed"]), reverse=True)
-        rows, runs = [row for row, _ in took], [run for _, run in took]
-        action = runs[0].actions[depth]
-        works = has_worked(action.step) and action.step["tests_ok"] is not False
-        works = works and find_problem(action.step, rows[0]["tools"]) is None
+    for rows in map(_rank, by_action.values()):
+        step = rows[0]["steps"][depth]
+        works = has_worked(step) and step["tests_ok"] is not False and find_problem(step, rows[0]["tools"]) is None
         score = [fmean(column) for column in zip(*map(score_run, rows), strict=True)]
-        found.append(Taken(action, rows, runs, depth, works, score[0], score))
+        found.append(Taken(step, rows, works, score))
     return sorted(found, key=lambda one: (one.works, one.score), reverse=True)
 
 
-def _pair_actions(case: Case, rules: Rules, taken: Sequence[Taken], run: Run, passing: Passing, made: Made) -> None:
-    noise = [(one, _find_step_noise(one, passing, case.task)) for one in taken if one.works]
-    best = max((one for one, why in noise if not why), key=lambda one: one.score, default=None)
+def _pair_actions(case: Case, rules: Rules, depth: int, taken: Sequence[Taken], passing: Passing, made: Made) -> None:
+    noise = [(one, _find_step_noise(one, depth, passing, case.task)) for one in taken if one.works]
+    best = next((one for one, why in noise if not why), None)
     barred = [(one, why) for one, why in noise if why]
-    if best is None or (best.value == 0 and any(one.value for one, _ in barred)):
+    if best is None or (best.score[0] == 0 and any(one.score[0] for one, _ in barred)):
         reason = barred[0][1] if barred else ("ineligible", "no action here worked")
         made.rejects.append(_describe(case, "step", None, None, reason))
         return
     others = [one for one in taken if one is not best]
     worst = min(others, key=lambda one: (one.works, one.score))
-    if worst.works or worst.value > best.value:
+    if worst.works or worst.score[0] > best.score[0]:
         worst = min(others, key=lambda one: one.score)
-    ends = best.rows[0], worst.rows[-1]
-    chosen, rejected = (render_target(one.action, run.protocol) for one in (best, worst))
-    why = _no_step_contrast(best, worst, rules)
-    why = why or find_leak(ends[0], case.task) or find_leak(ends[1], case.task)
-    why = why or _retest(case, ends[0], None, rules, made)
+    winner, loser = best.rows[0], worst.rows[-1]
+    chosen, rejected = (render_target(winner, best.step), render_target(worst.rows[0], worst.step))
+    why = _lack_of_contrast(best, worst, rules)
+    why = why or find_leak(winner, case.task) or find_leak(loser, case.task)
+    why = why or _retest(case, winner, None, rules, made)
     if why is None and chosen == rejected:
         why = "identical_outcome", "both actions read the same"
     if why:
-        made.rejects.append(_describe(case, "step", *ends, why))
+        made.rejects.append(_describe(case, "step", winner, loser, why))
         return
     made.rows.append(
         {
-            **_describe(case, "step", *ends),
-            "prompt": run.turns[: best.action.n_context],
+            **_describe(case, "step", winner, loser),
+            "prompt": winner["messages"][: best.step["n_context"]],
             "chosen": [chosen],
             "rejected": [rejected],
-            "tools": best.rows[0]["tools"] if run.protocol == "native" else [],
+            "tools": winner["tools"] if winner["protocol"] == "native" else [],
             "score_chosen": best.score,
             "score_rejected": worst.score,
         }
     )
 
 
-def _find_step_noise(taken: Taken, passing: Passing, task: Row | None) -> Why | None:
+def _find_step_noise(taken: Taken, depth: int, passing: Passing, task: Row | None) -> Why | None:
     """Return why none of the best runs that took an action may be chosen, None if one may."""
     best = taken.rows[0]["tests_ok"]
     if not best and passing.runs:
         # They cannot be chosen for their own sake; contrast decides.
         return None
     found = [
-        find_noise(row, passing, task) or find_action_noise(row, run.actions, passing, task)[taken.depth]
-        for row, run in zip(taken.rows, taken.runs, strict=True)
+        find_noise(row, passing, task) or find_action_noise(row, passing, task)[depth]
+        for row in taken.rows
         if row["tests_ok"] == best
     ]
     return None if None in found else found[0]
 
 
-def _no_step_contrast(best: Taken, worst: Taken, rules: Rules) -> Why | None:
-    gap = best.value - worst.value
+def _lack_of_contrast(best: Taken, worst: Taken, rules: Rules) -> Why | None:
+    gap = best.score[0] - worst.score[0]
     shorter = rules.allow_efficiency_pairs and best.score > worst.score
-    if best.value == 0 and worst.value == 0:
+    if best.score[0] == 0 and worst.score[0] == 0:
         if not (shorter and any(row["tests_ok"] is None for row in best.rows)):
             return "both_fail", "no run passes that came here"
     elif gap < rules.min_gap and (gap < 0 or worst.works) and not (shorter and gap == 0):

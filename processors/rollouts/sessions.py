@@ -24,13 +24,11 @@ from pimono_sdpo.stage import Filter, FlatMap, Row
 from pimono_sdpo.traces.events import Event, decode_json
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import Trace, find_branches, match_results, read_trace
-from processors.redact import identify, redact_text
-from processors.rollouts.conversation import add_step, dump_json, make_turn, select_context
+from processors.redact import identify, redact_json, redact_text
+from processors.rollouts.conversation import Json, add_answer, add_call, dump_json, make_turn, select_context
 from processors.rollouts.steps import PLACEHOLDER, PROBLEM, RUN, drop_problems
 from processors.split import split
 
-Json = dict[str, Any]
-MAX_ERROR = 200
 EDITS = frozenset({"edit", "write", "multi_edit"})
 MOST_BETWEEN = 40
 LAST = 8
@@ -43,21 +41,8 @@ def read_session(row: Row, test_fraction: float, recorder: Sequence[str] | None)
     names = identify(row["trace"], trace, recorder)
     turns, steps, _ = read_turns(trace, names)
     about = _describe_session(row, trace, steps, test_fraction)
-    return [
-        {
-            **dict.fromkeys(RUN),
-            **about,
-            "run_id": about["task_id"],
-            "protocol": "native",
-            "messages": turns,
-            "steps": steps,
-            "files_touched": [],
-            "n_steps": len(steps),
-            "n_tool_calls": sum(step["kind"] != "final" for step in steps),
-            "loop_detections": sum(step["kind"] == "loop" for step in steps),
-            "error": trace.problem,
-        }
-    ]
+    run = {"run_id": about["task_id"], "protocol": "native", "messages": turns, "steps": steps, "error": trace.problem}
+    return [{**dict.fromkeys(RUN), **about, **run}]
 
 
 def _describe_session(row: Row, trace: Trace, steps: Sequence[Json], test_fraction: float) -> Json:
@@ -82,7 +67,7 @@ def read_turns(
     if events is None:
         events = [one for one in trace.events if one.on_active_branch and not one.is_subagent]
     for event in events:
-        text = _redact(event.text, trace.cwd, names)
+        text = redact_json(event.text, trace.cwd, names)
         if event.kind == "assistant":
             if event.stop_reason not in {"aborted", "error"} and text.strip():
                 pending = f"{pending}\n\n{text}" if pending else text
@@ -92,36 +77,26 @@ def read_turns(
             result = trace.events[matched[event.index]] if event.index in matched else None
             if result is None:
                 continue
-            answer = _redact(result.text, trace.cwd, names)
-            args = _redact(decode_json(event.arguments), trace.cwd, names)
+            answer = redact_json(result.text, trace.cwd, names)
+            args = redact_json(decode_json(event.arguments), trace.cwd, names)
             place[event.index], place[result.index] = len(turns), len(turns) + 1
-            error = answer[:MAX_ERROR] if result.is_error else None
-            add_step(steps, len(turns), event.tool_name, args, error)
             call_id = event.call_id or f"call_{event.index}"
-            function = {"name": event.tool_name, "arguments": args}
-            call = {"id": call_id, "type": "function", "function": function}
-            turns.append(make_turn("assistant", pending, tool_calls=[call]))
-            turns.append(make_turn("tool", answer, tool_call_id=call_id, name=event.tool_name))
+            add_call(turns, steps, pending, call_id, event.tool_name, args, answer, bool(result.is_error))
             pending = ""
         elif event.kind in {"user", "bash", "custom_message", "compaction"} and text.strip():
-            _add_text(turns, steps, pending)
+            if pending and turns:
+                add_answer(turns, steps, pending)
             pending = ""
-            command = _redact(event.arguments, trace.cwd, names)
+            command = redact_json(event.arguments, trace.cwd, names)
             shown = f"$ {command}\n{text}" if command else text
             place[event.index] = len(turns)
             if turns and turns[-1]["role"] == "user":
                 place[event.index] -= 1
                 shown = f"{turns.pop()['content']}\n\n{shown}"
             turns.append(make_turn("user", shown))
-    _add_text(turns, steps, pending)
+    if pending and turns:
+        add_answer(turns, steps, pending)
     return turns, steps, place
-
-
-def _add_text(turns: list[Turn], steps: list[Json], text: str) -> None:
-    """Add a text of the assistant without a call, unless no request came before it."""
-    if text and turns:
-        add_step(steps, len(turns))
-        turns.append(make_turn("assistant", text))
 
 
 def infer_tools(steps: Sequence[Json], harness: str) -> list[Json]:
@@ -144,17 +119,6 @@ def infer_tools(steps: Sequence[Json], harness: str) -> list[Json]:
         about = {"name": name, "description": f"The tool `{name}` of {harness}."}
         tools.append({"type": "function", "function": {**about, "parameters": schema}})
     return tools
-
-
-def _redact(value: Any, cwd: str, names: Sequence[str] | None) -> Any:
-    """Redact a text, or all texts and keys of decoded JSON."""
-    if isinstance(value, str):
-        return redact_text(value, cwd, names)[0] if value else value
-    if isinstance(value, list):
-        return [_redact(one, cwd, names) for one in value]
-    if isinstance(value, dict):
-        return {_redact(k, cwd, names): _redact(one, cwd, names) for k, one in value.items()}
-    return value
 
 
 def build_stage(test_fraction: float = 0.0, recorder: Sequence[str] | None = ()) -> FlatMap:
@@ -277,7 +241,6 @@ def _find_branches(
 
 
 def _find_answer(turns: Sequence[Turn], start: int) -> int | None:
-    """Return the index of the assistant's first turn from an index on."""
     numbers = range(start, len(turns))
     return next((at for at in numbers if turns[at]["role"] == "assistant"), None)
 

@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from typing import Any, Literal
 
 from datasets import Features, Value
@@ -21,19 +22,18 @@ from pimono_sdpo.options import option, options
 from pimono_sdpo.schema import ROLLOUT, STEP, Turn
 from pimono_sdpo.stage import Filter, FlatMap, Row
 from processors.rollouts.conversation import (
-    Action,
     As,
-    Run,
+    Why,
     convert_to_json,
     dump_json,
+    find_goal,
     find_problem,
     has_worked,
     is_test,
-    read_run,
     render_target,
     select_context,
 )
-from processors.rollouts.noise import Passing, Why, find_action_noise
+from processors.rollouts.noise import Passing, find_action_noise
 
 Granularity = Literal["step", "trajectory"]
 PROBLEM = {"problem": Value("string"), "detail": Value("string")}
@@ -88,73 +88,65 @@ def cut_steps(row: Row, rules: Rules, passing: Mapping[str, Passing], tasks: Map
 
     `passing` has the passing runs, and `tasks` the tasks of a suite, by the task's id.
     """
-    run = read_run(row)
-    noise: list[Why | None] = [None] * len(run.actions)
+    noise: list[Why | None] = [None] * len(row["steps"])
     if row["suite"] is not None:
-        known = passing.get(row["task_id"], Passing())
-        noise = find_action_noise(row, run.actions, known, tasks.get(row["task_id"]))
-    if rules.tool_protocol == "json":
-        run = convert_to_json(run, row["tools"])
-    loops = [at for at, action in enumerate(run.actions) if action.step["kind"] == "loop"]
-    loop = min(loops, default=len(run.actions))
+        noise = find_action_noise(row, passing.get(row["task_id"], Passing()), tasks.get(row["task_id"]))
+    run = convert_to_json(row) if rules.tool_protocol == "json" else row
+    steps = run["steps"]
+    loop = next((at for at, step in enumerate(steps) if step["kind"] == "loop"), len(steps))
     checked = [
-        (action, _check(run.actions, at, loop, row["tools"], rules) or noise[at])
-        for at, action in enumerate(run.actions)
-        if rules.with_final or action.step["kind"] != "final"
+        (step, _check(steps, at, loop, row["tools"], rules) or noise[at])
+        for at, step in enumerate(steps)
+        if rules.with_final or step["kind"] != "final"
     ]
     if rules.granularity == "trajectory":
-        return _cut_trajectory(row, run, checked, rules.tool_chars)
+        return _cut_trajectory(run, checked, rules.tool_chars)
     context = rules.context_turns
     if context is None and row["suite"] is None:
         # The whole of a long session, repeated for every action, would be gigabytes.
         context = SESSION_CONTEXT
     made = []
-    for action, why in checked:
-        before, goal = run.turns[: action.n_context], run.goal_of(action)
-        prompt = select_context(before, goal, context, rules.tool_chars)
-        target = [render_target(action, run.protocol)]
-        made.append(_make_row(row, run, action, prompt, target, why))
+    for step, why in checked:
+        read = run["messages"][: step["n_context"]]
+        prompt = select_context(read, find_goal(run, step), context, rules.tool_chars)
+        made.append(_make_row(run, step, prompt, [render_target(run, step)], why))
     return made
 
 
-def _cut_trajectory(row: Row, run: Run, checked: list[tuple[Action, Why | None]], chars: int | None) -> list[Json]:
+def _cut_trajectory(run: Row, checked: list[tuple[Json, Why | None]], chars: int | None) -> list[Json]:
     """Return one row: the request, then everything up to the last action to learn."""
-    looped = next((n for n, (a, _) in enumerate(checked) if a.step["kind"] == "loop"), len(checked))
-    good = checked[:looped]
+    good = list(takewhile(lambda one: one[0]["kind"] != "loop", checked))
     if not good:
         return []
-    why = next((why for _, why in good if why), None)
-    targets = {action.n_context: render_target(action, run.protocol) for action, _ in good}
+    targets = {step["n_context"]: render_target(run, step) for step, _ in good}
     last = good[-1][0]
-    turns = [targets.get(at, turn) for at, turn in enumerate(run.turns[: last.n_context + 1])]
-    goal = next((at for at, turn in enumerate(turns) if turn["role"] == "user"), 0)
-    shown = select_context(turns, goal, None, chars)
-    return [_make_row(row, run, last, shown[: goal + 1], shown[goal + 1 :], why)]
+    turns = [targets.get(at, turn) for at, turn in enumerate(run["messages"][: last["n_context"] + 1])]
+    goal = next((at for at, turn in enumerate(turns) if turn["role"] == "user"), 0) + 1
+    shown = select_context(turns, 0, None, chars)
+    return [_make_row(run, last, shown[:goal], shown[goal:], next((why for _, why in good if why), None))]
 
 
-def _make_row(row: Row, run: Run, action: Action, prompt: list[Turn], completion: list[Turn], why: Why | None) -> Json:
+def _make_row(run: Row, step: Row, prompt: list[Turn], completion: list[Turn], why: Why | None) -> Json:
     learned = [turn for turn in completion if turn["role"] == "assistant"]
     if why is None and PLACEHOLDER in dump_json(learned):
         why = "redacted", ""
     return {
+        **dict.fromkeys(STEP),
+        **{name: run[name] for name in ("task_id", "run_id", "split")},
         "prompt": prompt,
         "completion": completion,
-        "tools": row["tools"] if run.protocol == "native" else [],
-        "task_id": row["task_id"],
-        "run_id": row["run_id"],
-        "step": action.step["index"],
-        "n_tokens": None,
-        "split": row["split"],
+        "tools": run["tools"] if run["protocol"] == "native" else [],
+        "step": step["index"],
         "problem": why[0] if why else None,
         "detail": why[1] if why else None,
     }
 
 
-def _check(actions: list[Action], at: int, loop: int, tools: list[Json], rules: Rules) -> Why | None:
+def _check(steps: list[Json], at: int, loop: int, tools: list[Json], rules: Rules) -> Why | None:
     """Return why an action should not be learned; `loop` is the first action in a loop."""
     if at >= loop:
         return ("loop" if at == loop else "after_loop"), ""
-    step, valid = actions[at].step, rules.require_valid_tool_ok
+    step, valid = steps[at], rules.require_valid_tool_ok
     wrong = find_problem(step, tools)
     if wrong and (valid or wrong[0] in {"malformed_call", "blank_argument"}):
         return wrong
@@ -165,7 +157,7 @@ def _check(actions: list[Action], at: int, loop: int, tools: list[Json], rules: 
         return "overwrites_tests", path
     if valid and step["kind"] == "tool_call" and step["ok"] is False:
         return "tool_failed", step["error"] or ""
-    corrects = at > 0 and not has_worked(actions[at - 1].step) and has_worked(step)
+    corrects = at > 0 and not has_worked(steps[at - 1]) and has_worked(step)
     return ("no_recovery", "") if rules.good_recovery and not corrects else None
 
 

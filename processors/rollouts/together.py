@@ -81,7 +81,6 @@ def make_dpo_line(row: Mapping[str, Any]) -> Json | str:
 
 
 def _fold_turns(turns: Sequence[Turn]) -> Turn:
-    """Return one answer that holds calls and their results as JSON."""
     listed = [{name: value for name, value in turn.items() if value} for turn in turns]
     return make_turn("assistant", dump_json({"type": "trajectory", "trajectory": listed}))
 

@@ -1,11 +1,10 @@
 """Read the tool calls out of the text of a completion, in the formats of each model family.
 
-The formats are those that the families' chat templates render and their tokenizers decode with the
-special tokens kept, read by the response parser of transformers. Reasoning and the end of the turn
-are cut off first. For a model of none of these families, the response template of its tokenizer is
-used, where it has one. There are also `json`, whose whole message is one object
-{"type": "tool_call", "name", "args"}, and `bash_block`, a THOUGHT followed by one ```bash block.
-A new family is a table in call_formats.toml.
+A format is a response template, as transformers reads the messages of a model: that of the model's
+tokenizer where it has one, else one of the families in call_formats.toml. Reasoning is left out, a
+closing tag within an argument is text, and nothing may follow the end of the turn. There are also
+`json`, whose whole message is one object {"type": "tool_call", "name", "args"}, and `bash_block`, a
+THOUGHT followed by one ```bash block. A new family is a table in call_formats.toml.
 """
 
 import json
@@ -13,7 +12,8 @@ import math
 import re
 import tomllib
 from collections.abc import Collection, Sequence
-from functools import cache
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,37 +25,15 @@ class Family(msgspec.Struct, frozen=True):
 
     sign: str
     marker: str
-    closes: str
-    begins: str
-    ends: tuple[str, ...]
-    thought: tuple[str, str]
     example: str
-    anchor: str
-    calls: dict[str, Any]
+    template: dict[str, Any]
     to_end: bool = False
-    texts: str = ""
 
 
 _TABLE = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
 FAMILIES = msgspec.convert(tomllib.loads(_TABLE), dict[str, Family])
-
-
-@cache
-def _compiled(family: str) -> Any:
-    """Return the compiled `ResponseTemplate` of a family; needs transformers."""
-    # Half a second that a filter without tool calls need not wait for.
-    from transformers.utils.chat_parsing.response_templates import load_response_template
-
-    calls = {"repeats": True, **FAMILIES[family].calls}
-    template = {
-        "defaults": {"role": "assistant"},
-        "start_anchor": FAMILIES[family].anchor,
-        "fields": {"tool_calls": calls, "content": {"content": "text"}},
-    }
-    return load_response_template(template)
-
-
-TURN_ENDS = tuple(dict.fromkeys(end for f in FAMILIES.values() for end in (*f.ends, "<|call|>")))
+_ENDS = dict.fromkeys(end for one in FAMILIES.values() for end in one.template["fields"]["content"]["close"])
+TURN_ENDS = (*_ENDS, "<|call|>")
 
 
 class Decoded(NamedTuple):
@@ -90,13 +68,18 @@ MAX_CHARS = 400_000  # a whole file in one call; more would cost seconds
 MAX_CALLS = 64  # real sessions have up to 16 in one message
 MAX_DEPTH = 64
 MAX_STRINGS = 1_000  # transformers puts Gemma's strings back one by one
+MAX_CLOSES = 16  # closing tags within one call
 
 EXAMPLES = {name: family.example for name, family in FAMILIES.items()} | {
     "json": '{"type": "tool_call", "name": NAME, "args": {...}} and nothing else',
     "bash_block": "THOUGHT: ...\n\n```bash\nCOMMAND\n```",
 }
-_THOUGHTS = sorted({family.thought for family in FAMILIES.values()})
-_TAIL = (*sorted({e for family in FAMILIES.values() for e in family.ends}), "<pad>", *" \t\r\n")
+_THOUGHTS = ("</think>", "<channel|>", "<|end|>")
+_TAIL = (*_ENDS, "<pad>", *" \t\r\n")
+# Stand for closing tags within a call; of the private use area, which no text needs.
+_SHIELDS = [chr(0xE0C1 + number) for number in range(MAX_CLOSES)]
+_TEXT_END = re.compile(r"\Z")
+_CLOSING_TAGS = re.compile(r"(?:\s|</\w{1,40}>)*")
 _PADS = re.compile(r"(?:\s|<pad>|<\|endoftext\|>|<\|finetune_right_pad_id\|>)*")
 _FOREIGN = re.compile(r"<\|?tool_calls?(?:_section_begin\||\||)>|to=functions\.")
 _BLOCK = re.compile(r"^```bash[ \t\r]*\n(.*?)^```[ \t\r]*$", re.MULTILINE | re.DOTALL)
@@ -133,14 +116,16 @@ def read_calls(
     if len(text) > MAX_CHARS:
         return Reading(problem=f"the message is longer than {MAX_CHARS} characters")
     if template is not None:
-        reading = _read_own(text, template, tools)
+        reading = _read(text, template, tools)
     elif formats == ["json"]:
         reading = _read_json(_bare(text))
     elif formats == ["bash_block"]:
         reading = _read_bash_block(_bare(text))
     else:
-        name = _family_of(text, formats)
-        reading = _read_family(text, name, tools) if name else Reading()
+        marked = [FAMILIES[name] for name in formats if FAMILIES[name].marker in text]
+        readings = [_read(text, one.template, tools, "" if one.to_end else one.marker) for one in marked]
+        found = [one for one in readings if one.calls] or [one for one in readings[::-1] if one.problem]
+        reading = found[0] if found else Reading()
     unsound = next(filter(None, (_unsound(call.arguments) for call in reading.calls)), "")
     return Reading(problem=unsound) if unsound else reading
 
@@ -154,110 +139,116 @@ def format_of(chat_template: str) -> str | None:
     return next((name for name, one in FAMILIES.items() if one.sign in chat_template), None)
 
 
-def _family_of(text: str, formats: Sequence[str]) -> str | None:
-    marked = [name for name in formats if FAMILIES[name].marker in text]
-    for name in marked:
-        family = FAMILIES[name]
-        if len(marked) == 1 or re.search(family.begins, _after_thought(text, family)):
-            return name
-    return None
-
-
-def _read_family(text: str, name: str, tools: list[dict[str, Any]]) -> Reading:
-    family = FAMILIES[name]
-    if text.count(family.marker) > MAX_CALLS and not family.to_end:
-        return Reading(problem=f"the message makes more than {MAX_CALLS} calls")
-    body, ended, rest = _turn(_shielded(text, family), family)
-    for end in family.ends:
-        rest = rest.replace(end, "")
-    if not _PADS.fullmatch(rest):
-        return Reading(problem="the message goes on after the end of its turn")
-    body = _after_thought(body, family)
-    if body.count('<|"|>') > MAX_STRINGS * 2:
-        return Reading(problem=f"the message has more than {MAX_STRINGS} texts")
-    typed = tools if family.calls["content"] == "xml-inline" else None
-    message, trouble = _parse(body, _compiled(name), typed, family.to_end)
-    if trouble and not (family.to_end and message):
-        return trouble._replace(cut=trouble.cut and not ended)
-    _, begun, name_only = str(message.get("content", "")).rpartition(family.marker)
-    if begun and not family.to_end:
-        cut = not ended and len(name_only.split()) <= 1
-        return Reading(problem=f"{family.marker} does not begin a call that can be read", cut=cut)
-    items = [item["function"] for item in message.get("tool_calls", [])]
-    return _calls(_restored(items, family.closes))
-
-
-# Stands for a closing tag in a text of a call; of the private use area, which no text needs.
-_SHIELD = "\ue0c1"
-
-
-def _shielded(text: str, family: Family) -> str:
-    """Return a message whose closing tags all end calls, not those within texts of a call."""
-    first = text.find(family.marker)
-    if first < 0 or family.to_end or text.count(family.closes, first) < 2:
-        return text
-    if family.texts:
-        return text[:first] + re.sub(
-            family.texts,
-            lambda match: match.group().replace(family.closes, _SHIELD),
-            text[first:],
-            flags=re.DOTALL,
-        )
-    decoder, parts, done = json.JSONDecoder(), [], 0
-    for match in re.finditer(re.escape(family.marker) + r"[^{]{0,200}", text):
-        if match.start() < done:
-            continue
-        try:
-            end = decoder.raw_decode(text, match.end())[1]
-        except (ValueError, RecursionError):
-            continue
-        parts += [text[done : match.end()], text[match.end() : end].replace(family.closes, _SHIELD)]
-        done = end
-    return "".join([*parts, text[done:]])
-
-
-def _restored(value: Any, closes: str) -> Any:
-    if isinstance(value, str):
-        return value.replace(_SHIELD, closes)
-    if isinstance(value, dict):
-        return {_restored(key, closes): _restored(item, closes) for key, item in value.items()}
-    return [_restored(item, closes) for item in value] if isinstance(value, list) else value
-
-
-def _read_own(text: str, template: dict[str, Any], tools: list[dict[str, Any]]) -> Reading:
+@lru_cache(maxsize=64)
+def _load(template: str) -> Any:
+    """Return a compiled `ResponseTemplate`; needs transformers, half a second to import."""
     from transformers.utils.chat_parsing.response_templates import load_response_template
 
+    return load_response_template(json.loads(template))
+
+
+def _read(text: str, template: dict[str, Any], tools: list[dict[str, Any]], marker: str = "") -> Reading:
+    """Read the calls by a response template; `marker` stands nowhere but in a call."""
     try:
-        compiled = load_response_template(template)
+        compiled = _load(json.dumps(template))
     except ValueError as bad:
         return Reading(problem=_why(bad))
-    message, trouble = _parse(text, compiled, tools)
-    calls = message.get("tool_calls") or []
-    return trouble or _calls([item.get("function", item) for item in calls])
+    regions = [field for field in compiled.fields.values() if field.open_re]
+    of_calls = compiled.fields.get("tool_calls")
+    turn_end = _turn_end(compiled)
+    text = text[_after_thought(text, [one for one in regions if one is not of_calls], of_calls) :]
+    at, outside, calls = 0, "", list[Call]()
+    for _ in range(MAX_CALLS):
+        found = [(match.start(), n, match) for n, one in enumerate(regions) if (match := one.open_re.search(text, at))]
+        end = turn_end.search(text, at) if turn_end else None
+        if not found or (end and end.start() < min(found)[0]):
+            break
+        _, number, opening = min(found)
+        outside += text[at : opening.start()]
+        if regions[number] is of_calls:
+            reading, at = _read_call(text, opening, compiled, tools)
+            if reading.problem:
+                return reading._replace(cut=reading.cut and not (turn_end and _is_end(turn_end.search(text, at))))
+            calls += reading.calls
+        else:
+            closing = (regions[number].close_re or _TEXT_END).search(text, opening.end())
+            text, at = text[closing.end() if closing else len(text) :], 0
+    else:
+        return Reading(problem=f"the message makes more than {MAX_CALLS} calls")
+    outside += text[at : end.start() if end else len(text)]
+    if turn_end and end and not _PADS.fullmatch(turn_end.sub("", text[end.end() :])):
+        return Reading(problem="the message goes on after the end of its turn")
+    if marker and marker in outside:
+        is_begun = not _is_end(end) and len(outside.rpartition(marker)[2].split()) <= 1
+        return Reading(problem=f"{marker} does not begin a call that can be read", cut=is_begun)
+    return Reading(tuple(calls))
 
 
-def _parse(
-    text: str, template: Any, tools: list[dict[str, Any]] | None, to_end: bool = False
-) -> tuple[dict[str, Any], Reading | None]:
-    """Return a message, and why its calls cannot be read, if they cannot."""
-    from transformers.utils.chat_parsing import ResponseParser
+def _turn_end(compiled: Any) -> Any:
+    return compiled.fields[compiled.implicit].close_re if compiled.implicit else None
 
-    parser = ResponseParser(template, prefix="", tools=tools)
-    is_open = False
-    try:
-        parser.feed(text + "\n")  # at the very end the parser would wait for more
-        is_open = not to_end
-        message, late = parser.finalize()
-    except (ValueError, RecursionError) as found:
-        return {}, Reading(problem=_why(found), cut=is_open or _stops(found))
-    if any(event["type"] == "region_close" and event["field"] == "tool_calls" for event in late):
-        return message, Reading(problem="the call is not closed", cut=True)
-    return message, None
+
+def _is_end(found: Any) -> bool:
+    """Whether a token ends the turn, and not just the text."""
+    return bool(found and found.group())
+
+
+def _read_call(text: str, opening: Any, compiled: Any, tools: list[dict[str, Any]]) -> tuple[Reading, int]:
+    """Return a call and where it ends: at the first closing tag with which it can be read."""
+    import regex  # type: ignore[import-untyped]
+    from transformers.utils.chat_parsing import parse_response
+
+    field, turn_end = compiled.fields["tool_calls"], _turn_end(compiled)
+    is_xml = field.content == "xml-inline"
+    body, at = "", opening.end()
+    read: list[tuple[Reading, int]] = []
+    closings: list[tuple[str, str]] = []
+    for shield, closing in zip(_SHIELDS, (field.close_re or _TEXT_END).finditer(text, at), strict=False):
+        body += text[at : closing.start()]
+        if body.count('<|"|>') > MAX_STRINGS * 2:
+            return Reading(problem=f"the call has more than {MAX_STRINGS} texts"), at
+        try:
+            call = f"{opening.group()}{body}{closing.group()}"
+            message = parse_response(call, compiled, prefix="", tools=tools if is_xml else None)
+            reading = _calls(_restored(message.get("tool_calls", []), closings))
+        except (ValueError, RecursionError) as found:
+            reading = Reading(problem=_why(found), cut=_stops(found))
+        read.append((reading, closing.end()))
+        rest = regex.sub(field.content_args["tag_pattern"], "", body, flags=regex.DOTALL) if is_xml else ""
+        if not reading.problem and _CLOSING_TAGS.fullmatch(rest):
+            return read[-1]
+        # Together with the end of the turn, at which the call of a family may close.
+        end = turn_end.match(text, closing.end()) if turn_end else None
+        body, at = body + shield, (end or closing).end()
+        closings.append((shield, text[closing.start() : at]))
+    return read[0] if read else (Reading(problem="the call is not closed", cut=True), at)
+
+
+def _restored(value: Any, closings: list[tuple[str, str]]) -> Any:
+    if isinstance(value, str):
+        for shield, closing in closings:
+            value = value.replace(shield, closing)
+        return value
+    if isinstance(value, dict):
+        return {_restored(key, closings): _restored(item, closings) for key, item in value.items()}
+    return [_restored(item, closings) for item in value] if isinstance(value, list) else value
+
+
+def _after_thought(text: str, thoughts: Sequence[Any], of_calls: Any) -> int:
+    """Return where the message begins, behind reasoning that the prompt has opened."""
+    for field in thoughts:
+        opening, closing = field.open_re.search(text), (field.close_re or _TEXT_END).search(text)
+        if closing and closing.group() and not (opening and opening.start() < closing.start()):
+            call = of_calls and of_calls.open_re.search(text)
+            if not call or call.start() > closing.start() or of_calls.open_re.search(text, closing.end()):
+                return int(closing.end())
+    return 0
 
 
 def _calls(items: list[Any]) -> Reading:
     calls = []
     for item in items:
+        item = item.get("function", item) if isinstance(item, dict) else item
         name = item.get("name") if isinstance(item, dict) else None
         if not isinstance(name, str) or not name.strip():
             return Reading(problem="the call does not name a tool")
@@ -267,11 +258,9 @@ def _calls(items: list[Any]) -> Reading:
         arguments = item[key]
         if isinstance(arguments, str):
             # An object may come as its JSON text.
-            try:
+            with suppress(ValueError, RecursionError):
                 found = json.loads(arguments)
-            except (ValueError, RecursionError):
-                found = None
-            arguments = found if isinstance(found, dict) else arguments
+                arguments = found if isinstance(found, dict) else arguments
         calls.append(Call(name.strip(), arguments))
     return Reading(tuple(calls))
 
@@ -286,12 +275,8 @@ def _read_json(text: str) -> Reading:
         return Reading(problem=_why(found), cut=_stops(found))
     if action.get("type") == "final":
         return Reading()
-    unknown = sorted(set(action) - {"type", "name", "args", "thought"})
-    if action.get("type") != "tool_call" or unknown:
-        what = f"the unknown key {unknown[0][:80]!r}" if unknown else "no type tool_call or final"
-        return Reading(problem=f"the object has {what}")
-    if "args" not in action:
-        return Reading(problem="the object has no args")
+    if action.get("type") != "tool_call" or not {"args"} <= set(action) <= {"type", "name", "args", "thought"}:
+        return Reading(problem="the keys of the object are not `type`, which is tool_call or final, `name` and `args`")
     return _calls([{"name": action.get("name"), "arguments": action["args"]}])
 
 
@@ -311,38 +296,10 @@ def _read_bash_block(text: str) -> Reading:
     return Reading((Call("bash", {"command": block.group(1).strip()}),))
 
 
-def _turn(text: str, family: Family) -> tuple[str, bool, str]:
-    """Split at the token that ends the turn: the message, whether it ended, the rest.
-
-    Inside a call such a token is text, of an agent that works on chat templates.
-    """
-    ends = "|".join(map(re.escape, family.ends))
-    if family.to_end:
-        found = re.compile(ends).search(text, text.rfind(family.closes) + 1)
-    else:
-        call = f"{re.escape(family.marker)}.*?{re.escape(family.closes)}"
-        matches = re.finditer(f"{call}|({ends})", text, re.DOTALL)
-        found = next((match for match in matches if match.group(1)), None)
-    return (text[: found.start()], True, text[found.end() :]) if found else (text, False, "")
-
-
-def _after_thought(text: str, family: Family) -> str:
-    """Leave out the reasoning before the calls, also where the prompt opened it."""
-    (opens, closes), marker = family.thought, family.marker
-    end = text.find(closes)
-    if end >= 0 and opens not in text[:end] and (marker not in text[:end] or marker in text[end:]):
-        text = text[end + len(closes) :]
-    kept = []
-    while (begin := text.find(opens)) >= 0 and marker not in text[:begin]:
-        kept.append(text[:begin])
-        text = text[begin + len(opens) :].partition(closes)[2]
-    return "".join([*kept, text])
-
-
 def _bare(text: str) -> str:
     """Return the text without reasoning, and without the tokens that end a turn."""
-    for opens, closes in _THOUGHTS:
-        if text.lstrip().startswith(opens) or not text.lstrip().startswith(("{", "THOUGHT")):
+    for closes in _THOUGHTS:
+        if not text.lstrip().startswith(("{", "THOUGHT")):
             text = text.partition(closes)[2] if closes in text else text
     text = text.strip().removeprefix("<|channel|>final<|message|>")
     end = len(text)
@@ -353,11 +310,10 @@ def _bare(text: str) -> str:
 
 def _stops(problem: BaseException) -> bool:
     """Whether JSON was fine until it stopped."""
-    if not isinstance(problem, json.JSONDecodeError):
-        cause = problem.__cause__
-        return cause is not None and _stops(cause)
-    rest = problem.doc[problem.pos :].strip()
-    return not rest or problem.msg.startswith("Unterminated string")
+    cause = problem.__cause__ or problem
+    if not isinstance(cause, json.JSONDecodeError):
+        return False
+    return cause.msg.startswith("Unterminated string") or not cause.doc[cause.pos :].strip()
 
 
 def _why(problem: BaseException) -> str:

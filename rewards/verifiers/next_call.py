@@ -22,10 +22,10 @@ What was wanted is known from the failed call and from the one that worked: a ch
 words overlap with theirs by at least half (F1 of the words taken out and put in).
 """
 
-import posixpath
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 from pimono_sdpo.replay.calls import find_path, find_text, read_edits, read_patch
@@ -51,32 +51,39 @@ _STANDARD = (
 )
 _LOOK_UP = frozenset({"which", "type", "command", "ls", "find", "whereis"})
 _CHANGES = frozenset({"edit", "write", "multi_edit", "apply_patch"})
+_VERSION = "0123456789."
 Words = Counter[str]
 
 
-class Step:
-    """The spec of a row: what was wanted, and what was there."""
+_NOTHING: dict[str, Any] = {"failed_call": None, "resolved_call": None, "paths": [], "programs": [], "workspace": None}
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+
+class Step:
+    """The spec of a row: what was wanted, and what was there. A row of a session has no goal."""
+
+    def __init__(self, spec: dict[str, Any], completion: str) -> None:
+        self.spec, self.completion = spec, completion
+        spec = spec if spec.get("goal") else {**_NOTHING, **spec, "goal": {"kind": ""}}
         try:
             self.goal: dict[str, Any] = spec["goal"]
             self.kind: str = self.goal["kind"]
-            self.workspace: Workspace = load_workspace(spec["workspace"])
+            self.workspace: Workspace = load_workspace(spec["workspace"] or {"cwd": "", "files": {}})
+            recorded = [spec["failed_call"], spec["resolved_call"]]
             self.references = [
-                Call(call["name"], call["args"]) for call in (spec["failed_call"], spec["resolved_call"]) if call
+                Call(one.get("name", one.get("tool", "")), one.get("args", {"command": one.get("command")}))
+                for one in recorded
+                if one
             ]
-            self.failed = self.references[0] if spec["failed_call"] else None
-            self.paths = {self.absolute(path) for path in spec["paths"]}
+            self.failed = self.references[0] if recorded[0] else None
+            self.paths = {self.absolute(path) for path in spec["paths"]} | set(self.workspace.files)
             self.programs = _STANDARD | {*spec["programs"]}
         except (KeyError, TypeError, AttributeError) as found:
             raise BadSpec(f"the row is not of `filter --unit step` ({found!r})") from found
-        self.paths |= set(self.workspace.files)
         self.folders = {parent for path in self.paths for parent in _parents(path)}
         folder = _find_folder(self.failed)
         goal = str(self.goal.get("path") or "")
         is_inside = folder and not goal.startswith(("/", "$", "~")) and goal != folder
         self.path = self.absolute(f"{folder}/{goal}" if is_inside else goal) if goal else ""
-        self.spec = spec
 
     def absolute(self, path: str) -> str:
         """Return a path as the files are known by it."""
@@ -89,51 +96,32 @@ class Step:
             return False
         return True if path in self.paths or path in self.folders else None
 
+    def replayed(self) -> VerifierResult:
+        """Return what `replay` says of the completion; a failure as one of this verifier."""
+        found = replay.verify(self.completion, self.spec)
+        return _fail(found.feedback, BREAKS * (found.score or 0.0)) if found.status == "failed" else found
+
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     """Judge the call of a completion, decoded with its special tokens."""
-    if not spec.get("goal"):
-        return _verify_outcome(completion, spec)
-    step = Step(spec)
-    valid = tool_calls.verify(completion, spec)
-    if valid.status != "passed":
-        share = INVALID * (valid.score or 0.0)
-        return valid if valid.score is None else _fail(valid.feedback, share)
-    calls = tool_calls.calls_of(completion, spec)
-    if len(calls) != 1 or not isinstance(calls[0].arguments, dict):
-        return _fail("Make one call.", 0.0)
-    call = calls[0]
-    if step.failed and _repeats(call, step.failed, step):
-        return _fail("This call has failed already.", 0.0)
-    if _does_nothing(call):
-        return _fail("The call does nothing.", 0.0)
-    judge = JUDGES.get(step.kind)
-    if judge is None:
-        return skipped(NAME, "The session does not tell what the right call is.")
-    return judge(call, step, completion)
-
-
-def _verify_outcome(completion: str, spec: dict[str, Any]) -> VerifierResult:
-    """Judge the calls of an answer to a request by what the session recorded after it."""
-    recorded = spec.get("failed_call") or {}
-    given = {"command": recorded.get("command", "")}
-    failed_call = {"name": recorded.get("tool", ""), "args": given} if recorded else None
-    rest: dict[str, Any] = {"resolved_call": None, "paths": [], "programs": []}
-    workspace = spec.get("workspace") or {"cwd": "", "files": {}}
-    step = Step({**spec, **rest, "workspace": workspace, "failed_call": failed_call, "goal": {"kind": ""}})
-    valid = tool_calls.verify(completion, {**spec, "call": "optional"})
+    step = Step(spec, completion)
+    valid = tool_calls.verify(completion, spec if step.kind else {**spec, "call": "optional"})
     if valid.status != "passed":
         return valid if valid.score is None else _fail(valid.feedback, INVALID * valid.score)
     calls = tool_calls.calls_of(completion, spec)
+    if step.kind and len(calls) != 1:
+        return _fail("Make one call.", 0.0)
     if any(step.failed and _repeats(call, step.failed, step) for call in calls):
         return _fail("This call has failed already.", 0.0)
     if all(map(_does_nothing, calls)):
-        return _fail("The calls do nothing.", 0.0)
-    applied = replay.verify(completion, spec)
-    if applied.status == "failed":
-        return _fail(applied.feedback, BREAKS * (applied.score or 0.0))
-    named = [step.exists(path) for call in calls for path in _paths(call, step)]
-    return passed(NAME) if applied.status == "passed" or (named and all(named)) else _unknown()
+        return _fail("The call does nothing.", 0.0)
+    if not step.kind:
+        applied = step.replayed()
+        named = [step.exists(path) for call in calls for path in _paths(call, step)]
+        if applied.status == "failed":
+            return applied
+        return passed(NAME) if applied.status == "passed" or (named and all(named)) else _unknown()
+    return JUDGES[step.kind](calls[0], step) if step.kind in JUDGES else _unknown()
 
 
 def _fail(feedback: str, score: float) -> VerifierResult:
@@ -144,7 +132,7 @@ def _unknown() -> VerifierResult:
     return skipped(NAME, "The session does not tell how this would end.")
 
 
-def _change(call: Call, step: Step, completion: str) -> VerifierResult:
+def _change(call: Call, step: Step) -> VerifierResult:
     """Judge what is done where an edit or a write of a file failed."""
     if call.name not in _CHANGES:
         return _look(call, step)
@@ -155,26 +143,23 @@ def _change(call: Call, step: Step, completion: str) -> VerifierResult:
         known = step.workspace.files.get(step.path)
         if known is None or known.whole is None:
             return _fail("Writing the whole file may lose what was not seen of it.", UNRELATED)
-    applied = replay.verify(completion, step.spec)
+    applied = step.replayed()
     if applied.status == "failed":
-        return _fail(applied.feedback, BREAKS * (applied.score or 0.0))
-    wanted = _is_wanted(call, step)
-    if not wanted:
+        return applied
+    if not _is_wanted(call, step):
         return _fail("The call changes something else than was wanted.", OTHER)
-    is_write = call.name == "write"
-    return passed(NAME) if applied.status == "passed" or is_write else _unknown()
+    return passed(NAME) if applied.status == "passed" or call.name == "write" else _unknown()
 
 
-def _read(call: Call, step: Step, completion: str) -> VerifierResult:
+def _read(call: Call, step: Step) -> VerifierResult:
     """Judge what is done where the harness wants a file to be read first."""
-    if call.name in _CHANGES and step.absolute(find_path(call.arguments)) == step.path:
+    is_it = step.absolute(find_path(call.arguments)) == step.path
+    if call.name in _CHANGES and is_it:
         return _fail(f"{step.goal['path']} must be read before it is changed.", MISSING)
-    if call.name == "read" and step.absolute(find_path(call.arguments)) == step.path:
-        return passed(NAME)
-    return _look(call, step)
+    return passed(NAME) if call.name == "read" and is_it else _look(call, step)
 
 
-def _path(call: Call, step: Step, completion: str) -> VerifierResult:
+def _path(call: Call, step: Step) -> VerifierResult:
     """Judge what is done where a path did not exist."""
     is_change = step.failed is not None and step.failed.name in _CHANGES
     if call.name in _CHANGES and not is_change:
@@ -191,24 +176,22 @@ def _path(call: Call, step: Step, completion: str) -> VerifierResult:
         return passed(NAME) if is_all else _fail("Now do the rest.", LOOKS)
     if any(step.exists(one) is False for one in named):
         return _fail(f"{step.goal['path']} does not exist.", MISSING)
-    resolved = [one for ref in step.references[1:] for one in _paths(ref, step)]
-    aims = [one for one in named if _stem(step.absolute(one)) == name]
-    aims += [one for one in named if step.absolute(one) in map(step.absolute, resolved)]
+    resolved = {step.absolute(one) for ref in step.references[1:] for one in _paths(ref, step)}
+    aims = [one for one in named if _stem(step.absolute(one)) == name or step.absolute(one) in resolved]
     if is_change and aims:
-        applied = replay.verify(completion, step.spec)
+        applied = step.replayed()
         if applied.status == "failed":
-            return _fail(applied.feedback, BREAKS * (applied.score or 0.0))
+            return applied
         if call.name not in _CHANGES or not _is_wanted(call, step):
             return _fail("Now make the change.", LOOKS if call.name == "read" else UNRELATED)
     rest = _rest(step.failed, step)
     is_same = rest.total() >= 2 and _overlap(_rest(call, step), rest) >= SAME_WORDS
     if aims or is_same:
-        known = [step.exists(one) for one in (aims or named)]
-        return passed(NAME) if all(known) else _unknown()
+        return passed(NAME) if all(map(step.exists, aims or named)) else _unknown()
     return _fail(f"This has nothing to do with {step.goal['path']}.", UNRELATED)
 
 
-def _folder(call: Call, step: Step, completion: str) -> VerifierResult:
+def _folder(call: Call, step: Step) -> VerifierResult:
     """Judge what is done where a folder was taken for a file."""
     below = [one for one in _paths(call, step) if step.absolute(one).startswith(f"{step.path}/")]
     if call.name not in _CHANGES and any(step.absolute(one) == step.path for one in _paths(call, step)):
@@ -218,7 +201,7 @@ def _folder(call: Call, step: Step, completion: str) -> VerifierResult:
     return _fail(f"This does not look into {step.goal['path']}.", UNRELATED)
 
 
-def _program(call: Call, step: Step, completion: str) -> VerifierResult:
+def _program(call: Call, step: Step) -> VerifierResult:
     """Judge what is done where a program did not exist."""
     missing = step.goal["program"]
     programs = {stage.program for stage in _stages(call)}
@@ -229,37 +212,31 @@ def _program(call: Call, step: Step, completion: str) -> VerifierResult:
     if max(_overlap(_rest(call, step), _rest(one, step)) for one in step.references) < SAME_WORDS:
         return _fail(f"This does not do what {missing} was to do.", UNRELATED)
     resolved = {stage.program for one in step.references[1:] for stage in _stages(one)}
-    alike = resolved - _STANDARD | {name for name in programs if _is_like(name, missing)}
+    # Another version of it, or what searches as it does.
+    alike = resolved - _STANDARD | {name for name in programs if name.rstrip(_VERSION) == missing.rstrip(_VERSION)}
+    alike |= {"grep", "find", "rg", "fd"} if missing in {"rg", "ag", "ack", "fd"} else set()
     if not programs & alike and programs <= _STANDARD:
         return _fail(f"This does not do what {missing} was to do.", UNRELATED)
-    known = programs <= step.programs | resolved
-    return passed(NAME) if programs & alike and known else _unknown()
+    is_known = programs <= step.programs | resolved
+    return passed(NAME) if programs & alike and is_known else _unknown()
 
 
-def _is_like(program: str, missing: str) -> bool:
-    """Whether a program is another version of one, or searches as it does."""
-    versions = [re.sub(r"[\d.]+$", "", name) for name in (program, missing)]
-    searches = missing in {"rg", "ag", "ack", "fd"} and program in {"grep", "find", "rg", "fd"}
-    return versions[0] == versions[1] or searches
-
-
-def _call(call: Call, step: Step, completion: str) -> VerifierResult:
+def _call(call: Call, step: Step) -> VerifierResult:
     """Judge what is done where the arguments of a call did not fit."""
     if all(call.name != one.name for one in step.references) or not _is_wanted(call, step):
         return _fail("Make the call that was refused, with arguments that fit.", UNRELATED)
     failed, *resolved = (one.arguments for one in step.references)
     if not resolved:
         return _unknown()
-    put_right = [key for key in {**failed, **resolved[0]} if failed.get(key) != resolved[0].get(key)]
     is_right = any(
         _overlap(*(Counter(_WORD.findall(str(one.get(key)))) for one in (call.arguments, resolved[0]))) >= ALIKE
-        and call.arguments.get(key) != failed.get(key)
-        for key in put_right
+        and failed.get(key) not in (resolved[0].get(key), call.arguments.get(key))
+        for key in {**failed, **resolved[0]}
     )
     return passed(NAME) if is_right else _fail("The arguments that did not fit are there still.", UNRELATED)
 
 
-JUDGES: dict[str, Callable[[Call, Step, str], VerifierResult]] = {
+JUDGES: dict[str, Callable[[Call, Step], VerifierResult]] = {
     "change": _change,
     "read": _read,
     "path": _path,
@@ -271,14 +248,11 @@ JUDGES: dict[str, Callable[[Call, Step, str], VerifierResult]] = {
 
 def _look(call: Call, step: Step) -> VerifierResult:
     """Judge a call that can at best look at the file of the goal."""
-    shows = [
-        stage
-        for stage in _stages(call)
-        if stage.program in _LOOKERS - {"ls", "find", "git"}
-        and not (stage.targets or any(word.startswith("-i") for word in stage.arguments[:1]))
-    ]
     named = [find_path(call.arguments)] if call.name in {"read", "grep"} else []
-    named += [word for stage in shows for word in stage.arguments]
+    for stage in _stages(call):
+        is_in_place = any(word.startswith("-i") for word in stage.arguments[:1])
+        if stage.program in _LOOKERS - {"ls", "find", "git"} and not (stage.targets or is_in_place):
+            named += stage.arguments
     if step.path and step.path in map(step.absolute, named):
         return _fail(f"Now use what {step.goal['path']} shows.", LOOKS)
     return _fail("This has nothing to do with the change that was wanted.", UNRELATED)
@@ -289,10 +263,9 @@ def _searches(call: Call, step: Step, name: str) -> str:
     stages = _stages(call)
     if any(stage.program not in _LOOKERS | _NAVIGATES or stage.targets for stage in stages):
         return ""
-    lists = call.name in {"ls", "glob", "find"} or any(
-        stage.program in {"ls", "tree", "find", "fd"} for stage in stages
-    )
-    finds = lists or call.name == "grep" or any(s.program in {"rg", "git"} for s in stages)
+    programs = {call.name, *(stage.program for stage in stages)}
+    lists = bool(programs & {"ls", "tree", "find", "fd", "glob"})
+    finds = lists or call.name == "grep" or bool(programs & {"rg", "git"})
     given = [word for stage in stages if stage.program in _LOOKERS for word in stage.arguments]
     given += [value for value in call.arguments.values() if isinstance(value, str) and not stages]
     if finds and any(name in _words(word) and step.absolute(word) != step.path for word in given if name):
@@ -306,17 +279,18 @@ def _searches(call: Call, step: Step, name: str) -> str:
 
 def _does_nothing(call: Call) -> bool:
     """Whether a call cannot change or show anything."""
-    edits = read_edits(call.arguments)
-    if edits and call.name in _CHANGES and all(edit.old == edit.new for edit in edits):
+    edits = read_edits(call.arguments) if call.name in _CHANGES else []
+    if edits and all(edit.old == edit.new for edit in edits):
         return True
-    if not find_text(call.arguments, "command", "cmd"):
-        return False
-    return all(stage.program in _NAVIGATES for stage in _stages(call))
+    is_command = bool(find_text(call.arguments, "command", "cmd"))
+    return is_command and all(stage.program in _NAVIGATES for stage in _stages(call))
 
 
 def _repeats(call: Call, before: Call, step: Step) -> bool:
     """Whether a call is one that failed, with other white space or with more around it."""
-    command, failed_command = (_normal(one) for one in (call, before))
+    # The words of the command lines, without quotes, redirections and how they are spaced.
+    lines = (find_text(one.arguments, "command", "cmd").replace(";", " ; ") for one in (call, before))
+    command, failed_command = (" ".join(_NO_WORD.sub(" ", line).split()) for line in lines)
     if failed_command:
         folder = _find_folder(call)
         is_elsewhere = folder != _find_folder(before) and step.exists(folder)
@@ -326,20 +300,13 @@ def _repeats(call: Call, before: Call, step: Step) -> bool:
     if call.name in _CHANGES:
         # Only replay knows whether other white space is what was missing.
         return bool(call.arguments == before.arguments)
-    kept = [{key: value for key, value in one.arguments.items() if key in before.arguments} for one in (call, before)]
-    same_path = find_path(call.arguments) and (
-        step.absolute(find_path(call.arguments)) == step.absolute(find_path(before.arguments))
-    )
-    if same_path and step.kind in {"path", "folder"}:
+    path, path_before = (find_path(one.arguments) for one in (call, before))
+    if path and step.absolute(path) == step.absolute(path_before) and step.kind in {"path", "folder"}:
         return True
-    kept = [one.arguments for one in (call, before)] if step.kind == "call" else kept
-    return "".join(str(kept[0]).split()) == "".join(str(kept[1]).split())
-
-
-def _normal(call: Call) -> str:
-    """Return the words of a command line without quotes, redirections and how it is spaced."""
-    command = find_text(call.arguments, "command", "cmd")
-    return " ".join(_NO_WORD.sub(" ", command.replace(";", " ; ")).split())
+    kept = call.arguments
+    if step.kind != "call":
+        kept = {key: value for key, value in kept.items() if key in before.arguments}
+    return "".join(str(kept).split()) == "".join(str(before.arguments).split())
 
 
 def _find_folder(call: Call | None) -> str:
@@ -371,17 +338,12 @@ def _paths(call: Call, step: Step) -> Iterator[str]:
 
 def _parents(path: str) -> list[str]:
     """Return the folders above a path, the nearest first."""
-    found = []
-    while (above := posixpath.dirname(path)) not in {path, "", "/"}:
-        found.append(above)
-        path = above
-    return found
+    return [str(above) for above in PurePosixPath(path).parents][:-1]
 
 
 def _stem(path: str) -> str:
     """Return the name of a file without its folder and ending, in lower case."""
-    name = posixpath.basename(path)
-    return (name.rsplit(".", 1)[0] or name).lower()
+    return PurePosixPath(path).stem.lower()
 
 
 def _words(text: str) -> set[str]:
@@ -405,8 +367,7 @@ def _is_wanted(call: Call, step: Step) -> bool:
 
 def _wanted_words(call: Call) -> Words:
     """Return the words that a call takes out (-) and puts in (+), or those of its arguments."""
-    edits = read_edits(call.arguments)
-    edits = edits or [hunk for patch in read_patch(call.arguments) for hunk in patch.hunks]
+    edits = read_edits(call.arguments) or [hunk for patch in read_patch(call.arguments) for hunk in patch.hunks]
     if not edits:
         return Counter(_WORD.findall(" ".join(_texts(call.arguments))))
     words: Words = Counter()
@@ -418,12 +379,11 @@ def _wanted_words(call: Call) -> Words:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    inner: Iterable[Any] = value.values() if isinstance(value, dict) else ()
-    inner = value if isinstance(value, list) else inner
-    if not isinstance(value, dict | list):
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _texts(one)
+    else:
         yield str(value)
-    for one in inner:
-        yield from _texts(one)
 
 
 def _overlap(one: Words, other: Words) -> float:

@@ -51,14 +51,11 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
         return error(NAME, f"The row's workspace cannot be read ({type(found).__name__}).")
     decided = 0
     for call in calls_of(completion, spec):
-        check = CHECKS.get(call.name, _other)
-        verdict = check(workspace, call) if isinstance(call.arguments, dict) else None
+        verdict = CHECKS.get(call.name, _other)(workspace, call) if isinstance(call.arguments, dict) else None
         if isinstance(verdict, VerifierResult):
             return verdict
         decided += verdict is True
-    if not decided:
-        return skipped(NAME, "The session does not tell how this would end.")
-    return passed(NAME, calls=decided)
+    return passed(NAME, calls=decided) if decided else skipped(NAME, "The session does not tell how this would end.")
 
 
 CallVerdict = VerifierResult | bool | None
@@ -76,11 +73,8 @@ def _patch(workspace: Workspace, call: Call) -> CallVerdict:
     if outcome == "ok":
         workspace.patched(patches)
         return True
-    if outcome is None:
-        return None
     names = ", ".join(patch.path for patch in patches)
-    feedback = shorten(f"Failed to find the expected lines of the patch in {names}.", MAX_FEEDBACK)
-    return failed(NAME, "tool_schema_validation", feedback, SCORES[outcome])
+    return outcome and _fail(f"Failed to find the expected lines of the patch in {names}.", SCORES[outcome])
 
 
 def _edit(workspace: Workspace, call: Call) -> CallVerdict:
@@ -96,20 +90,18 @@ def _edit(workspace: Workspace, call: Call) -> CallVerdict:
         before = file.whole
         file.apply(edits)
         return _broken(path, before, file.whole) or True
-    feedback = shorten(_describe(outcome, path, edits, file), MAX_FEEDBACK)
-    return failed(NAME, "tool_schema_validation", feedback, SCORES[outcome])
+    return _fail(_describe(outcome, path, edits, file), SCORES[outcome])
 
 
 def _write(workspace: Workspace, call: Call) -> CallVerdict:
-    content = call.arguments.get("content")
-    path = find_path(call.arguments)
+    content, path = call.arguments.get("content"), find_path(call.arguments)
     file = workspace.files.get(workspace.absolute(path))
     if file is None or not isinstance(content, str) or not file.is_known:
         return None
-    if file.whole == content:
-        return failed(NAME, "tool_schema_validation", f"{path} holds exactly this already.")
     before = file.whole
     file.write(content)
+    if before == content:
+        return _fail(f"{path} holds exactly this already.", 0.0)
     return _broken(path, before, content) or True
 
 
@@ -127,8 +119,11 @@ def _broken(path: str, before: str | None, after: str | None) -> VerifierResult 
     if not found or isinstance(found, str):
         return None
     line, what = found[0]
-    feedback = f"{path} would not parse any more. Line {line}: {what}"
-    return failed(NAME, "build_lint_compile", shorten(feedback, MAX_FEEDBACK), BROKEN)
+    return _fail(f"{path} would not parse any more. Line {line}: {what}", BROKEN, "build_lint_compile")
+
+
+def _fail(feedback: str, score: float, category: str = "tool_schema_validation") -> VerifierResult:
+    return failed(NAME, category, shorten(feedback, MAX_FEEDBACK), score)
 
 
 CHECKS: dict[str, Callable[[Workspace, Call], CallVerdict]] = {
@@ -159,10 +154,8 @@ def _describe(outcome: Outcome, path: str, edits: list[Edit], file: File) -> str
 
 
 def _nearest(missing: str, text: str) -> str:
-    lines, count = text.split("\n"), missing.strip("\n").count("\n") + 1
-    first = missing.strip("\n").partition("\n")[0].strip()
-    alike = difflib.get_close_matches(first, [line.strip() for line in lines], 1, MIN_ALIKE)
-    if not alike:
-        return ""
-    at = next(number for number, line in enumerate(lines) if line.strip() == alike[0])
-    return shorten("\n".join(lines[at : at + count]), NEAR_CHARS)
+    lines, wanted = text.split("\n"), missing.strip("\n").split("\n")
+    stripped = [line.strip() for line in lines]
+    alike = difflib.get_close_matches(wanted[0].strip(), stripped, 1, MIN_ALIKE)
+    at = stripped.index(alike[0]) if alike else len(lines)
+    return shorten("\n".join(lines[at : at + len(wanted)]), NEAR_CHARS)

@@ -2,27 +2,22 @@
 
 columns  verifier_spec (JSON text, or null for a row without one) / range 0 to 1, never None
 
-TRL 1.16 sums rewards with `nansum`: SDPO turns a None into 0.0, a failure. A completion without a
-verdict (an `error` of ours, no spec, only skipped verifiers) gets a reward that moves nothing:
-
-- the mean of the completions of its group that have a verdict, the group being those of the same
-  prompt and spec in this call: its advantage is 0 and those of the others keep their signs;
-- in a group without any verdict, the mean of all others in the batch, at most MAX_PARTIAL so that
-  none counts as a success, or NEUTRAL if there are none: all advantages of the group are 0.
-
-The mean of a group in which all others passed is 1.0: SDPO may then show the completion without a
-verdict as a demonstration. Groups that are spread over processes are averaged per process.
-Train with `success_reward_threshold=1.0`: partial credit does not count as success.
+TRL sums rewards with `nansum`, so that SDPO takes a None for a failure. A completion without a verdict
+(an `error` of ours, no spec, only skipped verifiers) gets a reward that moves nothing: the mean of its
+group, which are the completions of the same prompt and spec in this call, or without any verdict there
+the mean of the batch, at most MAX_PARTIAL, or NEUTRAL. Groups that are spread over processes are
+averaged per process. Train with `success_reward_threshold=1.0`: partial credit is not success.
 
 `self_test` tries a reward on answers that must not win before anything is trained on it: empty
-answers, copies, lists of terms, refusals, spoilt and overlong right answers must score below the
-threshold, and right answers 1.0.
+answers, copies, lists of terms, refusals, spoilt and overlong right answers.
 """
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -41,14 +36,11 @@ NO_VERDICT = RubricResult(None, ())
 class VerifierReward:
     """A picklable reward function; the cache and the last call stay behind when it is pickled.
 
-    With a `tokenizer` the text is decoded anew from `completion_ids`, since SDPO hands over text
-    without the special tokens that delimit tool calls; a call without ids, such as a self-test's,
-    is verified by its text. If there are ids, `spec["truncated"]` says whether the completion lacks
-    a token that ends the turn, and `spec["end"]` is that token, with which the text ends;
-    `spec["format"]` is that of the tokenizer's chat template unless the row has its own. `end_ids`
-    are ids that end a turn in addition to those that `rewards.verifiers.call_formats` knows, such
-    as `generation_config.eos_token_id`. What the rubric cannot judge gets the `fallback`'s
-    reward, at most MAX_PARTIAL: nothing has verified it.
+    With a `tokenizer` the text is decoded from `completion_ids`, since SDPO hands over text without
+    the special tokens that delimit tool calls. Then `spec["truncated"]` says whether the completion
+    lacks a token that ends the turn, `spec["end"]` is that token, and `format_of_model` says how calls
+    are written unless the row does. `end_ids` end a turn, too, as `generation_config.eos_token_id`.
+    What the rubric cannot judge gets the `fallback`'s reward, at most MAX_PARTIAL.
     """
 
     def __init__(
@@ -88,27 +80,20 @@ class VerifierReward:
         Raises TrainingInputError when the rows have no column `verifier_spec`, or no JSON object
         in it; an object that no verifier can use is an `error`, which moves nothing.
         """
-        if verifier_spec is None and self.fallback:
-            verifier_spec = [None] * len(completions)
-        if verifier_spec is None:
+        if verifier_spec is None and not self.fallback:
             raise TrainingInputError(
                 "The rows have no column `verifier_spec`; give it to the rows or train with another reward."
             )
+        specs = verifier_spec or [None] * len(completions)
         ids: Sequence[Sequence[int] | None] = completion_ids or [None] * len(completions)
-        prepared = [
-            self._prepare(completion, tokens, spec)
-            for completion, tokens, spec in zip(completions, ids, verifier_spec, strict=True)
-        ]
-        self.results = self._verify_all(prepared)
-        rows = zip(prompts, verifier_spec, strict=True)
-        groups = [json.dumps([prompt, spec]) for prompt, spec in rows]
+        self.results = self._verify_all(list(map(self._prepare, completions, ids, specs)))
+        groups = [json.dumps(row) for row in zip(prompts, specs, strict=True)]
         rewards = [result.reward for result in self.results]
         if self.fallback and None in rewards:
             otherwise = self.fallback(prompts=prompts, completions=completions, **columns)
-            capped = [None if one is None else min(one, MAX_PARTIAL) for one in otherwise]
-            pairs = zip(rewards, capped, strict=True)
-            rewards = [one if own is None else own for own, one in pairs]
-        return list(_neutral(rewards, groups))
+            capped = (None if one is None else min(one, MAX_PARTIAL) for one in otherwise)
+            rewards = [one if own is None else own for own, one in zip(rewards, capped, strict=True)]
+        return [*_neutral(rewards, groups)]
 
     def _prepare(
         self, completion: str | Conversation, ids: Sequence[int] | None, spec: str | None
@@ -122,18 +107,11 @@ class VerifierReward:
         text, truncated = decode(ids, self.tokenizer, self.end_ids)
         ends = [token for token in self.tokenizer.get_added_vocab() if token and text.endswith(token)]
         end = "" if truncated else max(ends, key=len, default="")
-        return text, json.dumps({**self._format(decoded), **decoded, "truncated": truncated, "end": end})
+        own = format_of_model(self.tokenizer) if needs_format(decoded) else {}
+        return text, json.dumps({**own, **decoded, "truncated": truncated, "end": end})
 
-    def _format(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """Return the format that the model's own chat template writes, unless the row has one."""
-        if not needs_format(spec):
-            return {}
-        if own := format_of(self.tokenizer.chat_template or ""):
-            return {"format": own}
-        template = getattr(self.tokenizer, "response_template", None)
-        return {"response_template": template} if template else {}
-
-    def _verify(self, text: str, spec: str) -> RubricResult:
+    def _verify(self, pair: tuple[str, str]) -> RubricResult:
+        text, spec = pair
         try:
             return self.rubric(text, _decoded(spec))
         except BadSpec as bad:  # one row of many: neither for nor against the model
@@ -144,58 +122,54 @@ class VerifierReward:
         keys = [hashlib.sha256(json.dumps(pair).encode()).hexdigest() if pair else "" for pair in prepared]
         new = {k: pair for k, pair in zip(keys, prepared, strict=True) if pair and k not in self._cache}
         with ThreadPoolExecutor(self.workers) as pool:
-            verdicts = pool.map(lambda pair: self._verify(*pair), new.values())
-            fresh = dict(zip(new, verdicts, strict=True))
+            fresh = dict(zip(new, pool.map(self._verify, new.values()), strict=True))
         known: Mapping[str, RubricResult] = {"": NO_VERDICT, **self._cache, **fresh}
-        for key, result in fresh.items():
-            if not any(part.status == "error" for part in result.results):
-                self._cache[key] = result
-        for key in list(self._cache)[: max(0, len(self._cache) - MAX_CACHED)]:
-            del self._cache[key]
+        sound = {k: one for k, one in fresh.items() if all(part.status != "error" for part in one.results)}
+        self._cache = dict(list((self._cache | sound).items())[-MAX_CACHED:])
         return [known[key] for key in keys]
 
 
 def _neutral(rewards: Sequence[float | None], groups: Sequence[str]) -> list[float]:
     """Put what moves nothing for rewards that are None."""
-    known: dict[str, list[float]] = {}
+    known: dict[str, list[float]] = defaultdict(list)
     for reward, group in zip(rewards, groups, strict=True):
-        if reward is not None:
-            known.setdefault(group, []).append(reward)
-    batch = [reward for of_group in known.values() for reward in of_group]
+        known[group] += [] if reward is None else [reward]
+    batch = [reward for reward in rewards if reward is not None]
     elsewhere = min(fmean(batch), MAX_PARTIAL) if batch else NEUTRAL
-    return [
-        reward if reward is not None else fmean(known[group]) if group in known else elsewhere
-        for reward, group in zip(rewards, groups, strict=True)
-    ]
+    means = {group: fmean(of_group) if of_group else elsewhere for group, of_group in known.items()}
+    return [means[group] if reward is None else reward for reward, group in zip(rewards, groups, strict=True)]
 
 
 def needs_format(spec: Mapping[str, Any]) -> bool:
     """Whether a spec leaves it to the model how calls are written."""
     tools = spec.get("tools")
-    named = isinstance(tools, str) and tools in DEFAULT_FORMATS
-    return bool(tools) and "format" not in spec and not named
+    return bool(tools) and "format" not in spec and not (isinstance(tools, str) and tools in DEFAULT_FORMATS)
+
+
+def format_of_model(tokenizer: Any) -> dict[str, Any]:
+    """Return the keys of a spec that say how a model writes calls; {} when that is unknown.
+
+    They are the response template of its tokenizer where it has one, else the family of its chat template.
+    """
+    if template := getattr(tokenizer, "response_template", None):
+        return {"response_template": template}
+    family = format_of(tokenizer.chat_template or "")
+    return {"format": family} if family else {}
 
 
 def _decoded(spec: str) -> dict[str, Any]:
-    try:
+    decoded = None
+    with suppress(TypeError, ValueError, RecursionError):  # the rows are the user's
         decoded = json.loads(spec)
-    except (TypeError, ValueError, RecursionError) as problem:  # the rows are the user's
-        raise TrainingInputError(
-            f"A `verifier_spec` is not JSON text ({problem}): {str(spec)[:80]!r}; write it with json.dumps."
-        ) from problem
     if not isinstance(decoded, dict):
-        raise TrainingInputError(
-            f"A `verifier_spec` is not a JSON object: {spec[:80]!r}; write a dict with json.dumps."
-        )
+        why = f"A `verifier_spec` is not JSON text of an object: {str(spec)[:80]!r}; write a dict with json.dumps."
+        raise TrainingInputError(why)
     return decoded
 
 
 GARBAGE = "%%zq\n-%%zq ((\n+%%zq )) ]]\n%%zq"
 LONGER = 10
-REFUSALS = (
-    "I'm sorry, but I can't help with that.",
-    "I cannot fix this without more information.",
-)
+REFUSALS = ("I'm sorry, but I can't help with that.", "I cannot fix this without more information.")
 
 
 class Finding(NamedTuple):
@@ -212,26 +186,21 @@ def self_test(
     rows: Sequence[Mapping[str, Any]],
     gold: Sequence[str] | None = None,
     threshold: float = 1.0,
-    may_win: Collection[str] = (),
 ) -> list[Finding]:
     """Return the cases that failed, none for a sound reward.
 
     `rows` are dataset rows with `prompt`; `gold` their right answers, when there are any, which
-    must score 1.0. `threshold` is the trainer's `success_reward_threshold`. `may_win` names cases
-    that are right by design: an answer that writes a file in a call may say anything after it,
-    which is `gold_and_garbage`. The reward is called with one case at a time, so that no case
-    depends on its neighbours.
+    must score 1.0. `threshold` is the trainer's `success_reward_threshold`. The reward is called with
+    one case at a time, so that no case depends on its neighbours.
     """
     findings: list[Finding] = []
-    answers: Sequence[str | None] = gold if gold is not None else [None] * len(rows)
+    answers: Sequence[str | None] = gold or [None] * len(rows)
     for number, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-        if answer is not None:
-            scored = _score(reward, row, answer)
-            if scored != 1.0:
-                findings.append(Finding(number, "gold", scored, "1.0"))
+        if answer is not None and (scored := _score(reward, row, answer)) != 1.0:
+            findings.append(Finding(number, "gold", scored, "1.0"))
         for case, completion in attacks(row, answer):
             scored = _score(reward, row, completion)
-            if scored is not None and scored >= threshold and case not in may_win:
+            if scored is not None and scored >= threshold:
                 findings.append(Finding(number, case, scored, f"below {threshold}"))
     return findings
 
@@ -244,16 +213,12 @@ def attacks(row: Mapping[str, Any], gold: str | None) -> Iterator[tuple[str, str
     yield "empty", ""
     yield "blank", " \n\t\n"
     yield "prompt_copy", prompt
-    if context:
-        yield "context_copy", context
-        yield "prompt_and_context_copy", f"{prompt}\n\n{context}"
-    if terms:
-        yield "term_list", ", ".join(terms)
-        yield "term_lines", "\n".join(f"- {term}" for term in terms)
-    for number, refusal in enumerate(REFUSALS, 1):
-        yield f"refusal_{number}", refusal
-    whole = f"{prompt}\n{context}"
-    yield "ten_times_the_length", "\n".join([whole] * LONGER)
+    yield "context_copy", context
+    yield "prompt_and_context_copy", f"{prompt}\n\n{context}"
+    yield "term_list", ", ".join(terms)
+    yield "term_lines", "\n".join(f"- {term}" for term in terms)
+    yield from ((f"refusal_{number}", refusal) for number, refusal in enumerate(REFUSALS, 1))
+    yield "ten_times_the_length", f"{prompt}\n{context}\n" * LONGER
     spec = json.loads(row.get("verifier_spec") or "{}")
     files = spec.get("files") if isinstance(spec, dict) else None
     for path, text in list(files.items())[:1] if isinstance(files, dict) else []:

@@ -11,6 +11,7 @@ range  0 to 1, or None when nothing was judged
 
 import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -136,9 +137,9 @@ class Rubric:
 
     def __post_init__(self) -> None:
         if not self.gates and not self.graded:
-            raise ValueError("The rubric has no verifiers; give it gates or graded ones.")
-        if any(not weight > 0 for _, weight in self.graded):
-            raise ValueError("A graded verifier has a weight that is not positive; leave it out.")
+            raise ValueError("there are no verifiers")
+        if any(not 0 < weight < math.inf for _, weight in self.graded):
+            raise ValueError("a weight is not positive")
 
     def __call__(self, completion: str, spec: dict[str, Any]) -> RubricResult:
         """Verify one completion by the decoded spec of its row.
@@ -155,18 +156,15 @@ class Rubric:
                 return RubricResult(GATE_SHARE * _partial(result), tuple(results))
         graded = [(_run(verifier, completion, spec), weight) for verifier, weight in self.graded]
         results += [result for result, _ in graded]
-        statuses = {result.status for result in results}
-        judged = [(r, w) for r, w in graded if r.status in ("passed", "failed")]
-        if "error" in statuses or not statuses & {"passed", "failed"}:
-            reward = None
-        elif "failed" not in statuses and all(_credit(result) == 1.0 for result, _ in judged):
-            reward = 1.0
-        else:
-            credit = sum(weight * _credit(result) for result, weight in judged)
-            share = credit / sum(weight for _, weight in judged)
-            floor = GATE_SHARE if self.gates else 0.0
-            reward = min(MAX_PARTIAL, floor + (MAX_PARTIAL - floor) * share)
-        return RubricResult(reward, tuple(results))
+        statuses = {result.status for result in results} - {"skipped"}
+        if "error" in statuses or not statuses:
+            return RubricResult(None, tuple(results))
+        credits = [(_credit(result), weight) for result, weight in graded if result.status != "skipped"]
+        if "failed" not in statuses and all(credit == 1.0 for credit, _ in credits):
+            return RubricResult(1.0, tuple(results))
+        share = sum(credit * weight for credit, weight in credits) / sum(weight for _, weight in credits)
+        floor = GATE_SHARE if self.gates else 0.0
+        return RubricResult(min(MAX_PARTIAL, floor + (MAX_PARTIAL - floor) * share), tuple(results))
 
 
 def _run(verifier: Verifier, completion: str, spec: dict[str, Any]) -> VerifierResult:
@@ -183,11 +181,8 @@ def _run(verifier: Verifier, completion: str, spec: dict[str, Any]) -> VerifierR
         why = f"{type(fault).__name__}: {fault}"
         if (kind := (name, type(fault).__name__)) not in _WARNED:
             _WARNED.add(kind)
-            logger.warning(
-                "Verifier `%s` raised %s. Those completions get a neutral reward; fix it.",
-                name,
-                " ".join(why.split()),
-            )
+            text = "Verifier `%s` raised %s. Those completions get a neutral reward; fix it."
+            logger.warning(text, name, " ".join(why.split()))
         return error(name, why)
     if not isinstance(result, VerifierResult):
         raise NotAVerifier(f"`{name}` is not a verifier: it returns {type(result).__name__}, not VerifierResult.")
@@ -195,8 +190,7 @@ def _run(verifier: Verifier, completion: str, spec: dict[str, Any]) -> VerifierR
 
 
 def _credit(result: VerifierResult) -> float:
-    passes = result.status == "passed"
-    return 1.0 if passes and result.score in (1.0, None) else _partial(result)
+    return 1.0 if result.status == "passed" and result.score in (1.0, None) else _partial(result)
 
 
 def _partial(result: VerifierResult) -> float:

@@ -53,34 +53,27 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
 
 
 def verify_candidate(candidate: Candidate) -> VerifierResult:
-    """Parse the changed files of a candidate; metrics: `files` parsed, new `errors`."""
-    checked = broken = errors = 0
+    """Parse the changed files of a candidate; metrics: `files` parsed."""
+    checked = broken = 0
     lines: list[str] = []
     reasons: list[str] = []
     for path in candidate.changed:
-        if path not in candidate.files:
-            continue
-        after = problems(path, candidate.files[path])
+        after = problems(path, candidate.files[path]) if path in candidate.files else ""
+        before = problems(path, candidate.before[path]) if path in candidate.before else []
         if isinstance(after, str):
             reasons.append(after)
-            continue
-        before = problems(path, candidate.before[path]) if path in candidate.before else []
-        known = 0 if isinstance(before, str) else len(before)
-        if after and len(after) <= known:
+        elif after and len(after) <= (0 if isinstance(before, str) else len(before)):
             reasons.append(f"{path} did not parse before either.")
-            continue
-        checked += 1
-        if after:
-            broken += 1
-            errors += len(after) - known
+        else:
+            checked += 1
+            broken += bool(after)
             lines += [_show(path, candidate.files[path], problem) for problem in after[:SHOWN]]
     if not checked:
-        return skipped(NAME, " ".join(dict.fromkeys(reasons)) or "No file was written.")
+        return skipped(NAME, " ".join(dict.fromkeys(filter(None, reasons))) or "No file was written.")
     if not broken:
-        return passed(NAME, files=float(checked), errors=0.0)
-    score = (checked - broken) / checked
-    text = "\n".join(lines[:SHOWN])
-    return failed(NAME, "build_lint_compile", text, score, files=float(checked), errors=float(errors))
+        return passed(NAME, files=float(checked))
+    share = (checked - broken) / checked
+    return failed(NAME, "build_lint_compile", "\n".join(lines[:SHOWN]), share, files=float(checked))
 
 
 def problems(path: str, text: str) -> list[Problem] | str:
@@ -106,15 +99,11 @@ def problems(path: str, text: str) -> list[Problem] | str:
             _CHECKS[kind](text)
     except (RecursionError, MemoryError):  # what the parsers say of deep nesting
         return [(1, "too deeply nested to be parsed")]
-    except SyntaxError as found:
-        return [(found.lineno or 1, found.msg)]
-    except json.JSONDecodeError as found:
-        return [(found.lineno, found.msg)]
     except yaml.MarkedYAMLError as found:
         mark = found.problem_mark
         return [(mark.line + 1 if mark else 1, found.problem or "not YAML")]
-    except (ValueError, yaml.YAMLError) as found:  # null bytes, surrogates, too many digits, TOML
-        return [(1, str(found).split("\n")[0])]
+    except (SyntaxError, ValueError, yaml.YAMLError) as found:  # also null bytes, surrogates, too many digits, TOML
+        return [(getattr(found, "lineno", None) or 1, getattr(found, "msg", None) or str(found).split("\n")[0])]
     return []
 
 

@@ -4,10 +4,9 @@ spec   tools: what may be called, as in `tool_schemas.tools_of`; without it the 
        harness: the harness to whose tools the names of a list belong (default: Pi)
        format: a name of EXAMPLES, or several families (default: that of the set of tools, else
        every family's); with the format of the model's own chat template no other counts
-       response_template: how transformers reads the messages of a model of no known family
+       response_template: the response template of the model's tokenizer; without `format` it alone counts
        call: "required" (default), or "optional" to skip completions without a call
        truncated: whether the completion stopped without its end token
-       generation: 1, 2 or 3, the only generation of Pi's `edit` to accept (default: any)
 score  by the table, that of the worst call
 
 | what the completion has | score |
@@ -30,7 +29,7 @@ from referencing.exceptions import Unresolvable
 from pimono_sdpo.text import shorten
 from rewards.verifiers.call_formats import EXAMPLES, Call, Reading, read_calls
 from rewards.verifiers.rubric import VerifierResult, error, failed, passed, skipped
-from rewards.verifiers.tool_schemas import DEFAULT_FORMATS, BadTools, Tool, check, tools_of
+from rewards.verifiers.tool_schemas import DEFAULT_FORMATS, BadTools, Checked, Tool, check, tools_of
 
 NAME = "tool_calls"
 UNKNOWN_TOOL = 0.2
@@ -47,12 +46,21 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
         tools, formats, reading = _read(completion, spec)
     except BadTools as found:
         return error(NAME, f"The row's spec cannot be used: {found}.")
-    if reading.problem or not reading.calls or spec.get("truncated"):
-        return _without_calls(reading, completion, formats, tools, spec)
-    try:
-        return _verify_calls(reading.calls, tools, spec.get("generation"))
-    except (Unresolvable, RecursionError) as found:  # depth of arguments is bounded: the $ref loops
-        return error(NAME, f"A $ref of the row's tools leads nowhere: {str(found)[:200]}.")
+    form = f"Write it as {EXAMPLES[formats[0]]}." if len(formats) == 1 else ""
+    if reading.cut or spec.get("truncated"):
+        text = "The message was cut off before its end: it reached the longest length allowed. Make one smaller call."
+    elif reading.problem:
+        text = f"The tool call could not be parsed: {reading.problem}. {form}"
+    elif reading.calls:
+        try:
+            return _verify_calls(reading.calls, tools)
+        except (Unresolvable, RecursionError) as found:  # depth of arguments is bounded: the $ref loops
+            return error(NAME, f"A $ref of the row's tools leads nowhere: {str(found)[:200]}.")
+    elif spec.get("call") == "optional":
+        return skipped(NAME, "The message makes no call, and needs none.")
+    else:
+        text = f"The message makes no tool call. Call one of {_names(tools)}. {form}"
+    return failed(NAME, "malformed_output", shorten(text.strip(), MAX_FEEDBACK), calls=0, strict=0.0)
 
 
 def calls_of(completion: str, spec: dict[str, Any]) -> tuple[Call, ...]:
@@ -85,62 +93,25 @@ def _formats(given: Any, named: Any) -> list[str]:
     return formats
 
 
-def _without_calls(
-    reading: Reading,
-    completion: str,
-    formats: Sequence[str],
-    tools: dict[str, Tool],
-    spec: dict[str, Any],
-) -> VerifierResult:
-    form = f"Write it as {EXAMPLES[formats[0]]}." if len(formats) == 1 else ""
-    if reading.cut or spec.get("truncated"):
-        why = f" ({reading.problem})" if reading.problem else ""
-        text = (
-            f"The message was cut off before its end{why}: it reached the longest length allowed. "
-            "Make one call, and a smaller one."
-        )
-    elif reading.problem:
-        text = f"The tool call could not be parsed: {reading.problem}. {form}"
-    elif spec.get("call") == "optional":
-        return skipped(NAME, "The message makes no call, and needs none.")
-    else:
-        text = (
-            "The message makes no tool call"
-            f"{'' if completion.strip() else ': it is empty'}. Call one of {_names(tools)}. {form}"
-        )
-    return _failed("malformed_output", text.strip(), 0.0, 0, False)
-
-
-def _verify_calls(calls: Sequence[Call], tools: dict[str, Tool], generation: int | None) -> VerifierResult:
+def _verify_calls(calls: Sequence[Call], tools: dict[str, Tool]) -> VerifierResult:
     failures: list[str] = []
     score, strict = 1.0, True
     for call in calls:
         tool = tools.get(call.name)
+        checked = check(tool, call.arguments) if tool else Checked(UNKNOWN_TOOL)
+        score, strict = min(score, checked.score), strict and checked.strict
         if tool is None:
             failures.append(f"Tool {call.name[:80]} not found. Available tools: {_names(tools)}")
-            score, strict = min(score, UNKNOWN_TOOL), False
-            continue
-        checked = check(tool, call.arguments, generation)
-        score, strict = min(score, checked.score), strict and checked.strict
-        if checked.errors:
+        elif checked.errors:
             # In Pi's words.
             errors = "\n".join(f"  - {line}" for line in checked.errors)
-            received = json.dumps(call.arguments, indent=2, ensure_ascii=False)
-            failures.append(
-                f'Validation failed for tool "{call.name}":\n{errors}\n\n'
-                f"Received arguments:\n{shorten(received, MAX_FEEDBACK // 2)}"
-            )
+            received = shorten(json.dumps(call.arguments, indent=2, ensure_ascii=False), MAX_FEEDBACK // 2)
+            failures.append(f'Validation failed for tool "{call.name}":\n{errors}\n\nReceived arguments:\n{received}')
     if not failures:
         return passed(NAME, calls=len(calls), strict=float(strict))
-    more = f"\n\n{len(failures) - MAX_SHOWN} more calls failed." if len(failures) > MAX_SHOWN else ""
-    text = "\n\n".join(failures[:MAX_SHOWN]) + more
-    return _failed("tool_schema_validation", text, score, len(calls), strict)
+    text = shorten("\n\n".join(failures[:MAX_SHOWN]), MAX_FEEDBACK)
+    return failed(NAME, "tool_schema_validation", text, score, calls=len(calls), strict=float(strict))
 
 
 def _names(tools: dict[str, Tool]) -> str:
     return shorten(", ".join(tools), 300)
-
-
-def _failed(category: str, text: str, score: float, calls: int, strict: bool) -> VerifierResult:
-    feedback = shorten(text, MAX_FEEDBACK)
-    return failed(NAME, category, feedback, score, calls=calls, strict=float(strict))

@@ -9,6 +9,8 @@ list.
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -31,12 +33,11 @@ HARNESS_TOOLS = {harness.name: harness.tools for harness in HARNESSES if harness
 # The sets of tools that `definitions` can describe.
 DECLARED = ("repo_agent", *HARNESS_TOOLS)
 COERCING = frozenset(harness.name for harness in HARNESSES if harness.coerces)
-_BASH_BLOCK = describe_object("command", closed=True, command={"type": "string", "minLength": 1})
 # The schemas of each known set of tools, by the names of the tools.
 TOOL_SETS: dict[str, dict[str, tuple[Schema, ...]]] = {
     **{harness: {name: tool.schemas for name, tool in tools.items()} for harness, tools in HARNESS_TOOLS.items()},
     "repo_agent": {name: (tool["parameters"],) for name, tool in AGENT_TOOLS.items()},
-    "bash_block": {"bash": (_BASH_BLOCK,)},
+    "bash_block": {"bash": (describe_object("command", closed=True, command={"type": "string", "minLength": 1}),)},
 }
 
 
@@ -75,23 +76,20 @@ def tools_of(tools: str | Sequence[str | dict[str, Any]], harness: str = "pi") -
 
 @lru_cache(maxsize=1024)
 def _tools(text: str, harness: str) -> dict[str, Tool]:
-    given = json.loads(text)
+    given: Any = json.loads(text)
     if isinstance(given, str):
         if given not in TOOL_SETS:
             raise BadTools(f"tools is {given!r}; known sets are {', '.join(TOOL_SETS)}")
-        lenient = given in COERCING
-        found = [_tool(name, schemas, lenient) for name, schemas in TOOL_SETS[given].items()]
-    elif isinstance(given, list) and given:
-        found = [_listed(entry, harness) for entry in given]
-    else:
+        given, harness = [*TOOL_SETS[given]], given
+    if not isinstance(given, list) or not given:
         raise BadTools("tools must be the name of a set or a list of tools that is not empty")
-    return {tool.name: tool for tool in found}
+    return {tool.name: tool for tool in (_tool(entry, harness) for entry in given)}
 
 
-def _listed(entry: Any, harness: str) -> Tool:
+def _tool(entry: Any, harness: str) -> Tool:
     if isinstance(entry, str):
         schemas = TOOL_SETS[harness].get(entry, ({"type": "object"},))
-        return _tool(entry, schemas, harness in COERCING)
+        return Tool(entry, schemas, harness in COERCING, _validators(schemas))
     function = entry.get("function", entry) if isinstance(entry, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadTools(f"a tool is a name or a function with a name, not {str(entry)[:80]!r}")
@@ -100,13 +98,12 @@ def _listed(entry: Any, harness: str) -> Tool:
         Draft202012Validator.check_schema(schema)
     except SchemaError as found:
         raise BadTools(f"parameters of {function['name']}: {found.message[:200]}") from found
-    return _tool(function["name"], (schema,), lenient=False)
+    return Tool(function["name"], (schema,), False, _validators((schema,)))
 
 
-def _tool(name: str, schemas: tuple[Schema, ...], lenient: bool) -> Tool:
+def _validators(schemas: tuple[Schema, ...]) -> tuple[Draft202012Validator, ...]:
     # Without a registry of its own the validator would fetch a "$ref" from the network.
-    validators = tuple(Draft202012Validator(schema, registry=Registry()) for schema in schemas)
-    return Tool(name, schemas, lenient, validators)
+    return tuple(Draft202012Validator(schema, registry=Registry()) for schema in schemas)
 
 
 MAX_ERRORS = 12
@@ -115,26 +112,24 @@ NO_OBJECT, MISSING, WRONG, EXTRA = 0.3, 0.4, 0.6, 0.8
 
 
 class Checked(NamedTuple):
-    """The score of arguments, whether they fit as they stand, and the errors when they do not."""
+    """The score of arguments, the errors when they do not fit, and whether they do as they stand."""
 
     score: float
-    strict: bool = False
     errors: tuple[str, ...] = ()
+    strict: bool = False
 
 
-def check(tool: Tool, arguments: Any, generation: int | None = None) -> Checked:
-    """Check against the generation that fits best, or only against the given one (1 is first)."""
+def check(tool: Tool, arguments: Any) -> Checked:
+    """Check against the schema that fits best, the newest first."""
     if not isinstance(arguments, dict):
-        return Checked(NO_OBJECT, errors=("root: must be object",))
-    best = Checked(NO_OBJECT)
-    for number, validator in reversed(list(enumerate(tool.validators, 1))):
-        if generation in (None, number) or len(tool.validators) == 1:
-            checked = _check(validator, arguments)
-            if checked.errors and tool.lenient:
-                taken = coerce(_prepared(tool, arguments, number), tool.schemas[number - 1])
-                checked = _check(validator, taken)._replace(strict=False)
-            best = max(best, checked, key=lambda one: (one.score, one.strict, -len(one.errors)))
-    return best
+        return Checked(NO_OBJECT, ("root: must be object",))
+    found = []
+    for schema, validator in reversed([*zip(tool.schemas, tool.validators, strict=True)]):
+        checked = _check(validator, arguments)
+        if checked.errors and tool.lenient:
+            checked = _check(validator, coerce(_prepared(tool, arguments), schema))._replace(strict=False)
+        found.append(checked)
+    return max(found, key=lambda one: (one.score, one.strict, -len(one.errors)))
 
 
 def _check(validator: Draft202012Validator, arguments: Any) -> Checked:
@@ -144,36 +139,33 @@ def _check(validator: Draft202012Validator, arguments: Any) -> Checked:
     kinds = {str(error.validator) for error in errors}
     score = EXTRA if kinds == {"additionalProperties"} else WRONG
     lines = dict.fromkeys(line for error in errors for line in _lines(error))
-    return Checked(MISSING if "required" in kinds else score, errors=tuple(lines)[:MAX_ERRORS])
+    return Checked(MISSING if "required" in kinds else score, tuple(lines)[:MAX_ERRORS])
 
 
 def _lines(error: ValidationError) -> list[str]:
     """Describe an error in the words of Ajv, which Pi shows, as far as they are known here."""
-    where, value = "/".join(map(str, error.absolute_path)), error.validator_value
-    if error.validator == "required":
-        missing = [key for key in value if key not in error.instance]
-        return [f"{where or key}: must have required property '{key}'" for key in missing]
-    message = error.message[:200]
-    if error.validator == "type":
-        message = f"must be {value if isinstance(value, str) else ','.join(value)}"
-    elif error.validator == "additionalProperties":
-        message = "must NOT have additional properties"
-    return [f"{where[:200] or 'root'}: {message}"]
+    where, value = "/".join(map(str, error.absolute_path))[:200], error.validator_value
+    match error.validator:
+        case "required":
+            missing = [key for key in value if key not in error.instance]
+            return [f"{where or key}: must have required property '{key}'" for key in missing]
+        case "type":
+            message = f"must be {value if isinstance(value, str) else ','.join(value)}"
+        case "additionalProperties":
+            message = "must NOT have additional properties"
+        case _:
+            message = error.message[:200]
+    return [f"{where or 'root'}: {message}"]
 
 
-def _prepared(tool: Tool, arguments: dict[str, Any], generation: int) -> dict[str, Any]:
+def _prepared(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
     """Bring the edits of a call to a list, as Pi does: texts of JSON, and one edit alone."""
-    edits = arguments.get("edits")
-    if tool.name != "edit" or generation < 2:
+    if tool.name != "edit" or "edits" not in arguments:
         return arguments
-    if isinstance(edits, str):
-        try:
-            edits = json.loads(edits)
-        except (ValueError, RecursionError):  # stays the text that it is, which is an error
-            return arguments
-    if isinstance(edits, dict):
-        edits = [edits]
-    return {**arguments, "edits": edits} if "edits" in arguments else arguments
+    edits = arguments["edits"]
+    with suppress(ValueError, RecursionError):  # stays the text that it is, which is an error
+        edits = json.loads(edits) if isinstance(edits, str) else edits
+    return {**arguments, "edits": [edits] if isinstance(edits, dict) else edits}
 
 
 def coerce(value: Any, schema: Any) -> Any:
@@ -194,20 +186,16 @@ def coerce(value: Any, schema: Any) -> Any:
     if kind == "string" and not isinstance(value, str):
         return "" if value is None else json.dumps(value)
     if kind == "boolean" and not isinstance(value, bool):
-        known = {"true": True, "false": False} if isinstance(value, str) else {1: True, 0: False}
-        return False if value is None else known.get(value, value)
+        known = {"true": True, "false": False} if isinstance(value, str) else {1: True, 0: False, None: False}
+        return known.get(value, value)
     if kind in ("number", "integer") and (value is None or isinstance(value, bool)):
         return int(bool(value))
     if kind in ("number", "integer") and isinstance(value, str):
-        try:
+        with suppress(ValueError, RecursionError):  # stays the text that it is, which is an error
             number = json.loads(value.strip())
-        except (ValueError, RecursionError):  # stays the text that it is, which is an error
-            return value
-        if isinstance(number, float):
-            fits = math.isfinite(number) and (kind == "number" or number.is_integer())
-        else:
-            fits = type(number) is int
-        return number if fits else value
+            is_whole = type(number) is int or (isinstance(number, float) and number.is_integer())
+            is_number = isinstance(number, float) and math.isfinite(number) and kind == "number"
+            return number if is_whole or is_number else value
     return value
 
 
@@ -217,17 +205,12 @@ def definitions(name: str) -> list[dict[str, Any]]:
     >>> [tool["function"]["name"] for tool in definitions("repo_agent")]
     ['grep', 'list_files', 'read_file', 'write_file']
     """
+    described = {tool: one.description for tool, one in HARNESS_TOOLS.get(name, {}).items()}
+    described = described or {tool: one["description"] for tool, one in AGENT_TOOLS.items()}
     found = []
     for tool in sorted(tools_of(name).values(), key=lambda tool: tool.name):
-        parameters = json.loads(json.dumps(tool.schemas[-1]))
-        parameters.pop("additionalProperties", None)
-        function = {
-            "name": tool.name,
-            "description": HARNESS_TOOLS[name][tool.name].description
-            if name in HARNESS_TOOLS
-            else AGENT_TOOLS[tool.name]["description"],
-            "parameters": parameters,
-        }
+        parameters = {key: value for key, value in tool.schemas[-1].items() if key != "additionalProperties"}
+        function = {"name": tool.name, "description": described[tool.name], "parameters": deepcopy(parameters)}
         found.append({"type": "function", "function": function})
     return found
 
@@ -250,8 +233,6 @@ def describe_problems(name: str, args: dict[str, Any]) -> str:
         for error in tool.validators[0].iter_errors(args)
         if error.validator != "minLength"
     ]
-    for key, value in args.items():
-        is_needed = "minLength" in properties.get(key, {})
-        if is_needed and isinstance(value, str) and not value.strip():
-            found.append(f"`{key}` is blank")
+    blank = [key for key, value in args.items() if isinstance(value, str) and not value.strip()]
+    found += [f"`{key}` is blank" for key in blank if "minLength" in properties.get(key, {})]
     return "; ".join(found[:MAX_PROBLEMS])

@@ -339,7 +339,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path, chat_server: ChatServer) -> N
         with pytest.raises(PimonoError, match=told):
             CliRunner().invoke(app, given, catch_exceptions=False)
 
-    refuse("does not exist", *arguments(tmp_path / "no.json", out, url))
+    refuse("No such file", *arguments(tmp_path / "no.json", out, url))
     refuse("needs a key", *arguments(suite, out, "hf"))
     refuse("No model is named", "rollout", str(suite), "--out", str(out), "--provider", url)
     refuse("inside each other", *arguments(suite, tmp_path / "repo" / "out", url))
@@ -456,7 +456,7 @@ def test_a_model_writes_wordings_that_keep_what_the_goal_names(tmp_path: Path, c
         ('{"task_id": "nobody", "goals": ["Do it."]}', ":1 has the task `nobody`, which is not in"),
         ('{"task_id": "fix_gcd"}', "cannot be read as paraphrases .*goals"),
         ('{"task_id": "fix_gcd", "goals": []}', "cannot be read as paraphrases"),
-        (None, r"words\.jsonl` does not exist"),
+        (None, r"words\.jsonl` cannot be read as paraphrases"),
     ],
 )
 def test_bad_paraphrases_are_one_sentence(

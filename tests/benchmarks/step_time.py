@@ -56,7 +56,8 @@ def build(folder: Path, base: Path, plain: bool) -> Any:
     method = sdpo(args, model_args, Scoring(never))
     method.feedback = Feedback(args.feedback_template, "trace", args.feedback_template)
     if not plain:
-        return method.build(method.fit(rows)).trainer
+        method.fit(rows)
+        return method.build().trainer
     args.model_init_kwargs = models.model_init_kwargs(model_args, None)
     trainer = SDPOTrainer(
         model=str(base),

@@ -159,13 +159,13 @@ def test_a_bad_source_is_one_sentence(tmp_path: Path, content: str, said: str) -
 
 
 def test_what_a_source_is_is_told_by_its_content(tmp_path: Path) -> None:
-    with pytest.raises(PimonoError, match="does not exist; give a checkout"):
+    with pytest.raises(PimonoError, match="is not a QuixBugs checkout"):
         build_suite(str(tmp_path / "none"), tmp_path / "out", hide_tests=False)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(PimonoError, match="has neither python_programs/ nor one file"):
+    with pytest.raises(PimonoError, match="is not a QuixBugs checkout"):
         build_suite(str(tmp_path / "empty"), tmp_path / "out", hide_tests=False)
     build_suite("samples", tmp_path / "out", hide_tests=False)
-    with pytest.raises(PimonoError, match="is a suite already"):
+    with pytest.raises(PimonoError, match="is not a task"):
         build_suite(str(tmp_path / "out" / "suite.json"), tmp_path / "more", hide_tests=False)
 
 

@@ -1,6 +1,7 @@
 """A suite is read, checked, written; what is wrong is one sentence."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ GOOD: dict[str, Any] = {
         {"task_id": "one", "goal": "Mend it."},
         {"task_id": "two", "goal": "Mend that.", "repo": "other", "test_cmd": "make check",
          "hide": ["answers"], "metadata": {"group": "g", "n": [1]},
-         "verifier_spec": {"files": {"a.py": "ü"}, "tests": {"kind": "value"}}},
+         "verifier_spec": {"files": {"a.py": "ü"}, "tests": {"kind": "value", "refs": [math.inf]}}},
         {"task_id": "three", "goal": "Only train on it.", "test_cmd": ""},
     ],
 }  # fmt: skip
@@ -117,7 +118,7 @@ def test_a_bad_suite_is_one_sentence(tmp_path: Path, name: str) -> None:
 
 
 def test_what_is_no_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="does not exist; give a suite's JSON file"):
+    with pytest.raises(SourceError, match="give a suite's JSON file"):
         suite.load_suite(tmp_path / "none.json")
     (tmp_path / "latin.json").write_bytes(b'{"name": "\xff"}')
     with pytest.raises(SourceError, match="is not a task suite"):

@@ -9,7 +9,7 @@ from datasets import Dataset
 from trl import ModelConfig
 
 from pimono_sdpo.training import rows
-from pimono_sdpo.training.method import Prepared, run_steps
+from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from tests.training.setup import SeenPrompts, arguments, hand_made, prepare
 
@@ -44,10 +44,10 @@ def filtered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def straight(
     tmp_path_factory: pytest.TempPathFactory, tiny: Path, filtered: Path
-) -> tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig]:
+) -> tuple[Method, dict[str, float], SeenPrompts, ModelConfig]:
     """Six steps without a break; an epoch has four."""
     args, model_args = arguments(tmp_path_factory.mktemp("straight"), tiny)
     prepared = prepare(args, model_args, rows.load_rows(str(filtered)))
     seen = SeenPrompts()
     prepared.trainer.add_callback(seen)
-    return prepared, run_steps(prepared), seen, model_args
+    return prepared, prepared.run_steps(), seen, model_args

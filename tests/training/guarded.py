@@ -13,7 +13,6 @@ from typing import Any
 
 from trackio.sqlite_storage import SQLiteStorage
 
-from pimono_sdpo.training.method import run_steps
 from pimono_sdpo.training.rewards import Scoring
 from tests.training.setup import StopAfter, arguments, hand_made, letters_reward, prepare
 
@@ -77,7 +76,7 @@ def run(model: Path, folder: Path, scenario: str, stop: int | None = None) -> di
     prepared = prepare(args, model_args, rows, Scoring(reward))
     if stop is not None:
         prepared.trainer.add_callback(StopAfter(stop))
-    run_steps(prepared)
+    prepared.run_steps()
     return {
         "scenario": scenario,
         "rank": args.process_index,

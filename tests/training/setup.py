@@ -16,7 +16,7 @@ from transformers import (
 from trl import ModelConfig
 
 from pimono_sdpo.training.arguments import GuardedSDPOConfig, SDPOArguments, parse_job
-from pimono_sdpo.training.method import Prepared
+from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.rewards import Mode, Scoring
 from pimono_sdpo.training.sdpo import SDPO
 
@@ -97,10 +97,11 @@ def prepare(
     dataset: Dataset,
     scoring: Scoring | None = None,
     mode: Mode = "trace",
-) -> Prepared:
+) -> Method:
     """Build the trainer as the job does, with the letters for a reward if there is no other."""
     method = sdpo(args, model_args, scoring, mode)
-    return method.build(method.fit(dataset))
+    method.fit(dataset)
+    return method.build()
 
 
 def sdpo(

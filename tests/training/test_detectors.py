@@ -122,7 +122,6 @@ def test_a_collapse_is_told_from_noise(completions: int, at_last: int) -> None:
     ("change", "told"),
     [
         ({"stop_on": "flat_groups, kl"}, "--stop_on names kl; give some of reward_collapse, dive"),
-        ({"guard_window": 0}, "--guard_window is 0; give a number from 1"),
     ],
 )
 def test_limits_that_mean_nothing_are_refused(change: dict[str, Any], told: str) -> None:

@@ -191,15 +191,15 @@ def test_a_reward_that_speaks_of_other_completions_is_a_bug(tmp_path: Path, tiny
         return [0.0] * len(prompts)
 
     prepared = prepare(args, model_args, dataset, Scoring(zero, lambda: ["one"]), "rollout")
-    with pytest.raises(RuntimeError, match="1 texts of the reward for 2 completions"):
+    with pytest.raises(ValueError, match="shorter"):
         prepared.trainer.train()
 
 
 @pytest.mark.parametrize(
     ("feedback", "words"),
     [
-        (Feedback("{raw}"), "feedback_template cannot be filled .it has raw.; put {feedback_raw}"),
-        (Feedback("nothing"), "feedback_template cannot be filled .it has no field"),
+        (Feedback("{raw}"), "feedback_template cannot be filled; put {feedback_raw} in it"),
+        (Feedback("nothing"), "feedback_template cannot be filled; put {feedback_raw} in it"),
         (Feedback("{feedback_raw}", trace_template="{"), "trace_template cannot be filled"),
     ],
 )

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from pimono_sdpo.training import output, publish
-from pimono_sdpo.training.method import Prepared, run_steps
+from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.rewards import Scoring
 from tests.training import guarded
 from tests.training.setup import StopAfter, adapter_state, arguments, hand_made, prepare, python
@@ -85,14 +85,14 @@ def test_the_best_adapter_outlives_its_checkpoint_and_is_gone_back_to(
     assert {path.name for path in (place / "best").iterdir()} == {*publish.WEIGHTS, "best.json"}
 
 
-def collapsing(folder: Path, tiny: Path, stop: int | None = None, **changes: Any) -> tuple[Prepared, dict[str, Any]]:
+def collapsing(folder: Path, tiny: Path, stop: int | None = None, **changes: Any) -> tuple[Method, dict[str, Any]]:
     """The falling reward in this process, nothing sent to Trackio."""
     settings = guarded.SCENARIOS["reward_collapse"][1] | {"report_to": "none"} | changes
     args, model_args = arguments(folder, tiny, **settings)
     prepared = prepare(args, model_args, hand_made(), Scoring(guarded.falling))
     if stop is not None:
         prepared.trainer.add_callback(StopAfter(stop))
-    run_steps(prepared)
+    prepared.run_steps()
     return prepared, prepared.guards.record()
 
 

@@ -92,7 +92,6 @@ def test_the_job_scores_before_and_after_and_shows_it(
     assert "held_out_rows" in capsys.readouterr().err
     hand_made().select([0, 1, 2]).to_parquet(rows / "data" / "test-00000-of-00001.parquet")
     assert script().main([*argv, "--eval_generations", "2"]) == 0
-    assert (out / "adapter" / "evaluation.svg").stat().st_size > 1000
     assert "## Held-out Evaluation" in (out / "adapter" / "README.md").read_text()
 
 

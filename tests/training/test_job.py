@@ -1,6 +1,7 @@
 """jobs/train_sdpo.py as a user runs it, on this machine and against a Hub."""
 
 import json
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -28,7 +29,8 @@ def test_the_job_trains_logs_and_writes_its_card(tiny: Path, filtered: Path, tmp
 
     out = tmp_path / "outputs" / "first"
     run = json.loads((out / "run.json").read_text())
-    assert run["run_name"] == "first"
+    first = run["run_name"]
+    assert re.fullmatch(r"first-\d{4}-\d{6}", first), "a Space is not asked which names it has"
     assert run["recipe"] == "tiny.yaml"
     assert run["base_model"] == "tiny-gemma4"
     assert run["trackio"] == {"project": "pimono-sdpo", "space_id": None, "url": None}
@@ -68,15 +70,15 @@ def test_the_job_trains_logs_and_writes_its_card(tiny: Path, filtered: Path, tmp
     # Started over, its curve is one of its own; gone on with, it is the same.
     over = job("--mode", "train", *asked, "--overwrite", cwd=tmp_path)
     assert over.returncode == 0, over.stderr[-3000:]
-    assert json.loads((out / "run.json").read_text())["run_name"] == "first-2"
+    name = json.loads((out / "run.json").read_text())["run_name"]
     shutil.rmtree(out / "adapter")
     shutil.rmtree(out / "checkpoint-4")
     (out / "run.json").unlink()
     on = job("--mode", "train", *asked, cwd=tmp_path)
     assert on.returncode == 0, on.stderr[-3000:]
-    assert json.loads((out / "run.json").read_text())["run_name"] == "first-2"
+    assert json.loads((out / "run.json").read_text())["run_name"] == name
     logged = python("-c", RUNS, cwd=tmp_path)
-    assert json.loads(logged.stdout.splitlines()[-1]) == ["first", "first-2"]
+    assert json.loads(logged.stdout.splitlines()[-1]) == [name, first]
 
 
 RUNS = """

@@ -33,15 +33,6 @@ def launch(hub: LoopbackHub, home: Path, *words: str, token: str = "hf_loopback"
     return run_python(hub, home, *command, token=token, xet=True, imported=TRAINING)
 
 
-@pytest.mark.parametrize("script", ["train_sdpo", "train_sft", "train_dpo"])
-def test_a_script_without_the_package_says_what_to_add(script: str) -> None:
-    command = [sys.executable, "-I", "-S", f"jobs/{script}.py"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "add `--with" in done.stderr
-
-
 # Prints what a job would install, for each origin of this installation.
 FIND = """
 import json, sys

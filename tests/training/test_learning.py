@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from pimono_sdpo.training import output
-from pimono_sdpo.training.method import run_steps
 from tests.benchmarks.learning import ALONE, Setting
 from tests.benchmarks.learning_model import passes, unpack
 from tests.benchmarks.learning_task import RARE, requests, rows, scoring
@@ -76,7 +75,7 @@ def test_a_collapse_is_caught_and_the_best_adapter_is_what_remains(base: Path, t
     )
     tokenizer = AutoTokenizer.from_pretrained(base)
     prepared = prepare(args, model_args, rows(RARE, asked[:256]), scoring(tokenizer), "rollout")
-    run_steps(prepared)
+    prepared.run_steps()
     record, trainer = prepared.guards.record(), prepared.trainer
     assert record["stopped_by"] in ("reward_collapse", "divergence")
     assert {alert["guard"] for alert in record["alerts"]} == {"reward_collapse", "divergence"}

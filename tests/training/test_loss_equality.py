@@ -31,7 +31,6 @@ from trl.experimental.sdpo.sdpo_trainer import (
 from pimono_sdpo.training import rows
 from pimono_sdpo.training import trainer as training_trainer
 from pimono_sdpo.training.guards import ENTROPY, GAP, KL
-from pimono_sdpo.training.method import run_steps
 from pimono_sdpo.training.rewards import Scoring
 from tests.training.setup import arguments, prepare
 
@@ -82,7 +81,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory, tiny: Path, filtered: Path
     )
     dataset = rows.load_rows(str(filtered))
     prepared = prepare(args, model_args, dataset, Scoring(first_of_the_second_group))
-    run_steps(prepared)
+    prepared.run_steps()
     return prepared.trainer
 
 

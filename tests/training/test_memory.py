@@ -12,7 +12,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import models, recipe_folder
+from pimono_sdpo.training import find_shipped, models
 from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.memory import (
     GIB,
@@ -142,7 +142,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "Qwen/Qwen3-4B-Instruct-2507": lambda: config_qwen(2560, 9728, 36, 32),
     "Qwen/Qwen3-1.7B": lambda: config_qwen(2048, 6144, 28, 16),
 }
-ON_A_GPU = [path.stem for path in sorted(recipe_folder().glob("*.yaml")) if not path.stem.startswith(("tiny", "demo"))]
+ON_A_GPU = [
+    path.stem for path in sorted(find_shipped("recipes").glob("*.yaml")) if not path.stem.startswith(("tiny", "demo"))
+]
 
 
 @pytest.mark.parametrize("recipe", ON_A_GPU)

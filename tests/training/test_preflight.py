@@ -16,9 +16,10 @@ from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.training import rows, run
 from pimono_sdpo.training.memory import Hardware, advise, hardware_of
-from pimono_sdpo.training.method import Prepared, run_steps
+from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.preflight import (
     Probe,
+    add_rollouts,
     as_text,
     at_full_length,
     is_useless,
@@ -47,7 +48,7 @@ TOLD = "SECRET WORD"
 
 
 def test_probing_leaves_the_run_as_it_was(
-    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig],
     tiny: Path,
     filtered: Path,
     tmp_path: Path,
@@ -62,7 +63,7 @@ def test_probing_leaves_the_run_as_it_was(
     assert all(0 <= reward <= 1 for group in found.teacher for reward in group)
     assert found.generation_seconds > 0
     assert found.peak_bytes is None
-    run_steps(prepared)
+    prepared.run_steps()
     for adapter in ("default", "teacher"):
         expected = adapter_state(straight[0].trainer, adapter)
         after = adapter_state(prepared.trainer, adapter)
@@ -107,9 +108,9 @@ def test_the_gap_is_what_feedback_adds(
     args, model_args = arguments(tmp_path, tiny)
     reward = Listening(told, untold)
     prepared = prepare(args, model_args, hand_made(), Scoring(reward, column="reward_terms"))
-    method = prepared.method
+    method = prepared
     method.job.preflight_rows = 2
-    found = preflight(method, prepared.fitted, HERE, prepared)
+    found = add_rollouts(preflight(method, HERE), method, HERE)
     assert found["reward_tried_on_rows"] == 4
     assert found["teacher_gap"]["gap"] == pytest.approx(gap)
     assert found["rollouts"]["completions"] == 4
@@ -144,11 +145,11 @@ def test_what_cannot_learn_or_fit_is_stopped(tmp_path: Path, tiny: Path) -> None
     args, model_args = arguments(tmp_path, tiny)
     without = hand_made().map(lambda _: {"privileged_context": ""})
     prepared = prepare(args, model_args, without, Scoring(never))
-    method = prepared.method
+    method = prepared
 
     def found(hardware: Hardware, probed: int) -> Any:
         method.job.preflight_rows = probed
-        return preflight(method, prepared.fitted, hardware, prepared if probed else None)
+        return add_rollouts(preflight(method, hardware), method, hardware)
 
     dead = found(HERE, 1)
     assert dead["rollouts"]["success_share"] == 0
@@ -168,7 +169,7 @@ def test_steps_hours_and_dollars_follow_from_the_probe(tmp_path: Path, tiny: Pat
     told = step_time(tried, args, 4, Hardware("x", 24.0, 1.5))
     assert (told["step_seconds"], told["steps"]) == (36.0, 12)
     assert (told["hours"], told["dollars"]) == (0.12, 0.18)
-    run_steps(prepared)
+    prepared.run_steps()
     assert prepared.trainer.state.global_step == told["steps"]
 
 
@@ -228,10 +229,10 @@ def test_nothing_is_loaded_when_a_cheap_check_speaks_against_it(
     job = run.Run(SDPO, argv, None)
     method = job.method
     method.load_model()
-    fitted = method.fit(*method.load_rows(str(filtered)))
+    method.fit(*method.load_rows(str(filtered)))
     old = Hardware("t4-small", 16.0, 0.4, bfloat16=False)
     with pytest.raises(TrainingInputError, match="t4-small cannot compute in bfloat16; give"):
-        refuse(preflight(method, fitted, old), forced_by="")
+        refuse(preflight(method, old), forced_by="")
     assert script().main(argv) == 2
     assert "The model `" in capsys.readouterr().err, "without a reason the weights are opened"
 

@@ -102,7 +102,7 @@ def test_columns_of_structs_add_no_arguments(tokenizer: Any) -> None:
             "sft",
             step(9, completion=[turn("assistant", "x", tool_calls=[{"function": {}}])]),
             "unreadable",
-            "has a tool call without a name",
+            "missing required field `name` - at `$[0].tool_calls[0].function`",
         ),
         ("dpo", pair(9, rejected=[reads("tests/t9.py", "c2")]), "identical", "the same tokens"),
         ("dpo", pair(9, chosen=[turn("assistant", "x " * 2000)]), "too_long", "over the 1024"),

@@ -18,7 +18,7 @@ from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import models, output, publish, rows, run
-from pimono_sdpo.training.method import Prepared, run_steps
+from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from tests.training.setup import (
     TASKS,
@@ -67,12 +67,12 @@ def test_completions_are_sampled_so_many_at_once(tiny: Path, tmp_path: Path, mon
         return sample(*given, **named)
 
     monkeypatch.setattr(prepared.trainer.model, "generate", counted)
-    run_steps(prepared)
+    prepared.run_steps()
     assert sizes == [4, 2]
 
 
 def test_training_moves_the_adapter_and_nothing_is_cut(
-    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig],
 ) -> None:
     prepared, metrics, seen, _ = straight
     trainer = prepared.trainer
@@ -114,7 +114,7 @@ def test_training_moves_the_adapter_and_nothing_is_cut(
 def test_a_killed_run_goes_on_to_the_same_weights_past_a_damaged_checkpoint(
     stop: int,
     file: str,
-    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig],
     tiny: Path,
     filtered: Path,
     tmp_path: Path,
@@ -125,7 +125,7 @@ def test_a_killed_run_goes_on_to_the_same_weights_past_a_damaged_checkpoint(
     first_args, model_args = arguments(tmp_path, tiny, **changes)
     first = prepare(first_args, model_args, dataset)
     first.trainer.add_callback(StopAfter(stop))
-    part = run_steps(first)
+    part = first.run_steps()
     assert first.trainer.state.global_step == stop
     assert first.progress.resumed_at == []
     # What a kill in the middle of writing a checkpoint leaves.
@@ -140,7 +140,7 @@ def test_a_killed_run_goes_on_to_the_same_weights_past_a_damaged_checkpoint(
 
     second_args, model_args = arguments(tmp_path, tiny, **changes)
     second = prepare(second_args, model_args, dataset)
-    whole = run_steps(second)
+    whole = second.run_steps()
     said = f"`{file}` of {damaged.name} is damaged, so the training resumes from {checkpoint.name}"
     assert said in capsys.readouterr().out
     assert second.trainer.state.global_step == 6
@@ -159,7 +159,7 @@ def test_a_killed_run_goes_on_to_the_same_weights_past_a_damaged_checkpoint(
 
 
 def test_the_saved_adapter_is_clean_and_loads(
-    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig],
     tiny: Path,
     tmp_path: Path,
 ) -> None:
@@ -202,7 +202,7 @@ def test_the_saved_adapter_is_clean_and_loads(
 
 @pytest.mark.slow
 def test_evaluating_before_training_works_and_changes_nothing(
-    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig],
     tiny: Path,
     filtered: Path,
     tmp_path: Path,
@@ -214,7 +214,7 @@ def test_evaluating_before_training_works_and_changes_nothing(
     found = trainer.evaluate(trainer.train_dataset)
     torch.set_rng_state(before)
     assert found["eval_self_distillation/reward_mean"] > 0
-    run_steps(prepared)
+    prepared.run_steps()
     for adapter in ("default", "teacher"):
         expected = adapter_state(straight[0].trainer, adapter)
         after = adapter_state(trainer, adapter)
@@ -223,7 +223,7 @@ def test_evaluating_before_training_works_and_changes_nothing(
 
 @pytest.mark.slow
 def test_a_run_killed_after_its_last_step_makes_no_more(
-    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig],
     tiny: Path,
     filtered: Path,
     tmp_path: Path,
@@ -232,10 +232,10 @@ def test_a_run_killed_after_its_last_step_makes_no_more(
     dataset = rows.load_rows(str(filtered))
     args, model_args = arguments(tmp_path, tiny, **changes)
     first = prepare(args, model_args, dataset)
-    run_steps(first)
+    first.run_steps()
     args, model_args = arguments(tmp_path, tiny, **changes)
     again = prepare(args, model_args, dataset)
-    run_steps(again)
+    again.run_steps()
     assert again.trainer.state.global_step == 6
     expected, found = (adapter_state(one.trainer) for one in (first, again))
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
@@ -249,7 +249,7 @@ def test_a_killed_run_of_rft_with_two_updates_a_batch_goes_on_to_the_same_weight
 ) -> None:
     dataset = rows.load_rows(str(filtered))
 
-    def run_to(folder: Path, stop: int | None) -> Prepared:
+    def run_to(folder: Path, stop: int | None) -> Method:
         args, model_args = arguments(
             folder,
             tiny,
@@ -259,7 +259,7 @@ def test_a_killed_run_of_rft_with_two_updates_a_batch_goes_on_to_the_same_weight
         prepared = prepare(args, model_args, dataset, mode="none")
         if stop is not None:
             prepared.trainer.add_callback(StopAfter(stop))
-        run_steps(prepared)
+        prepared.run_steps()
         return prepared
 
     whole = adapter_state(run_to(tmp_path / "whole", None).trainer)

@@ -21,7 +21,6 @@ import torch
 from transformers import TrainerCallback
 
 from pimono_sdpo.training import rows
-from pimono_sdpo.training.method import run_steps
 from tests.training.setup import adapter_state, arguments, prepare
 
 STEPS, RATE = 12, 0.05
@@ -66,7 +65,7 @@ def averages(folder: Path, tiny: Path, filtered: Path) -> Averages:
     prepared = prepare(args, model_args, rows.load_rows(str(filtered)))
     seen = Averages(prepared.trainer)
     prepared.trainer.add_callback(seen)
-    run_steps(prepared)
+    prepared.run_steps()
     return seen
 
 

@@ -33,12 +33,13 @@ args, model_args = arguments(
 state = TrainerState(is_world_process_zero=True, global_step=0)
 control = TrainerControl()
 callback = SafeTrackio(list_arguments(args, model_args))
-log_rollouts(1, ["before"], ["the run"], [0.0], [None])
+def rollout(reward, feedback):
+    return {"prompt": [{"role": "user", "content": "mend it"}], "completion": "like so",
+            "reward": reward, "feedback": feedback}
+log_rollouts(1, [rollout(0.0, None)])
 callback.on_train_begin(args, state, control, model=None)
 for state.global_step in (1, 2, 3):
-    prompts = [[{"role": "user", "content": "mend it"}]] * 12
-    log_rollouts(state.global_step, prompts, ["like so"] * 12, [0.5] * 11 + [float("nan")],
-                 ["it failed"] + [None] * 11)
+    log_rollouts(state.global_step, [rollout(0.5, "it failed"), *[rollout(float("nan"), None)] * 11])
     callback.on_log(args, state, control, logs={"loss": 0.5 / state.global_step, "train_runtime": 1.0})
 callback.on_train_end(args, state, control)
 from trackio.sqlite_storage import SQLiteStorage

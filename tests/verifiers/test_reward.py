@@ -56,9 +56,9 @@ def test_what_the_rows_lack_is_told() -> None:
     reward = VerifierReward(RUBRIC)
     with pytest.raises(TrainingInputError, match="no column `verifier_spec`"):
         reward(["p"], ["x"])
-    with pytest.raises(TrainingInputError, match="not JSON"):
+    with pytest.raises(TrainingInputError, match="not JSON text"):
         reward(["p"], ["x"], verifier_spec=["{"])
-    with pytest.raises(TrainingInputError, match="not a JSON object"):
+    with pytest.raises(TrainingInputError, match="not JSON text of an object"):
         reward(["p"], ["x"], verifier_spec=["[]"])
 
 

@@ -81,4 +81,3 @@ def test_what_writes_a_file_must_be_checked_further() -> None:
     both = VerifierReward(Rubric([last_write.verify], [(syntax.verify, 1.0)]))
     found = self_test(both, rows(WRITE), [CALL, CALL])
     assert {finding.case for finding in found} == {"gold_and_garbage"}, "what follows the call"
-    assert self_test(both, rows(WRITE), [CALL, CALL], may_win=["gold_and_garbage"]) == []

@@ -74,7 +74,7 @@ def test_more_errors_than_before_are_the_models() -> None:
     before = "let a = ;\nlet b = 1;\nlet c = 2;\n"
     assert [line for line, _ in cast(list[Problem], problems("a.ts", before))] == [1]
     worse = verdict({"a.ts": before}, {"a.ts": before.replace("= 2", "= = 2")})
-    assert (worse.status, worse.metrics) == ("failed", {"files": 1.0, "errors": 1.0})
+    assert (worse.status, worse.metrics) == ("failed", {"files": 1.0})
     assert "a.ts:3: this does not parse: `let c = = 2;`" in worse.feedback
 
 
@@ -90,7 +90,7 @@ def test_without_tree_sitter_there_is_no_say() -> None:
 def test_the_feedback_names_line_and_text() -> None:
     result = verdict({}, {"src/a.py": "x = 1\ny = (2\n", "b.json": "{}"})
     assert result.feedback == "src/a.py:2: '(' was never closed: `y = (2`"
-    assert (result.score, result.metrics) == (0.5, {"files": 2.0, "errors": 1.0})
+    assert (result.score, result.metrics) == (0.5, {"files": 2.0})
 
 
 def test_other_files_and_deleted_ones_have_no_say() -> None:

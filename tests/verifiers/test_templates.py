@@ -70,6 +70,15 @@ def test_what_a_template_renders_is_read_back(model: str, name: str, arguments: 
     assert verify(text, {"tools": "pi"}).status == "passed"
 
 
+@pytest.mark.parametrize(("name", "arguments"), CALLS[:2])
+@pytest.mark.parametrize("model", ["gemma4", "qwen3", "gptoss", "llama3_1", "glm4moe"])
+def test_the_response_template_of_a_tokenizer_is_used(model: str, name: str, arguments: dict[str, Any]) -> None:
+    text = rendered(getattr(chat_template_utils, f"{model}_chat_template"), name, arguments)
+    template = getattr(chat_template_utils, f"{model.removesuffix('_1')}_template")
+    result = verify(text, {"tools": "pi", "response_template": template})
+    assert (result.status, result.metrics) == ("passed", {"calls": 1, "strict": 1.0}), result.feedback
+
+
 @pytest.mark.parametrize("model", FAMILY_OF)
 def test_the_template_tells_the_format(model: str) -> None:
     template = getattr(chat_template_utils, f"{model}_chat_template")

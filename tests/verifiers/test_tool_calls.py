@@ -67,6 +67,14 @@ WRITERS = {
 }
 EVERY = [pytest.param(name, *writer, id=name) for name, writer in WRITERS.items()]
 EVERY.append(pytest.param("gpt_oss", gpt_oss_rendered, "", id="gpt_oss_rendered"))
+CLOSES = {
+    "gemma4": "<tool_call|>",
+    "qwen3": "</tool_call>",
+    "qwen3_5": "</function>\n</tool_call>",
+    "glm4": "</tool_call>",
+    "llama3": "}",
+    "gpt_oss": "<|call|>",
+}
 THOUGHTS = {
     "gemma4": "<|channel>thought\nI call <|tool_call>call:nothing<channel|>",
     "gpt_oss": "<|channel|>analysis<|message|>First read it.<|end|><|start|>assistant",
@@ -115,7 +123,7 @@ def test_tokens_of_the_template_may_be_written_about(name: str, write: Any, end:
 
 @pytest.mark.parametrize(("name", "write", "end"), EVERY)
 def test_the_closing_tag_may_be_written_about(name: str, write: Any, end: str) -> None:
-    given = {"path": "a.md", "content": f"It ends with {FAMILIES[name].closes} or '\"'. {{"}
+    given = {"path": "a.md", "content": f"It ends with {CLOSES[name]} or '\"'. {{"}
     good = write("write", given)
     calls = good if name == "llama3" else f"{good}\nAnd one more:\n{good}"
     reading = read_calls(calls + end, [name], [])
@@ -146,6 +154,8 @@ def test_a_model_of_no_known_family_is_read_by_its_own_template() -> None:
     spec = {**PI, "response_template": own}
     call = json.dumps({"name": "read", "arguments": READ})
     assert verify(f"I look.[CALL]{call}[/CALL]", spec).status == "passed"
+    quoted = json.dumps({"name": "write", "arguments": {"path": "a", "content": "It ends with [/CALL]."}})
+    assert verify(f"[CALL]{quoted}[/CALL][CALL]{call}[/CALL]", spec).metrics == {"calls": 2, "strict": 1.0}
     assert verify(f"I look.[CALL]{call}", spec).category == "malformed_output"
     assert verify("I look.", spec).category == "malformed_output"
     assert verify(f"[CALL]{call[:-3]}[/CALL]", spec).category == "malformed_output"
@@ -229,23 +239,12 @@ def test_arguments_that_are_no_object() -> None:
 def test_edit_has_three_generations() -> None:
     first = {"path": "a", "oldText": "b", "newText": "c"}
     loose = {"path": "a", "edits": [{"oldText": "b", "newText": "c", "why": "d"}]}
-    accepted = {
-        generation: [
-            verify(qwen("edit", call), {**PI, "generation": generation}).status == "passed"
-            for call in (first, EDIT, loose)
-        ]
-        for generation in (None, 1, 2, 3)
-    }
-    assert accepted == {
-        None: [True, True, True],
-        1: [True, False, False],
-        2: [False, True, False],
-        3: [False, True, True],
-    }
-    assert verify(qwen("edit", loose), {**PI, "generation": 2}).score == 0.8
+    for call in (first, EDIT, loose):
+        assert verify(qwen("edit", call), PI).status == "passed"
+    assert verify(qwen("edit", {"path": "a", "oldText": "b"}), PI).status == "failed"
 
 
-def test_what_pi_turns_into_the_right_type_passes_and_is_told() -> None:
+def test_what_pi_turns_into_the_right_type_passes() -> None:
     for tool, arguments in (
         ("read", {"path": "a", "limit": "20"}),
         ("grep", {"pattern": 42, "ignoreCase": "true"}),
@@ -484,6 +483,6 @@ def test_no_arguments_make_it_raise(arguments: Any, tool: str) -> None:
 def test_what_is_valid_passes(arguments: dict[str, Any]) -> None:
     for name, write in (("llama3", llama), ("gpt_oss", gpt_oss), ("qwen3", qwen)):
         call = write("edit", arguments)
-        assume(call.count(FAMILIES[name].closes) == 1 or name == "llama3")
+        assume(call.count(CLOSES[name]) == 1 or name == "llama3")
         result = verify(call, {**PI, "format": name})
-        assert (result.status, result.metrics["strict"]) == ("passed", 1.0), result.feedback
+        assert result.status == "passed", result.feedback
