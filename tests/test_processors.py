@@ -227,6 +227,8 @@ def test_the_threshold_itself_is_enough(score: float, reason: str | None) -> Non
     [
         ("Fix the failing parser test in src/parser.ts", True),
         ("设置页面的保存按钮没有反应", True),
+        ("[Subagent Context] You are a subagent.\n\n[Subagent Task]: Check that the fix was written", True),
+        ("[Subagent Context] You are a subagent. Announce your results.", False),
         ("hi", False),
         ("continue", False),
         ("/compact", False),

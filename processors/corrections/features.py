@@ -191,9 +191,8 @@ def strip_wrapper(text: str) -> str:
     >>> strip_wrapper('Be quick.\\n\\nUser request: "It is broken"\\n\\nAnswer in JSON.')
     'It is broken'
     """
-    if ("(untrusted" in text or "[Current message" in text or "\nQueued #" in text) and (
-        found := SITUATION["context"].match(text)
-    ):
+    signs = ("(untrusted", "[Current message", "\nQueued #", "\n[Subagent Task]")
+    if any(sign in text for sign in signs) and (found := SITUATION["context"].match(text)):
         text = text[found.end() :]
     text = strip_channel(text)
     if found := SITUATION["wrapper"].match(text):

@@ -209,6 +209,18 @@ def test_what_is_written_twice_counts_once() -> None:
     assert texts(read, "user") == ["Fix a", "And b"]
 
 
+def test_a_queued_message_is_read_where_it_is_taken_if_nothing_repeats_it() -> None:
+    def queue(operation: str, content: str | None = None) -> Entry:
+        return {"type": "queue-operation", "sessionId": "s", "operation": operation, "content": content}
+
+    entries = [user("Fix a", uuid="1"), queue("enqueue", "And b"), queue("enqueue", "And c"), queue("remove")]
+    entries += [queue("dequeue"), user("And c", uuid="2", parentUuid="1"), queue("enqueue", "And d"), queue("popAll")]
+    entries += [queue("enqueue", "<task-notification>x"), queue("remove"), queue("enqueue", "Fix a"), queue("remove")]
+    read = claude_code.read(entries)
+    assert [(e.index, e.text) for e in read if e.kind == "user"] == [(0, "Fix a"), (3, "And b"), (5, "And c")]
+    assert all(e.on_active_branch for e in read)
+
+
 def test_errors_of_the_provider_and_placeholders() -> None:
     failed = answer(text("API Error: 529 overloaded"), isApiErrorMessage=True)
     filler = answer(text("No response requested."))

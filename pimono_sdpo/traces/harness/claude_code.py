@@ -35,7 +35,7 @@ _MESSAGE = keep_fields("id model stop_reason", content=str | list[_BLOCK | str] 
 _DECODER = msgspec.json.Decoder(
     keep_fields(
         "type uuid parentUuid sessionId session_id cwd isSidechain agentId parent_tool_use_id"
-        " subtype timestamp isMeta isCompactSummary isApiErrorMessage origin summary attachment",
+        " subtype timestamp isMeta isCompactSummary isApiErrorMessage origin summary attachment operation content",
         message=_MESSAGE | None,
     )
 )
@@ -81,6 +81,7 @@ def read(objects: list[Entry]) -> list[Event]:
     """
     if all(_is_sidechain(e) and e.get("agentId") for e in objects if to_text(e.get("type")) in {"user", "assistant"}):
         objects = [{**entry, "isSidechain": False} for entry in objects]
+    objects = _restore_queued(objects)
     active = _find_active(objects)
     state = _State()
     for position, entry in enumerate(objects):
@@ -96,6 +97,33 @@ def read(objects: list[Entry]) -> list[Event]:
     for answer, words in state.answers.values():
         answer.text = "\n".join(filter(None, words))
     return blocks.finish_events(state.steps.events)
+
+
+def _restore_queued(objects: list[Entry]) -> list[Entry]:
+    """Put what the agent took from the queue while it worked where nothing else repeats it."""
+    queue: list[str] = []
+    said = ""
+    restored = list(objects)
+    for at, entry in enumerate(objects):
+        match to_text(entry.get("type")) == "queue-operation" and entry.get("operation"):
+            case "enqueue":
+                queue.append(blocks.join_text(entry.get("content")).strip())
+            case "popAll":
+                queue.clear()
+            case "dequeue" | "remove" as operation if queue:
+                named = blocks.join_text(entry.get("content")).strip()
+                text = queue.pop(queue.index(named) if named in queue else 0)
+                said = said or _join_said(objects)
+                is_repeated = "\n" + text.partition("\n")[0] + "\n" in said
+                if operation == "remove" and text and text[0] not in "<{/" and not is_repeated:
+                    attachment = {"type": "queued_command", "prompt": text}
+                    restored[at] = {**entry, "type": "attachment", "attachment": attachment}
+    return restored
+
+
+def _join_said(objects: list[Entry]) -> str:
+    prompts = (to_object(entry.get("attachment")).get("prompt") for entry in objects)
+    return "\n".join(f"\n{blocks.join_text(one).strip()}\n" for one in (*map(_content_of, objects), *prompts))
 
 
 def _is_sidechain(entry: Entry) -> bool:
