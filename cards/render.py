@@ -310,10 +310,7 @@ def render_duel_card(report: Json) -> str:
     """Return the dataset card of a finished duel: a configuration per bucket."""
     files = {name: f"data/{name}-*.parquet" for name in report["configs"]}
     configs = [describe_config(name, {"train": path}, report["sha256"][name]) for name, path in files.items()]
-    metadata = {
-        "pretty_name": f"Duels over {report['source']}",
-        "tags": ["preference", "llm-as-a-judge"],
-    }
+    metadata = {"pretty_name": f"Duels over {report['source']}", "tags": ["preference", "llm-as-a-judge"]}
     columns = [(name, COLUMNS["duel"][name]) for name in DUEL]
     rows = sum(report["configs"].values())
     return _render_rows_card("duel_card", report, rows, configs, metadata, columns=columns)

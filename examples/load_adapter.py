@@ -25,10 +25,7 @@ def main(adapter: str, question: str, base: str | None = None) -> None:
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, **settings), adapter)
     tokenizer = AutoTokenizer.from_pretrained(base)
     prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}],
-        add_generation_prompt=True,
-        return_tensors="pt",
-        return_dict=True,
+        [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     answer = model.generate(**prompt.to(model.device), max_new_tokens=64)
     print(tokenizer.decode(answer[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))

@@ -32,11 +32,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _OTHER = r"\x{80}-\x{10FFFF}"
-_CLASSES = {
-    r"\w": rf"\w{_OTHER}",
-    r"\d": rf"\d{_OTHER}",
-    r"\s": rf"\s\x0b\x1c-\x1f{_OTHER}",
-}
+_CLASSES = {r"\w": rf"\w{_OTHER}", r"\d": rf"\d{_OTHER}", r"\s": rf"\s\x0b\x1c-\x1f{_OTHER}"}
 # A negated class must not exclude more than in Python.
 _NARROW = {r"\S": "!-~", r"\W": r"!-/:-@\[-\^`{-~", r"\D": "!-/:-~"}
 _NO_WORD_BEFORE = r"(?<!\w)"

@@ -10,19 +10,7 @@ from pimono_sdpo.errors import OwnCodeError
 from pimono_sdpo.own_code import import_stages
 from pimono_sdpo.schema import REJECT, SESSION, SplitBy, Unit
 from pimono_sdpo.stage import AnyDataset, Stage, apply_all, features_after, name_of, run_stages
-from processors import (
-    context,
-    evidence,
-    exercise_rows,
-    exercises,
-    grade,
-    keep,
-    names,
-    redact,
-    rows,
-    split,
-    threshold,
-)
+from processors import context, evidence, exercise_rows, exercises, grade, keep, names, redact, rows, split, threshold
 from processors.corrections import Judge
 
 

@@ -100,7 +100,5 @@ def _rank(item: Finding) -> list[str]:
 
 
 STAGE = Map(
-    write_context,
-    reads=("request", "findings", "tools"),
-    writes=Features({"privileged_context": Value("string")}),
+    write_context, reads=("request", "findings", "tools"), writes=Features({"privileged_context": Value("string")})
 )

@@ -21,8 +21,7 @@ from processors.status import PASSED, SHORT, decode_status, find_family
 
 _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "diagnostics")
 _PASSED, _SOUNDS_BAD, _TRAILER, _POWERSHELL, _ERROR_BODY, _WANTS_ERROR = map(
-    Guarded,
-    itemgetter("passed", "sounds_bad", "trailer", "powershell", "error_body", "wants_error")(_SAYS),
+    Guarded, itemgetter("passed", "sounds_bad", "trailer", "powershell", "error_body", "wants_error")(_SAYS)
 )
 MIXED_TAIL_LINES = 25
 HEAD_LINES = 8
@@ -62,12 +61,7 @@ _TARGETS = (
     *("command", "cmd", "script", "code", "path", "file_path", "filePath", "notebook_path", "file"),
     *("url", "query", "pattern"),
 )
-_MAY_COMPLAIN = Prefilter(
-    [
-        *(rule.pattern for rule in RULES if rule.category in _SIGNATURE),
-        _SAYS["complaint"],
-    ]
-)
+_MAY_COMPLAIN = Prefilter([*(rule.pattern for rule in RULES if rule.category in _SIGNATURE), _SAYS["complaint"]])
 NOTHING_KNOWN: Finding = {
     "kind": "failure",
     "event_index": -1,
@@ -447,10 +441,7 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
         shown = set(classify("\n".join(lines[-SCRIPT_TAIL_LINES:]))) if is_own else set()
         return found | (shown - _NOT_OF_A_COMMAND if shown & _SIGNATURE else set())
     program = speaker.stage.program
-    scripted, wants_error = (
-        _SAYS["scripted"].fullmatch(program),
-        _WANTS_ERROR.search(command),
-    )
+    scripted, wants_error = (_SAYS["scripted"].fullmatch(program), _WANTS_ERROR.search(command))
     if text[:1] == "{" and not wants_error and decode_status("", text).failed:
         found |= {"command_error"}
     # A script that is given inline may show texts of others.

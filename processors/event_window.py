@@ -28,11 +28,7 @@ SHOWN = frozenset("user assistant tool_call tool_result bash custom_message comp
 
 
 def show_event_windows(
-    session: Row,
-    unit: Unit,
-    history_chars: int,
-    whole: bool = False,
-    recorder: Sequence[str] | None = (),
+    session: Row, unit: Unit, history_chars: int, whole: bool = False, recorder: Sequence[str] | None = ()
 ) -> list[Json]:
     """Read a session (SESSION columns) again; return one record per row that the filter made.
 
@@ -81,15 +77,9 @@ def _list_span(events: Sequence[Event], row: Row) -> list[Json]:
 
 def _list_places(row: Row, events: Sequence[Event], calls: dict[int, int]) -> list[Json]:
     """Return the pieces of evidence under the titles that the context gives them."""
-    named = (
-        ("Tool/environment diagnostic", select_failures(row)),
-        ("Later user correction", select_corrections(row)),
-    )
+    named = (("Tool/environment diagnostic", select_failures(row)), ("Later user correction", select_corrections(row)))
     return [
-        {
-            "title": f"{name} {number}",
-            "events": _list_events(item["event_index"], events, calls, row),
-        }
+        {"title": f"{name} {number}", "events": _list_events(item["event_index"], events, calls, row)}
         for name, items in named
         for number, item in enumerate(items, start=1)
     ]

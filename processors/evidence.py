@@ -25,13 +25,7 @@ from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import find_branches, match_results, read_trace
 from processors.corrections import Judge, find_corrections
-from processors.corrections.features import (
-    ASKED_CHARS,
-    is_automated,
-    list_edited,
-    read_cues,
-    strip_wrapper,
-)
+from processors.corrections.features import ASKED_CHARS, is_automated, list_edited, read_cues, strip_wrapper
 from processors.diagnostics import NOTHING_KNOWN, find_failures
 from processors.outcome import describe_outcomes
 from processors.redact import identify
@@ -46,11 +40,7 @@ CHORE_CHARS = 80
 
 
 def gather_evidence(
-    row: Row,
-    unit: Unit,
-    history_chars: int,
-    judge: Judge | None = None,
-    recorder: Sequence[str] | None = (),
+    row: Row, unit: Unit, history_chars: int, judge: Judge | None = None, recorder: Sequence[str] | None = ()
 ) -> list[dict[str, Any]]:
     """Return the evidence rows of a session, at least one, so that every session is counted.
 
@@ -274,21 +264,10 @@ def count_row(events: Sequence[Event], found: Found, row: Row, lines: Lines[Any]
     }
 
 
-def stage(
-    unit: Unit,
-    history_chars: int,
-    judge: Judge | None = None,
-    recorder: Sequence[str] | None = (),
-) -> FlatMap:
+def stage(unit: Unit, history_chars: int, judge: Judge | None = None, recorder: Sequence[str] | None = ()) -> FlatMap:
     """Build the stage for one unit of training and so many characters of earlier turns."""
     return FlatMap(
-        partial(
-            gather_evidence,
-            unit=unit,
-            history_chars=history_chars,
-            judge=judge,
-            recorder=recorder,
-        ),
+        partial(gather_evidence, unit=unit, history_chars=history_chars, judge=judge, recorder=recorder),
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=EVIDENCE,
         tallies=("counts", "volume"),

@@ -93,15 +93,7 @@ def stage(resolving_call: bool) -> Map:
     """Build the stage that writes the rows; `resolving_call` shows the teacher the call itself."""
     return Map(
         partial(write_exercise, resolving_call=resolving_call),
-        reads=(
-            "exercise",
-            "privileged_context",
-            "findings",
-            "workspace",
-            "cwd",
-            "identity",
-            "harness",
-        ),
+        reads=("exercise", "privileged_context", "findings", "workspace", "cwd", "identity", "harness"),
         writes=Features({**SDPO_ROW, **PRINT, "redactions": List(Value("string"))}),
         drops=(*(name for name in EVIDENCE if name not in {*SDPO_ROW, *PRINT}), "exercise"),
         tallies=("redactions",),

@@ -29,14 +29,7 @@ from typing import Any
 
 from datasets import Features, Value
 
-from pimono_sdpo.replay.calls import (
-    decode_arguments,
-    find_path,
-    find_text,
-    is_veto,
-    read_edits,
-    read_patch,
-)
+from pimono_sdpo.replay.calls import decode_arguments, find_path, find_text, is_veto, read_edits, read_patch
 from pimono_sdpo.replay.commands import parse_once
 from pimono_sdpo.replay.initial_state import Beginnings, Known
 from pimono_sdpo.schema import EVIDENCE, Finding
@@ -78,8 +71,7 @@ _CHANGES = frozenset({"edit", "write", "multi_edit"})
 _UNREAD = re.compile(r"not been read yet|modified since|[Rr]ead (?:it|the file) (?:first|again)|must read")
 _IS_FOLDER = re.compile(r"EISDIR|[Ii]s a directory")
 _NO_PROGRAM = re.compile(
-    r"(?:^|: )(?:command not found: (\S{1,40})|([\w.+-]{1,40}): (?:command )?not found)\s*$",
-    re.MULTILINE,
+    r"(?:^|: )(?:command not found: (\S{1,40})|([\w.+-]{1,40}): (?:command )?not found)\s*$", re.MULTILINE
 )
 _NO_PATH = re.compile(
     r"(?:access|open|stat|read) ?['\"\u2018]?([^'\"\u2019\n]{1,300})['\"\u2019]?: No such file"
@@ -234,13 +226,7 @@ def _find_goal(item: Finding, call: Event | None) -> Json | str:
     return {"kind": "call"} if "tool_schema_validation" in categories else "not_decidable"
 
 
-def _can_be_won(
-    goal: Json,
-    item: Finding,
-    call: Event | None,
-    resolver: Event | None,
-    known: Sequence[Known],
-) -> bool:
+def _can_be_won(goal: Json, item: Finding, call: Event | None, resolver: Event | None, known: Sequence[Known]) -> bool:
     """Whether the session tells of a call that does what the failed one was for."""
     if goal["kind"] in {"correction", "read", "folder"}:
         return True
@@ -409,10 +395,7 @@ def _list_turns(
 
 
 def stage(
-    prompt_tokens: int,
-    judge: Judge | None = None,
-    recorder: Sequence[str] | None = (),
-    corrections: bool = False,
+    prompt_tokens: int, judge: Judge | None = None, recorder: Sequence[str] | None = (), corrections: bool = False
 ) -> FlatMap:
     """Build the stage for prompts of so many tokens, counted as TOKEN_CHARS characters each."""
     return FlatMap(

@@ -72,7 +72,5 @@ def _cut(call: str) -> str:
 def stage(reference_terms: bool) -> Map:
     """Build the stage with or without the reference run's terms."""
     return Map(
-        partial(grade, reference_terms=reference_terms),
-        reads=("request", "findings", "continued"),
-        writes=GRADE,
+        partial(grade, reference_terms=reference_terms), reads=("request", "findings", "continued"), writes=GRADE
     )

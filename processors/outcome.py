@@ -230,11 +230,7 @@ def _find_file(target: str) -> str:
 
 
 def _find_excuse(
-    item: Finding,
-    events: Sequence[Event],
-    steps: Sequence[Step],
-    after: Sequence[Step],
-    repeats: int,
+    item: Finding, events: Sequence[Event], steps: Sequence[Step], after: Sequence[Step], repeats: int
 ) -> str:
     """Return why a failure teaches nothing, "" if it does."""
     categories = set(item["categories"])

@@ -13,14 +13,7 @@ from typing import Any, NamedTuple
 import re2
 
 from pimono_sdpo.prefilter import Prefilter, lazy_pattern, read_patterns, widen_pattern
-from processors.secret_values import (
-    TABLE,
-    decode_text,
-    find_judge,
-    is_made_up,
-    is_random,
-    is_stated_value,
-)
+from processors.secret_values import TABLE, decode_text, find_judge, is_made_up, is_random, is_stated_value
 
 
 class Secret(NamedTuple):
@@ -194,11 +187,7 @@ def _redact_columns(text: str, kinds: list[str]) -> str:
 
 
 def _redact_rows(
-    lines: list[str],
-    number: int,
-    spans: list[tuple[int, int]],
-    columns: list[int],
-    kinds: list[str],
+    lines: list[str], number: int, spans: list[tuple[int, int]], columns: list[int], kinds: list[str]
 ) -> None:
     """Redact the columns in the lines below a heading, as far as the table goes."""
     is_drawn = "|" in lines[number] or "\t" in lines[number]

@@ -131,11 +131,7 @@ def _reason(workspace: Workspace, call: Event) -> str:
 def dump_workspace(workspace: Workspace) -> dict[str, Any]:
     """Return what is known as JSON; files that something may have changed are stale."""
     files = {
-        path: {
-            "whole": file.whole,
-            "pieces": file.pieces if file.is_known else file.older,
-            "stale": not file.is_known,
-        }
+        path: {"whole": file.whole, "pieces": file.pieces if file.is_known else file.older, "stale": not file.is_known}
         for path, file in sorted(workspace.files.items())
     }
     return {"cwd": workspace.cwd, "files": files}

@@ -69,11 +69,7 @@ def cli(*arguments: object, folder: Path | None = None) -> subprocess.CompletedP
     sys.argv = ["pimono-sdpo", *map(str, arguments)]
     code: object = 0
     try:
-        with (
-            contextlib.chdir(folder or "."),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-        ):
+        with contextlib.chdir(folder or "."), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             main()
     except SystemExit as end:
         code = end.code or 0

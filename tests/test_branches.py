@@ -55,13 +55,7 @@ def test_a_branch_whose_beginning_is_lost_is_none() -> None:
     assert find_branches(read_trace(trace(HEADER, *entries)).events) == []
 
 
-@given(
-    st.lists(
-        st.one_of(st.none(), st.integers(min_value=0, max_value=14).map(str)),
-        min_size=1,
-        max_size=14,
-    )
-)
+@given(st.lists(st.one_of(st.none(), st.integers(min_value=0, max_value=14).map(str)), min_size=1, max_size=14))
 def test_any_tree_is_read_and_every_event_is_on_one_side(parents: list[str | None]) -> None:
     entries = [
         {**user(f"message {number}"), "id": str(number), "parentId": parent} for number, parent in enumerate(parents)

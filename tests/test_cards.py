@@ -43,10 +43,7 @@ def test_the_model_card_has_the_reference_cards_order() -> None:
     matter = front_matter(card)
     assert headings(card) == MODEL_SECTIONS
     assert lint_card(card) == []
-    assert (matter["base_model"], matter["base_model_relation"]) == (
-        "google/gemma-4-12B-it",
-        "adapter",
-    )
+    assert (matter["base_model"], matter["base_model_relation"]) == ("google/gemma-4-12B-it", "adapter")
     assert matter["datasets"] == ["lab/rows", "lab/traces"]
     assert matter["library_name"] == "peft"
     assert "base_model:adapter:google/gemma-4-12B-it" in matter["tags"]
@@ -243,13 +240,7 @@ def test_held_out_scores_are_in_the_card_and_its_model_index() -> None:
     score = {"mean": 0.25, "low": 0.125, "high": 0.5}
     unsure = {"mean": 0.25, "low": None, "high": None}
     part = {"before": score, "after": {**score, "mean": 0.375}, "difference": unsure}
-    evaluation = {
-        "split": "test",
-        "sessions": 3,
-        "completions": 12,
-        "reward": part,
-        "pass_rate": part,
-    }
+    evaluation = {"split": "test", "sessions": 3, "completions": 12, "reward": part, "pass_rate": part}
     card = render_model_card(report(), run(evaluation=evaluation))
     assert "| mean reward | 0.25 (0.125 to 0.5) | 0.375 (0.125 to 0.5) | 0.25 |" in card
     assert "12 completions for rows of 3 sessions of the split `test`" in card

@@ -28,10 +28,7 @@ from tests.loopback_hub.card import problems as problems_on_the_hub
             "---\nbase_model: /home/a/m\n---\n# T\n",
             "`base_model` holds `/home/a/m`, which does not name a repository id",
         ),
-        (
-            "---\nbase_model: a/b\n---\n# T\n",
-            "'base_model_relation' is a dependency of 'base_model'",
-        ),
+        ("---\nbase_model: a/b\n---\n# T\n", "'base_model_relation' is a dependency of 'base_model'"),
         ("---\npipeline_tag: chat\n---\n# T\n", "`pipeline_tag` is `chat`"),
         ("---\ndatasets: ['a b']\n---\n# T\n", "`datasets` holds `a b`"),
         ("---\nlicense: [mit, mine]\n---\n# T\n", "`license` is `mine`"),
@@ -89,11 +86,7 @@ def test_the_limitations_say_how_often_it_worked(fractions: list[float], said: s
     [
         ({}, True, "the model's own\nmoving average"),
         ({"load_in_4bit": False, "teacher_model_kind": "base"}, False, "the base model without"),
-        (
-            {"load_in_4bit": False, "load_in_8bit": True, "teacher_model_kind": "live"},
-            True,
-            "the model itself",
-        ),
+        ({"load_in_4bit": False, "load_in_8bit": True, "teacher_model_kind": "live"}, True, "the model itself"),
     ],
 )
 def test_the_card_says_what_this_run_used(changes: dict[str, Any], tagged: bool, teacher: str) -> None:
@@ -119,10 +112,7 @@ def test_plots_are_the_same_bytes_in_every_process(tmp_path: Path) -> None:
         "write_report_plots(report, Path('again')); write_run_plot(run, Path('again/run.svg'))"
     )
     subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        check=True,
-        env={"PYTHONPATH": str(Path(__file__).parent.parent)},
+        [sys.executable, "-c", script], cwd=tmp_path, check=True, env={"PYTHONPATH": str(Path(__file__).parent.parent)}
     )
     write_report_plots(report(), tmp_path)
     write_run_plot(run(), tmp_path / "run.svg")

@@ -138,12 +138,7 @@ def test_the_list_of_commands_has_each_on_a_line_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "completed"),
-    [
-        ("fi", ["filter"]),
-        ("suite ", ["build", "split", "check"]),
-        ("duel --see", ["--seed"]),
-    ],
+    ("words", "completed"), [("fi", ["filter"]), ("suite ", ["build", "split", "check"]), ("duel --see", ["--seed"])]
 )
 def test_the_shell_completes_commands_and_options(words: str, completed: list[str]) -> None:
     program = "import sys; sys.argv = ['pimono-sdpo']; from pimono_sdpo.cli import main; main()"

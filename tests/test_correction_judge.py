@@ -53,9 +53,7 @@ def test_an_answer_that_is_neither_leaves_the_offline_decision(chat_server: Chat
     assert find_corrections(EVENTS, Judge("tiny", chat_server.url)) == find_corrections(EVENTS)
 
 
-def test_a_judge_that_cannot_be_asked_is_an_error_and_keeps_answers(
-    chat_server: ChatServer,
-) -> None:
+def test_a_judge_that_cannot_be_asked_is_an_error_and_keeps_answers(chat_server: ChatServer) -> None:
     chat_server.policy = says(lambda message: "yes")
     chat_server.fail_next(busy(401), when=lambda body: "weather" in str(body))
     judge = Judge("tiny", chat_server.url)

@@ -208,23 +208,7 @@ def test_any_text_is_decided(text: str, aborted: bool, calls: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece",
-    [
-        "a",
-        " ",
-        "no ",
-        "- 11\n",
-        "/a/b",
-        "`",
-        "``` ",
-        "you ",
-        "not a ",
-        "\n\n",
-        "!",
-        "không",
-        "不",
-        "du hast ",
-    ],
+    "piece", ["a", " ", "no ", "- 11\n", "/a/b", "`", "``` ", "you ", "not a ", "\n\n", "!", "không", "不", "du hast "]
 )
 def test_a_turn_is_decided_in_linear_time(piece: str) -> None:
     assert is_linear(lambda size: decide(Turn(3, piece * (size // len(piece)))), 1_000_000)
@@ -283,12 +267,7 @@ def labelled(folder: Path, said: list[tuple[str, str]]) -> tuple[Path, Path]:
     return labels, folder
 
 
-SAID = [
-    ("no not there", "correction"),
-    ("go on", "other"),
-    ("it crashes now", "bug_report"),
-    ("no blue one", "steer"),
-]
+SAID = [("no not there", "correction"), ("go on", "other"), ("it crashes now", "bug_report"), ("no blue one", "steer")]
 
 
 def test_labels_find_their_messages_and_authors(tmp_path: Path) -> None:
@@ -318,10 +297,7 @@ def test_a_label_without_its_message_counts_as_answered_with_no(
 def test_labels_may_go_without_their_text_and_name_people(tmp_path: Path) -> None:
     labels, folder = labelled(tmp_path, SAID)
     rows = [line.split(",") for line in labels.read_text().splitlines()[1:]]
-    lines = [
-        "file,user_ordinal,label,person,harness",
-        *(",".join([*r[:3], "bo", "own"]) for r in rows),
-    ]
+    lines = ["file,user_ordinal,label,person,harness", *(",".join([*r[:3], "bo", "own"]) for r in rows)]
     labels.write_text("\n".join(lines) + "\n")
     examples = read_examples(labels, folder)
     assert [e.turn and e.turn.text for e in examples] == [text for text, _ in SAID]
@@ -418,12 +394,7 @@ def test_the_shipped_weights_beat_the_baselines_on_the_shared_labels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "rule"),
-    [
-        ("nein, das ist falsch — schau nach", "wrong"),
-        ("Нет, не так", "no"),
-        ("不对 改回去", "wrong"),
-    ],
+    ("text", "rule"), [("nein, das ist falsch — schau nach", "wrong"), ("Нет, не так", "no"), ("不对 改回去", "wrong")]
 )
 def test_words_are_found_in_any_script(text: str, rule: str) -> None:
     assert rule in features.describe(Turn(5, text)).cues

@@ -329,11 +329,7 @@ def test_command_lines_are_read(command: str, programs: list[list[str]]) -> None
 @pytest.mark.parametrize("bit", ["-", "\n", "[Showing lines ", "assertion ", "'", "$(", "uv run ", "a|"])
 def test_huge_texts_and_commands_are_read(bit: str) -> None:
     huge = bit * 100_000
-    entries = [
-        *bash(huge, huge, error=True),
-        *bash(huge, exited(huge)),
-        *bash("npm test | cat", huge),
-    ]
+    entries = [*bash(huge, huge, error=True), *bash(huge, exited(huge)), *bash("npm test | cat", huge)]
     assert len(categories(*entries)) <= 3
     event = Event(0, "tool_result", huge, tool_name="bash", arguments="[" * 9, is_error=True)
     assert len(find_failures([event])) <= 1

@@ -178,8 +178,7 @@ def test_a_larger_test_share_only_adds(cwd: str, one: float, other: float) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "groups"),
-    [("", [""]), ("Fix IT", ["fix it"]), ("修复解析器", ["修 复 解", "复 解 析", "解 析 器"])],
+    ("text", "groups"), [("", [""]), ("Fix IT", ["fix it"]), ("修复解析器", ["修 复 解", "复 解 析", "解 析 器"])]
 )
 def test_shingles(text: str, groups: list[str]) -> None:
     assert split_shingles(text) == groups
@@ -203,10 +202,7 @@ def test_history_alternates_and_fits() -> None:
         ("user", "two\n\nmore"),
         ("assistant", "c"),
     ]
-    assert [turn["content"] for turn in gather_history(events, len(events), 12)] == [
-        "two\n\nmore",
-        "c",
-    ]
+    assert [turn["content"] for turn in gather_history(events, len(events), 12)] == ["two\n\nmore", "c"]
     assert gather_history(events, len(events), 0) == []
 
 
@@ -218,17 +214,9 @@ def test_many_answers_in_a_row_leave_room_for_the_request_before_them() -> None:
 
 
 def test_earlier_turns_stand_in_front_of_an_episodes_request(tmp_path: Path) -> None:
-    later = [
-        assistant("The lexer is fixed now"),
-        user("Now make the printer print capitals"),
-        *BROKEN,
-    ]
+    later = [assistant("The lexer is fixed now"), user("Now make the printer print capitals"), *BROKEN]
     (tmp_path / "a.jsonl").write_text(session("Fix the lexer, it drops lines", SAID[:1], *later))
-    run_filter(
-        str(tmp_path / "a.jsonl"),
-        tmp_path / "rows",
-        FilterOptions(history_chars=400, min_worth=0),
-    )
+    run_filter(str(tmp_path / "a.jsonl"), tmp_path / "rows", FilterOptions(history_chars=400, min_worth=0))
     first, second = pq.read_table(tmp_path / "rows" / "data").to_pylist()
     assert [turn["role"] for turn in first["prompt"]] == ["user"]
     assert [turn["role"] for turn in second["prompt"]] == ["user", "assistant", "user"]

@@ -46,19 +46,9 @@ def test_every_layout_gives_the_same_session(name: str, tmp_path: Path) -> None:
     source = open_source(str(parquet(tmp_path / "export" / "default", **layouts()[name]).parent))
     (shard,) = source.shards
     (table,) = read_sessions(shard)
-    assert (source.kind, source.name, shard.path) == (
-        "viewer_export",
-        "export",
-        "default/0000.parquet",
-    )
+    assert (source.kind, source.name, shard.path) == ("viewer_export", "export", "default/0000.parquet")
     assert table.to_pylist() == [
-        {
-            "harness": "",
-            "session_id": "s-1",
-            "source": "a.jsonl",
-            "trace": TEXT.encode(),
-            "bytes_not_utf8": 0,
-        }
+        {"harness": "", "session_id": "s-1", "source": "a.jsonl", "trace": TEXT.encode(), "bytes_not_utf8": 0}
     ]
 
 

@@ -58,11 +58,7 @@ def stem(source: str) -> str:
 
 def test_the_samples_come_out_as_a_careful_reader_says(rows: Path) -> None:
     found = {
-        stem(row["source"]): {
-            "kept": True,
-            "drop_reason": None,
-            "categories": sorted(row["categories"]),
-        }
+        stem(row["source"]): {"kept": True, "drop_reason": None, "categories": sorted(row["categories"])}
         for row in table(rows).to_pylist()
     }
     for row in table(rows, "rejects").to_pylist():
@@ -70,11 +66,7 @@ def test_the_samples_come_out_as_a_careful_reader_says(rows: Path) -> None:
             # A correction opened it, after which nothing failed.
             assert row["drop_reason"] == "no_evidence"
             continue
-        found[stem(row["source"])] = {
-            "kept": False,
-            "drop_reason": row["drop_reason"],
-            "categories": [],
-        }
+        found[stem(row["source"])] = {"kept": False, "drop_reason": row["drop_reason"], "categories": []}
     wanted = {
         stem(name): {**truth, "categories": sorted(truth["categories"]) if truth["kept"] else []}
         for name, truth in EXPECTED.items()
@@ -231,12 +223,7 @@ def test_corrections_and_a_few_words_open_requests(tmp_path: Path) -> None:
             *bash("npm test", "Tests  1 passed", call_id="c7"),
             assistant("The taxes are in it now."),
             user("run the linter"),
-            *bash(
-                "npx tsc",
-                "a.ts(1,2): error TS2322: no\n\nCommand exited with code 2",
-                True,
-                call_id="c3",
-            ),
+            *bash("npx tsc", "a.ts(1,2): error TS2322: no\n\nCommand exited with code 2", True, call_id="c3"),
             *bash("sed -i s/no/yes/ a.ts", "", call_id="c4"),
             *bash("npx tsc", "", call_id="c5"),
         )
@@ -365,9 +352,7 @@ def test_an_output_that_cannot_be_written_is_told(traces: Path, tmp_path: Path) 
 def test_one_odd_row_never_ends_the_run(tmp_path: Path) -> None:
     good = trace(HEADER, user("Fix the parser, it drops the last line"), *FAILED)
     invalid = pa.Array.from_buffers(
-        pa.string(),
-        3,
-        pa.array([b"a\xff.jsonl", b"b.jsonl", b"c.jsonl"], pa.binary()).buffers(),
+        pa.string(), 3, pa.array([b"a\xff.jsonl", b"b.jsonl", b"c.jsonl"], pa.binary()).buffers()
     )
     table_in = pa.table(
         {

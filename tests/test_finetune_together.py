@@ -105,22 +105,11 @@ def test_the_dry_run_prints_the_request_as_it_would_be_sent(
 @pytest.mark.parametrize(
     ("rows", "more", "words"),
     [
-        (
-            (SFT, "{\n", DPO),
-            (),
-            "2 of 3 lines of .* for sft .*line 2: no_json, line 3: Object contains unknown field",
-        ),
+        ((SFT, "{\n", DPO), (), "2 of 3 lines of .* for sft .*line 2: no_json, line 3: Object contains unknown field"),
         ((SFT,), ("--method", "dpo"), "1 of 1 lines .* or give the other --method"),
         ((), (), "holds no lines"),
         (
-            (
-                {
-                    "messages": [
-                        {"role": "user", "content": f"token ghp_{'a1B2' * 9}"},
-                        SFT["messages"][1],
-                    ]
-                },
-            ),
+            ({"messages": [{"role": "user", "content": f"token ghp_{'a1B2' * 9}"}, SFT["messages"][1]]},),
             (),
             "secret 1",
         ),

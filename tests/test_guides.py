@@ -12,11 +12,7 @@ import pytest
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from tests.test_docs import BLOCK, GUIDES, ROOT, lines_of
 
-PLACES = (
-    ".claude/projects/-home-ann-shop",
-    ".codex/sessions/2026/01/02",
-    ".pi/agent/sessions/shop",
-)
+PLACES = (".claude/projects/-home-ann-shop", ".codex/sessions/2026/01/02", ".pi/agent/sessions/shop")
 
 
 @pytest.fixture
@@ -35,13 +31,7 @@ def test_a_guide_can_be_followed(guide: str, home: Path, tmp_path: Path) -> None
     here = tmp_path / "here"
     here.mkdir()
     kept = {name: value for name, value in os.environ.items() if "TRACKIO" not in name}
-    environment = {
-        **kept,
-        "HOME": str(home),
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
+    environment = {**kept, "HOME": str(home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     text = (ROOT / "docs" / "tutorials" / f"{guide}.md").read_text()
     for compiled, language, block in BLOCK.findall(text):
         if compiled:
@@ -58,10 +48,6 @@ def test_a_guide_can_be_followed(guide: str, home: Path, tmp_path: Path) -> None
             commands = [["-m", "pimono_sdpo", *words[1:]] for words in lines]
         for command in commands:
             done = subprocess.run(
-                [sys.executable, *command],
-                cwd=here,
-                env=environment,
-                capture_output=True,
-                text=True,
+                [sys.executable, *command], cwd=here, env=environment, capture_output=True, text=True
             )
             assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-3000:])

@@ -17,11 +17,7 @@ from tests.traces import HEADER, assistant, bash, call, result, trace, user
 @pytest.mark.parametrize(
     ("shown", "user", "names"),
     [
-        (
-            r"core.bare=false\nuser.name=Zoë Álvarez\nuser.email=z@x.org",
-            "",
-            {"Zoë Álvarez", "Álvarez"},
-        ),
+        (r"core.bare=false\nuser.name=Zoë Álvarez\nuser.email=z@x.org", "", {"Zoë Álvarez", "Álvarez"}),
         (r"git config user.name \"Jörg Odermatt\"", "", {"Jörg Odermatt", "Jörg", "Odermatt"}),
         ("Author: Jo Odermatt <jo@x.org>", "jodermatt", {"Jo Odermatt", "Odermatt", "jodermatt"}),
         ("Author: Somebody Else <else@x.org>", "jodermatt", {"jodermatt"}),
@@ -29,11 +25,7 @@ from tests.traces import HEADER, assistant, bash, call, result, trace, user
         (r"root@9f8e7d:/# git clone git@github.com:a/b", "", {"9f8e7d"}),
         (r"uname -a\nLinux kronos 6.1.0-18-amd64 #1 SMP", "", {"kronos"}),
         (r"uname -a\nDarwin Zoes-Mini.local 23.1.0 Darwin Kernel", "", {"Zoes-Mini"}),
-        (
-            r"fatal: unable to auto-detect email address (got 'Zoes@RON-S003.(none)')\n",
-            "",
-            {"Zoes", "RON-S003"},
-        ),
+        (r"fatal: unable to auto-detect email address (got 'Zoes@RON-S003.(none)')\n", "", {"Zoes", "RON-S003"}),
         ("/Users/zalvarez/.ssh and /home/runner/work", "", {"zalvarez"}),
         (r"src/pages/Users/index.js app/home/page.tsx\n/home/zoe.a/x", "", {"zoe.a"}),
         ("app/home/page.tsx in /mnt/c/Users/zalvarez", "", {"zalvarez"}),

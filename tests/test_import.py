@@ -47,11 +47,7 @@ def native(*outputs: str) -> list[Json]:
             {"role": "tool", "content": text, "tool_call_id": call_id}
             for text, call_id in zip(outputs, "ab", strict=True)
         ),
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [call("finish", '{"message": "Rounded."}', "c")],
-        },
+        {"role": "assistant", "content": "", "tool_calls": [call("finish", '{"message": "Rounded."}', "c")]},
     ]
 
 

@@ -11,34 +11,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # From the ground up. Packages of one storey that import each other are one entry.
 STOREYS = (
-    (
-        "schema",
-        "errors",
-        "own_code",
-        "stage",
-        "stats",
-        "text",
-        "shell",
-        "failures",
-        "prefilter",
-        "report",
-        "options",
-    ),
+    ("schema", "errors", "own_code", "stage", "stats", "text", "shell", "failures", "prefilter", "report", "options"),
     ("traces",),
     ("runs",),
     ("llm",),
     ("replay", "samples"),
     ("/processors", "/rewards", "/cards"),
-    (
-        "agent",
-        "suites",
-        "duel",
-        "training",
-        "dataset_writer",
-        "filtering",
-        "push",
-        "session_source",
-    ),
+    ("agent", "suites", "duel", "training", "dataset_writer", "filtering", "push", "session_source"),
     ("cli", "__main__"),
     ("/jobs",),
 )

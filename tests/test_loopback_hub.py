@@ -177,12 +177,7 @@ print(json.dumps({
 def test_a_dataset_is_pushed_and_loaded_back(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
     seen = run_client(loopback_hub, tmp_path, DATASET)
     row = {"n": 7, "text": "other"}
-    assert seen == {
-        "same": True,
-        "splits": {"train": [row], "test": [row]},
-        "v2": 1,
-        "streamed": [row],
-    }
+    assert seen == {"same": True, "splits": {"train": [row], "test": [row]}, "v2": 1, "streamed": [row]}
     files = loopback_hub.files(f"{ORG}/rows", "dataset")
     assert [path for path in files if path.endswith(".parquet")] == [
         "data/test-00000-of-00001.parquet",
@@ -191,10 +186,7 @@ def test_a_dataset_is_pushed_and_loaded_back(loopback_hub: LoopbackHub, tmp_path
     assert b"license: mit" in files["README.md"]
     assert b"written by hand" in files["README.md"]
     assert pq.read_table(io.BytesIO(files["data/train-00000-of-00001.parquet"])).to_pylist() == [row]
-    assert sorted(loopback_hub.repo(f"{ORG}/rows", "dataset").refs) == [
-        "refs/heads/main",
-        "refs/heads/v2",
-    ]
+    assert sorted(loopback_hub.repo(f"{ORG}/rows", "dataset").refs) == ["refs/heads/main", "refs/heads/v2"]
 
 
 REFUSED = """

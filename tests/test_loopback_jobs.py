@@ -43,11 +43,7 @@ def test_a_job_runs_and_its_end_is_the_commands(loopback_hub: LoopbackHub, here:
     assert "token True 000000000000000000000001" in done.stdout
     assert "hf_loopback" not in done.stdout + done.stderr
     (job,) = loopback_hub.store.jobs.values()
-    assert (job.stage, job.spec["timeoutSeconds"], job.spec["flavor"]) == (
-        "COMPLETED",
-        300,
-        "cpu-basic",
-    )
+    assert (job.stage, job.spec["timeoutSeconds"], job.spec["flavor"]) == ("COMPLETED", 300, "cpu-basic")
     files = loopback_hub.store.buckets["me/jobs-artifacts"].files
     assert sorted(path.split("/")[1] for path in files) == ["in.txt", "job.py", "out.txt"]
 

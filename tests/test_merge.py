@@ -187,10 +187,7 @@ def test_no_folder_is_taken_for_another(source: Path, rows: Path, three: list[Pa
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
     before = all_bytes(tmp_path)
-    for out, match in (
-        (part, r"holds another command's part\.json"),
-        (tmp_path / "mine", "no earlier run"),
-    ):
+    for out, match in ((part, r"holds another command's part\.json"), (tmp_path / "mine", "no earlier run")):
         with pytest.raises(OutputError, match=match):
             merge_parts(three, out)
         with pytest.raises(OutputError, match=match):

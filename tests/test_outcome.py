@@ -67,10 +67,7 @@ def test_unmarked_results_that_report_a_failure(tool: str, text: str, code: int 
     ("tool", "text"),
     [
         ("bg_output", "job 3: exit=0"),
-        (
-            "process",
-            "the script has to exit with code 1 when nothing was found there, says the doc",
-        ),
+        ("process", "the script has to exit with code 1 when nothing was found there, says the doc"),
         ("exec", "Compiling insta v0.11.0-rc.6"),
         ("exec", "a.sh:9: test -f x || exit 1\n+  exit 1\nexit 1\n@@ -1 +1 @@ exit 1"),
         ("call_hook", '{"success": true, "data": {"status": 200, "valid": true}}'),

@@ -81,9 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_stage_of_ones_own_runs_before_the_threshold_and_again_when_it_changes(
-    folder: Path,
-) -> None:
+def test_a_stage_of_ones_own_runs_before_the_threshold_and_again_when_it_changes(folder: Path) -> None:
     write_samples(folder / "traces")
     filtering = ("filter", "traces", "--out", "rows", "--min-score", "101", "--workers", "2")
     done = run(folder, *filtering, "--stage", "mine:STAGE")

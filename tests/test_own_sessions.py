@@ -27,11 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with sessions of all three agents, and a working directory beside it."""
     home, here = tmp_path / "home", tmp_path / "here"
     here.mkdir()
-    folders = (
-        ".claude/projects/-work-shop",
-        ".codex/sessions/2026/05",
-        ".pi/agent/sessions/--work-shop--",
-    )
+    folders = (".claude/projects/-work-shop", ".codex/sessions/2026/05", ".pi/agent/sessions/--work-shop--")
     for number, file in enumerate(SAMPLES):
         folder = home / folders[number % len(folders)]
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,11 +79,7 @@ def test_all_agents_are_read_where_their_variables_say(home: Path, monkeypatch: 
     (home / ".codex/archived_sessions").mkdir()
     archived.rename(home / ".codex/archived_sessions" / archived.name)
     output = run_filter("all")
-    assert [line.split(":")[0] for line in output.splitlines()[:3]] == [
-        "Claude Code",
-        "Codex",
-        "Pi",
-    ]
+    assert [line.split(":")[0] for line in output.splitlines()[:3]] == ["Claude Code", "Codex", "Pi"]
     expected = below(home / ".claude/projects") | below(home / ".codex")
     assert sources() == expected | below(home / "elsewhere/sessions")
     assert f"archived_sessions/{archived.name}" in expected
@@ -180,10 +172,7 @@ def write_session(file: Path, cwd: str, days_ago: int = 0) -> None:
         (["--project", "/work/shop"], {"p1/a.jsonl", "p1/b.jsonl"}),
         (["--project", "p2"], {"p2/c.jsonl", "p2/agent-d.jsonl"}),
         (["--since", "7d"], {"p1/a.jsonl", "p2/c.jsonl", "p2/agent-d.jsonl"}),
-        (
-            ["--since", "2000-01-01", "--exclude", "*/agent-*"],
-            {"p1/a.jsonl", "p1/b.jsonl", "p2/c.jsonl"},
-        ),
+        (["--since", "2000-01-01", "--exclude", "*/agent-*"], {"p1/a.jsonl", "p1/b.jsonl", "p2/c.jsonl"}),
         (["--exclude", "p1/*", "--exclude", "*-d.jsonl"], {"p2/c.jsonl"}),
     ],
 )

@@ -19,28 +19,8 @@ from pimono_sdpo.suites.suite import load_suite
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts import together
 from processors.rollouts.noise import measure_patch
-from processors.rollouts.pairs import (
-    TARGETS,
-    Case,
-    Rules,
-    Target,
-    pair_runs,
-    pair_steps,
-    score_run,
-)
-from tests.rollout_data import (
-    BUGGY,
-    FIXED,
-    OTHER,
-    final,
-    patch_of,
-    prose,
-    read,
-    rollout,
-    task,
-    write,
-    write_folder,
-)
+from processors.rollouts.pairs import TARGETS, Case, Rules, Target, pair_runs, pair_steps, score_run
+from tests.rollout_data import BUGGY, FIXED, OTHER, final, patch_of, prose, read, rollout, task, write, write_folder
 from tests.test_step_rows import bytes_of
 
 Json = dict[str, Any]

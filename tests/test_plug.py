@@ -170,14 +170,7 @@ def test_a_plugged_harness_and_category_reach_the_row(tmp_path: Path) -> None:
 def test_what_a_plugged_harness_leaves_out_is_named(tmp_path: Path) -> None:
     reader = TOY_READER.replace("# PARTS", 'about="", sample="",')
     project = plug_in(tmp_path, reader)
-    checks = (
-        "--noconftest",
-        "-p",
-        "no:cacheprovider",
-        "tests/test_plug.py",
-        "-k",
-        "missing and toy",
-    )
+    checks = ("--noconftest", "-p", "no:cacheprovider", "tests/test_plug.py", "-k", "missing and toy")
     failed = run_python(project, "-m", "pytest", "-q", *checks)
     assert failed.returncode == 1, failed.stdout
     assert "toy lacks about; sample; documentation; tools, or in no_tools why" in failed.stdout
@@ -190,15 +183,7 @@ TOY_RECIPE = "# A toy run.\nmodel_name_or_path: toy\nuse_cpu: true\nbf16: false\
 def test_a_plugged_recipe_is_found_by_its_name_and_documented(tmp_path: Path) -> None:
     project = copy_project(tmp_path, "docs/generate.py")
     (project / "jobs/recipes/toy.yaml").write_text(TOY_RECIPE.format(more=""))
-    script = (
-        "jobs/train_sdpo.py",
-        "--config",
-        "toy",
-        "--mode",
-        "preflight",
-        "--dataset",
-        "nowhere",
-    )
+    script = ("jobs/train_sdpo.py", "--config", "toy", "--mode", "preflight", "--dataset", "nowhere")
     found = run_python(project, *script)
     assert found.returncode == 2
     assert "nowhere" in found.stderr, "the recipe was read, and only its dataset is missing"

@@ -17,13 +17,7 @@ from processors.salient_tokens import KINDS, Kind, find_salient_tokens, find_tok
 from processors.threshold import check_score
 from tests.benchmarks.fit_worth import fit, read_labels
 
-SIX = [
-    "build_lint_compile",
-    "command_error",
-    "missing_file_or_command",
-    "runtime_exception",
-    "test_or_assertion",
-]
+SIX = ["build_lint_compile", "command_error", "missing_file_or_command", "runtime_exception", "test_or_assertion"]
 
 
 def failure(categories: list[str], text: str, index: int = 1, **more: Any) -> dict[str, Any]:
@@ -140,11 +134,7 @@ def test_words_without_the_needle_hold_no_token(kind: Kind) -> None:
         ({"problem": None, "prompt": "p", "findings": []}, "no_evidence"),
         ({"problem": None, "prompt": "p", "findings": [{"excuse": "slip"}]}, "only_a_slip"),
         (
-            {
-                "problem": None,
-                "prompt": "p",
-                "findings": [{"excuse": "slip"}, {"excuse": "expected"}],
-            },
+            {"problem": None, "prompt": "p", "findings": [{"excuse": "slip"}, {"excuse": "expected"}]},
             "expected_failure",
         ),
         ({"problem": None, "prompt": "p", "findings": [{"excuse": "slip"}, {"excuse": ""}]}, None),

@@ -48,12 +48,7 @@ def rows(made: Path, tmp_path: Path) -> Path:
 
 
 def front(
-    hub: LoopbackHub,
-    home: Path,
-    *arguments: str,
-    token: str | None = TOKEN,
-    xet: bool = False,
-    **env: str,
+    hub: LoopbackHub, home: Path, *arguments: str, token: str | None = TOKEN, xet: bool = False, **env: str
 ) -> subprocess.CompletedProcess[str]:
     command = ("-m", "pimono_sdpo", *arguments)
     return run_python(hub, home, *command, token=token, xet=xet, environment=env)
@@ -388,14 +383,8 @@ def in_rows(rows: Path) -> None:
     ("put", "where"),
     [
         (in_card, "README.md` holds what looks like a secret (huggingface_token), so"),
-        (
-            in_report,
-            "report.json` holds what looks like a secret (huggingface_token) in its column `first_sample`",
-        ),
-        (
-            in_rows,
-            ".parquet` holds what looks like a secret (huggingface_token) in its column `prompt`",
-        ),
+        (in_report, "report.json` holds what looks like a secret (huggingface_token) in its column `first_sample`"),
+        (in_rows, ".parquet` holds what looks like a secret (huggingface_token) in its column `prompt`"),
     ],
 )
 def test_an_open_secret_stops_the_push(loopback_hub: LoopbackHub, rows: Path, put: object, where: str) -> None:

@@ -34,13 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = write_folder(folder / "rollouts", rows)
     write_steps(StepOptions(source=[str(source)], out=folder / "steps", require_success=False, licence="mit"))
     write_pairs(
-        PairOptions(
-            source=[str(source)],
-            out=folder / "pairs",
-            flaky_reruns=0,
-            licence="mit",
-            format="together",
-        )
+        PairOptions(source=[str(source)], out=folder / "pairs", flaky_reruns=0, licence="mit", format="together")
     )
     return folder
 

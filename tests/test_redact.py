@@ -7,14 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from processors.names import redact_names
-from processors.redact import (
-    DASHED_HOME,
-    HOME,
-    redact,
-    redact_homes,
-    redact_text,
-    redact_workspace,
-)
+from processors.redact import DASHED_HOME, HOME, redact, redact_homes, redact_text, redact_workspace
 
 PLANTED = [
     ("ghp_" + "a1B2" * 9, "github_token"),
@@ -134,10 +127,7 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         ('"auth": "dXNlcjpwYXNzd29yZA=="', '"auth": "[REDACTED:stored_login]"'),
         ("_auth=dXNlcjpwYXNzd29yZA==", "_auth=[REDACTED:stored_login]"),
         ("<password>hunter2</password>", "<password>[REDACTED:stored_login]</password>"),
-        (
-            "<password><![CDATA[hunt3r!]]></password>",
-            "<password><![CDATA[[REDACTED:stored_login]</password>",
-        ),
+        ("<password><![CDATA[hunt3r!]]></password>", "<password><![CDATA[[REDACTED:stored_login]</password>"),
         ('psk="Quiver31#7cn"', 'psk="[REDACTED:assigned_secret]"'),
         ("xoxb-123456789012-1\u200b234567890123-" + "aB3d" * 6, "[REDACTED:slack_token]"),
         ("Cookie: sessionid=0a1b2c3d4e", "Cookie: [REDACTED:stored_login]"),
@@ -161,10 +151,7 @@ def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> 
         *("integrity: sha512-aB3dE5fG7hJ9kL2mN4pQ6rS8tV0wX1yZ0123", "const id = " + "0a1b" * 10),
         *("http://localhost:3000/@fs/x", "--- PASS: TestFoo2", "https://x.com/home/settings"),
         "me-ops__the-ai-harness/main_sessions_88616e07-f4e6-41ab-9157-bc7b373a246c.jsonl",
-        *(
-            "DB_PASSWORD: ${DB_PASSWORD:-your_secure_password}",
-            "prod_U7rKbMMHAFayBx",
-        ),
+        *("DB_PASSWORD: ${DB_PASSWORD:-your_secure_password}", "prod_U7rKbMMHAFayBx"),
         *("KEY: rtl8822b_set_FwMacIdConfig_cmd(wlan0)", "SQUARE_ACCESS_TOKEN=EAAAxxxxxxxxxxxx"),
         *("CREDENTIALS: fleet_health=unknown valid=0", "x: 0a1b2c@group.calendar.google.com"),
         *("postgres://$USER:$PASSWORD@host/db", "--home-dir x", "const token = await next1()"),
@@ -241,51 +228,12 @@ def test_the_recorders_name_goes_where_it_names_a_place(text: str, cleaned: str)
 
 
 HOME_PIECES = [
-    *(
-        "/Users/ann/x",
-        "/home/",
-        "bob",
-        "C:\\Users\\Ann Bee\\",
-        "c:/users/x y/",
-        "%2FUsers%2Fann%2f",
-    ),
+    *("/Users/ann/x", "/home/", "bob", "C:\\Users\\Ann Bee\\", "c:/users/x y/", "%2FUsers%2Fann%2f"),
     *("\\/home\\/a\\/b", "/mnt/c/Users/z", "/cygdrive/c/Users/q w/", "/var/home/u", "@fs/Users/k"),
-    *(
-        "//wsl.localhost/Ubuntu-22.04/home/ann",
-        "\\\\wsl$\\Deb\\home\\x",
-        " -I/Users/a",
-        " a/Users/b",
-    ),
-    *(
-        "--Users-ann-x",
-        "-home-bob/",
-        "C--Users-me-",
-        "/root",
-        "/root/.ssh",
-        "/rooted",
-        "users",
-        "/",
-    ),
-    *(
-        "/homepage/",
-        "/data/data/com.termux/files/home/x",
-        "\\n/Users/q",
-        "\x1b[31m/home/z",
-        "Users/",
-    ),
-    *(
-        "/System/Volumes/Data/Users/p/",
-        "/Users/Jo Smith/x",
-        "\n",
-        " ",
-        "\t",
-        "$",
-        ".",
-        "-",
-        "a",
-        "'",
-        "=",
-    ),
+    *("//wsl.localhost/Ubuntu-22.04/home/ann", "\\\\wsl$\\Deb\\home\\x", " -I/Users/a", " a/Users/b"),
+    *("--Users-ann-x", "-home-bob/", "C--Users-me-", "/root", "/root/.ssh", "/rooted", "users", "/"),
+    *("/homepage/", "/data/data/com.termux/files/home/x", "\\n/Users/q", "\x1b[31m/home/z", "Users/"),
+    *("/System/Volumes/Data/Users/p/", "/Users/Jo Smith/x", "\n", " ", "\t", "$", ".", "-", "a", "'", "="),
 ]
 
 

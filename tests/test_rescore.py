@@ -93,35 +93,11 @@ def test_a_run_goes_on_behind_its_last_slice(source: Path, tmp_path: Path, monke
         ({**ROWS, "verifier_spec": ["{"] * 4}, ["syntax"], [], SourceError, "not a JSON object"),
         ({**ROWS, "verifier_spec": [None] * 4}, ["syntax"], [], SourceError, "no `verifier_spec`"),
         ({**ROWS, "verifier_spec": [{"a": 1}] * 4}, ["syntax"], [], SourceError, "json.dumps"),
-        (
-            {**ROWS, "completions": [["a"]] * 4},
-            ["syntax"],
-            [],
-            SourceError,
-            "give `completion` or `completions`",
-        ),
-        (
-            {"completion": [3], "verifier_spec": ["{}"]},
-            ["syntax"],
-            [],
-            SourceError,
-            "is neither text",
-        ),
+        ({**ROWS, "completions": [["a"]] * 4}, ["syntax"], [], SourceError, "give `completion` or `completions`"),
+        ({"completion": [3], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "is neither text"),
         ({"completion": [["a"]], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "neither"),
-        (
-            {"completions": ["a"], "verifier_spec": ["{}"]},
-            ["syntax"],
-            [],
-            SourceError,
-            "has no completion",
-        ),
-        (
-            {"completions": [[]], "verifier_spec": ["{}"]},
-            ["syntax"],
-            [],
-            SourceError,
-            "no completion",
-        ),
+        ({"completions": ["a"], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "has no completion"),
+        ({"completions": [[]], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "no completion"),
         ({"completion": ["a"]}, ["syntax"], [], SourceError, "and `verifier_spec` as the text"),
         ({name: [] for name in ROWS}, ["syntax"], [], EmptySelection, "has no rows"),
     ],
@@ -202,13 +178,7 @@ def test_completions_of_every_shape_are_read(tmp_path: Path) -> None:
         assert "completions" not in scored.column_names
         assert len(scored["completion"]) == report["rows"]
     assert passed.pop("calls")[0] == 1
-    assert passed == {
-        "text": (2, 1),
-        "messages": (2, 1),
-        "texts": (2, 1),
-        "conversations": (3, 2),
-        "mixed": (3, 2),
-    }
+    assert passed == {"text": (2, 1), "messages": (2, 1), "texts": (2, 1), "conversations": (3, 2), "mixed": (3, 2)}
 
 
 SLOW = """
@@ -326,11 +296,7 @@ def test_any_number_of_threads_writes_the_same_bytes(source: Path, tmp_path: Pat
     for workers in (1, 5):
         score_completions(
             Options(
-                source=str(source),
-                out=tmp_path / str(workers),
-                gate=["tool_calls"],
-                grade=["syntax"],
-                workers=workers,
+                source=str(source), out=tmp_path / str(workers), gate=["tool_calls"], grade=["syntax"], workers=workers
             )
         )
     files = sorted(path for path in (tmp_path / "1").rglob("*") if path.is_file())

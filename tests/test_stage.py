@@ -11,17 +11,7 @@ from datasets import Dataset, Features, IterableDataset, Json, List, Value
 import pimono_sdpo
 from pimono_sdpo.samples import write_samples
 from pimono_sdpo.schema import PRINT, SDPO_ROW, SESSION, Unit
-from pimono_sdpo.stage import (
-    Filter,
-    FlatMap,
-    Map,
-    apply,
-    apply_all,
-    iterate_rows,
-    name_of,
-    run_stages,
-    source_hash,
-)
+from pimono_sdpo.stage import Filter, FlatMap, Map, apply, apply_all, iterate_rows, name_of, run_stages, source_hash
 from pimono_sdpo.traces.sources import load_sessions, open_source, read_sessions
 from processors import PIPELINE, pipeline, run_pipeline
 from processors.threshold import check_score
@@ -86,12 +76,7 @@ def test_a_stream_has_to_know_its_columns() -> None:
 
 
 def test_the_pipeline_runs_on_a_plain_dataset() -> None:
-    columns: dict[str, list[Any]] = {
-        "harness": ["pi"],
-        "session_id": ["s"],
-        "source": ["s.jsonl"],
-        "trace": [FAILING],
-    }
+    columns: dict[str, list[Any]] = {"harness": ["pi"], "session_id": ["s"], "source": ["s.jsonl"], "trace": [FAILING]}
     columns["bytes_not_utf8"] = [0]
     rows = apply_all(Dataset.from_dict(columns, features=SESSION), pipeline(min_worth=0))
     assert rows.features == {**SDPO_ROW, **PRINT}
@@ -166,17 +151,7 @@ def test_the_cache_key_follows_source_and_options() -> None:
 
 def test_stages_are_named_by_their_module() -> None:
     names = [name_of(stage) for stage in PIPELINE]
-    assert names == [
-        "evidence",
-        "split",
-        "names",
-        "keep",
-        "redact",
-        "grade",
-        "threshold",
-        "context",
-        "rows",
-    ]
+    assert names == ["evidence", "split", "names", "keep", "redact", "grade", "threshold", "context", "rows"]
 
 
 class Watched(dict[str, Any]):

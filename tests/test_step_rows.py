@@ -21,17 +21,7 @@ from pimono_sdpo.stage import apply_all, run_stages
 from pimono_sdpo.suites.split import Leakage
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts import steps, together
-from tests.rollout_data import (
-    BUGGY,
-    FIXED,
-    OTHER,
-    final,
-    prose,
-    read,
-    rollout,
-    write,
-    write_folder,
-)
+from tests.rollout_data import BUGGY, FIXED, OTHER, final, prose, read, rollout, write, write_folder
 
 Json = dict[str, Any]
 LOOP = {**read(), "kind": "loop"}
@@ -50,11 +40,7 @@ def test_a_row_per_call_with_all_that_was_read_before_it() -> None:
     assert dropped == []
     assert [len(row["prompt"]) for row in rows] == [2, 4]
     called = [json.loads(row["completion"][0]["content"]) for row in rows]
-    assert called[1] == {
-        "type": "tool_call",
-        "name": "write_file",
-        "args": {"rel_path": "add.py", "content": FIXED},
-    }
+    assert called[1] == {"type": "tool_call", "name": "write_file", "args": {"rel_path": "add.py", "content": FIXED}}
     assert rows[1]["prompt"][2]["content"].startswith("Let me see.")
 
 
@@ -134,10 +120,7 @@ def test_a_trajectory_is_one_row() -> None:
     assert len(only["prompt"]) == 2
     assert [t["role"] for t in only["completion"]] == ["assistant", "user", "assistant"]
     assert json.loads(only["completion"][0]["content"])["name"] == "read_file"
-    assert cut(rollout(actions=[prose(), read()], tests_ok=True), granularity="trajectory") == (
-        [],
-        ["malformed_call"],
-    )
+    assert cut(rollout(actions=[prose(), read()], tests_ok=True), granularity="trajectory") == ([], ["malformed_call"])
 
 
 def test_native_calls_can_be_written_in_the_json_protocol() -> None:
@@ -236,11 +219,7 @@ def test_what_is_finished_waits_for_the_next_run(tmp_path: Path) -> None:
 def test_recorded_sessions_become_rows(tmp_path: Path) -> None:
     write_samples(tmp_path / "samples")
     report = write_steps(
-        StepOptions(
-            source=[str(tmp_path / "samples" / "trace_text")],
-            out=tmp_path / "steps",
-            format="together",
-        )
+        StepOptions(source=[str(tmp_path / "samples" / "trace_text")], out=tmp_path / "steps", format="together")
     )
     rows = load_dataset(str(tmp_path / "steps"), split="train", cache_dir=str(tmp_path / "cache"))
     assert report["rows"] == len(rows) > 10
@@ -298,12 +277,7 @@ def test_the_older_name_writes_lines(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert f"Wrote 12 rows to: {lines}" in done.output
     assert len(lines.read_text().splitlines()) == 12
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "repo",
-        "rollouts",
-        "sft.jsonl",
-        "sft_meta.jsonl",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["repo", "rollouts", "sft.jsonl", "sft_meta.jsonl"]
     loose = [*command, "--no-require-success", "--no-require-valid-tool-ok"]
     done = CliRunner().invoke(app, [*loose, "--output", str(lines)])
     assert "Wrote 12 rows" in done.output

@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.suites.build import (
-    Task,
-    read_functions,
-    read_quixbugs,
-    record_tests,
-)
+from pimono_sdpo.suites.build import Task, read_functions, read_quixbugs, record_tests
 from rewards.sandbox import Server
 from rewards.verifiers import tests
 from tests.benchmarks.suites import FORMS, Judge, block, buggy_of, solution_of
@@ -110,26 +105,14 @@ def judge() -> Iterator[Judge]:
 
 
 def test_fixed_programs_pass_in_every_form_and_buggy_ones_fail(all_tasks: list[Task], judge: Judge) -> None:
-    assert [task.name for task in all_tasks] == [
-        "counts",
-        "half",
-        "last",
-        "lists",
-        "turns",
-        "T/0",
-        "T/1",
-        "T/2",
-    ]
+    assert [task.name for task in all_tasks] == ["counts", "half", "last", "lists", "turns", "T/0", "T/1", "T/2"]
     for task in all_tasks:
         for name, form in FORMS.items():
             result = judge(form(task), task.spec)
             assert result.status == "passed", (task.name, name, result)
         result = judge(block("# looked at\n" + buggy_of(task)), task.spec)
         assert result.status == "failed", (task.name, result)
-        assert (result.category == "timeout") == (task.name in ("counts", "T/2")), (
-            task.name,
-            result,
-        )
+        assert (result.category == "timeout") == (task.name in ("counts", "T/2")), (task.name, result)
 
 
 def test_what_is_a_value_is_judged_by_value(all_tasks: list[Task]) -> None:

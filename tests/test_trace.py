@@ -9,13 +9,7 @@ def test_a_linear_v1_session_becomes_events_in_order() -> None:
     header = {"type": "session", "id": "v1", "cwd": "/w", "provider": "anthropic"}
     read = read_trace(trace(header, user("Fix it"), *bash("ls", "a.ts\n\nCommand exited with code 2", True)))
     assert (read.harness, read.session_id, read.cwd, read.problem) == ("pi", "v1", "/w", None)
-    assert [e.kind for e in read.events] == [
-        "other",
-        "user",
-        "assistant",
-        "tool_call",
-        "tool_result",
-    ]
+    assert [e.kind for e in read.events] == ["other", "user", "assistant", "tool_call", "tool_result"]
     assert [e.index for e in read.events] == list(range(5))
     assert all(e.on_active_branch for e in read.events)
     assert read.events[4].is_error
@@ -35,22 +29,11 @@ def test_the_active_path_leaves_out_what_the_user_went_back_from() -> None:
         )
     )
     texts = {event.text: event.on_active_branch for event in read.events if event.text}
-    assert texts == {
-        "ask": True,
-        "abandoned answer": False,
-        "abandoned reply": False,
-        "second answer": True,
-    }
+    assert texts == {"ask": True, "abandoned answer": False, "abandoned reply": False, "second answer": True}
 
 
 def test_a_lost_parent_does_not_hide_the_beginning() -> None:
-    read = read_trace(
-        trace(
-            HEADER,
-            user("ask", id="a", parentId=None),
-            assistant("orphan", id="b", parentId="lost"),
-        )
-    )
+    read = read_trace(trace(HEADER, user("ask", id="a", parentId=None), assistant("orphan", id="b", parentId="lost")))
     assert [e.on_active_branch for e in read.events if e.text] == [True, True]
 
 

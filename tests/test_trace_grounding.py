@@ -266,12 +266,7 @@ def test_a_call_is_read_in_every_protocol() -> None:
         "call:bash{command:npx vitest run test/parser.test.ts}",
         [{"role": "assistant", "content": None, "tool_calls": [function]}],
         [{"role": "assistant", "content": "", "tool_calls": [call]}],
-        [
-            {
-                "role": "assistant",
-                "content": [{"type": "tool_use", "name": "bash", "input": arguments}],
-            }
-        ],
+        [{"role": "assistant", "content": [{"type": "tool_use", "name": "bash", "input": arguments}]}],
     ]
     assert {reward(form) for form in forms} == {0.45}
     # What a tool answered is not the model's.

@@ -238,11 +238,7 @@ def test_a_training_shows_before_and_after_its_curves_and_what_it_sampled(tmp_pa
     view = view_of(render_view(tmp_path, "out", [], 10))
     (compared,), (rewards, losses) = view["groups"]
     assert [chart["title"] for chart in view["folded"]] == ["loss"]
-    assert compared["changes"][0] == {
-        "name": "Mean reward",
-        "before": {"mean": 0.2},
-        "after": {"mean": 0.8},
-    }
+    assert compared["changes"][0] == {"name": "Mean reward", "before": {"mean": 0.2}, "after": {"mean": 0.8}}
     assert rewards["points"][0] == [1, 0.2]
     assert rewards["threshold"] == 0.35
     assert losses["title"] == "Distillation loss"
@@ -255,10 +251,7 @@ def test_a_training_shows_before_and_after_its_curves_and_what_it_sampled(tmp_pa
     log["evaluation"] = {"completions": 12, "reward": part, "pass_rate": part}
     (tmp_path / "run.json").write_text(json.dumps(log))
     held_out = view_of(render_view(tmp_path, "out", [], 10))["groups"][0][0]["changes"]
-    assert [(one["name"], one["before"]) for one in held_out] == [
-        ("mean reward", score),
-        ("pass rate", score),
-    ]
+    assert [(one["name"], one["before"]) for one in held_out] == [("mean reward", score), ("pass rate", score)]
 
 
 def test_sessions_have_short_names_that_differ_and_rows_an_address(tmp_path: Path, traces: Path) -> None:
@@ -279,10 +272,7 @@ def test_text_is_marked_where_the_rules_found_it() -> None:
     text = "x" * 10 + "\n" + FAILURE
     parts = mark_text(text, ["build_lint_compile", "command_error"])
     assert "".join(part[0] or "" for part in parts) == text
-    assert [category for _, category in parts if category] == [
-        "build_lint_compile",
-        "command_error",
-    ]
+    assert [category for _, category in parts if category] == ["build_lint_compile", "command_error"]
     hostile = "Later user correction 1:\nsorry\n\nTool/environment diagnostic 9 (x):\nboom"
     assert [block["title"] for block in split_blocks(hostile, ["sorry"])] == [
         "Later user correction 1",

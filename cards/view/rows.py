@@ -75,8 +75,7 @@ def _sort_rows(rows: pl.DataFrame) -> pl.DataFrame:
 Parts = list[list[str | None]]
 MAX_MARKS = 60
 _HEADER = re.compile(
-    r"^(?:(Tool/environment diagnostic \d+) \(([a-z_, ]*)\)|(Later user correction \d+)):$",
-    re.MULTILINE,
+    r"^(?:(Tool/environment diagnostic \d+) \(([a-z_, ]*)\)|(Later user correction \d+)):$", re.MULTILINE
 )
 
 

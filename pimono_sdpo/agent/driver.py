@@ -45,9 +45,7 @@ class Rules:
     """How every run of a suite is driven."""
 
     protocol: Protocol = option(
-        "Calls as one `json` object, or the API's `native` ones.",
-        default="json",
-        flag="--tool-protocol",
+        "Calls as one `json` object, or the API's `native` ones.", default="json", flag="--tool-protocol"
     )
     test_policy: TestPolicy = option(
         "Run tests `on_write` and show the result, `on_final`, or `never`.", default="on_write"
@@ -99,10 +97,7 @@ class Run:
         """
         rules = self.rules
         system = system_prompt(rules.protocol, rules.test_policy)
-        self.messages = [
-            {"role": "system", "content": system},
-            {"role": "user", "content": f"GOAL:\n{goal}"},
-        ]
+        self.messages = [{"role": "system", "content": system}, {"role": "user", "content": f"GOAL:\n{goal}"}]
         self.log("run_start", goal=goal, **about)
         while self.ended is None and len(self.steps) < rules.max_iters:
             await self._take_turn()

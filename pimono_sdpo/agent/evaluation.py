@@ -110,12 +110,7 @@ def evaluate_models(
 
 
 def evaluate_to_file(
-    options: RolloutOptions,
-    made: Path,
-    file: Path,
-    tell: Tell,
-    done: Done,
-    baseline: Path | None = None,
+    options: RolloutOptions, made: Path, file: Path, tell: Tell, done: Done, baseline: Path | None = None
 ) -> Json:
     """Run rollouts, or take those in `made` when no model is named, and write a report file.
 

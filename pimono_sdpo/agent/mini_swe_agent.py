@@ -79,9 +79,7 @@ class Model:
         template = CONFIG["model"]["format_error_template"]
         try:
             actions = parse_toolcall_actions(
-                calls,
-                format_error_template=template,
-                template_kwargs={"finish_reason": reply.finish_reason},
+                calls, format_error_template=template, template_kwargs={"finish_reason": reply.finish_reason}
             )
         except FormatError:
             self.parse_errors += 1

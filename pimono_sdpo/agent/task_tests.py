@@ -42,12 +42,7 @@ SECONDS = 20.0
 MAX_OUTPUT = 4000
 NOT_FOUND = (126, 127)
 # Without its plugins pytest starts in a sixth of the time; `-p NAME` in the command loads one.
-ENVIRONMENT = {
-    **outcomes.ENVIRONMENT,
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONHASHSEED": "0",
-    "NO_COLOR": "1",
-}
+ENVIRONMENT = {**outcomes.ENVIRONMENT, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "NO_COLOR": "1"}
 # A file of such a name at the root of the repo would be imported instead of the real module.
 TAKEN = sys.stdlib_module_names | {
     "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis",

@@ -62,8 +62,7 @@ class Options(PushResult, WriterOptions):
     )
     export: bool = option("Ask the panel about every turn, whoever won.", default=False)
     rules: Literal["default", "original"] = option(
-        "Ask the whole panel about every turn and report the original verdict, too.",
-        default="default",
+        "Ask the whole panel about every turn and report the original verdict, too.", default="default"
     )
     aa_test: int | None = option(
         "Also duel the king with itself on N turns; implies --export.", default=None, minimum=1

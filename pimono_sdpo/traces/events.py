@@ -6,15 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 Kind = Literal[
-    "user",
-    "assistant",
-    "tool_call",
-    "tool_result",
-    "bash",
-    "custom_message",
-    "compaction",
-    "branch_summary",
-    "other",
+    "user", "assistant", "tool_call", "tool_result", "bash", "custom_message", "compaction", "branch_summary", "other"
 ]
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")

@@ -198,10 +198,7 @@ def find_parquet(repo_id: str) -> tuple[str, list[str]]:
 @contextmanager
 def open_parquet(repo_id: str, name: str, revision: str) -> Iterator[pq.ParquetFile]:
     """Open a file of a dataset on the Hub; only the parts that are read are downloaded."""
-    with (
-        translate_errors(repo_id),
-        HfFileSystem().open(f"datasets/{repo_id}@{revision}/{name}", "rb") as remote,
-    ):
+    with translate_errors(repo_id), HfFileSystem().open(f"datasets/{repo_id}@{revision}/{name}", "rb") as remote:
         yield pq.ParquetFile(remote, pre_buffer=True)
 
 

@@ -173,11 +173,7 @@ class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
 
 
 def parse_job(
-    argv: list[str],
-    options: type[CommonArguments],
-    config: type,
-    description: str | None,
-    default_recipe: str,
+    argv: list[str], options: type[CommonArguments], config: type, description: str | None, default_recipe: str
 ) -> tuple[Any, Any, ModelConfig, str]:
     """Merge recipe, command line and environment into the job's arguments, TRL's and the model's.
 

@@ -123,12 +123,7 @@ def fit_rows(dataset: Dataset, tokenizer: Any, prompt_tokens: int, reprompt_toke
 
 
 def _fit(
-    row: Row,
-    tokenizer: Any,
-    prompt_tokens: int,
-    reprompt_tokens: int,
-    reprompt: Reprompt,
-    special: tuple[str, ...],
+    row: Row, tokenizer: Any, prompt_tokens: int, reprompt_tokens: int, reprompt: Reprompt, special: tuple[str, ...]
 ) -> Row:
     turns, found = zip(*(neutralise(turn["content"], special) for turn in row["prompt"]), strict=True)
     context, in_context = neutralise(row["privileged_context"] or "", special)

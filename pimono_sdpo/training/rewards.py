@@ -93,11 +93,7 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         self.count: Callable[[str], int] = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def build(
-        self,
-        output: dict[str, Any],
-        prompts: list[Any],
-        rewards: torch.Tensor,
-        feedbacks: list[Any] | None = None,
+        self, output: dict[str, Any], prompts: list[Any], rewards: torch.Tensor, feedbacks: list[Any] | None = None
     ) -> dict[str, torch.Tensor]:
         """Return teacher_input_ids, teacher_attention_mask (completions x tokens) and
         self_distillation_mask (completions).

@@ -379,11 +379,7 @@ def describe_run(method: Method) -> Json:
             "max_prompt_length": fitted.budgets["prompt"],
             "lora_target_modules": target if isinstance(target, str) else sorted(target),
         },
-        "hardware": {
-            "device": args.device.type,
-            "name": name,
-            "count": torch.cuda.device_count() if on_gpu else 1,
-        },
+        "hardware": {"device": args.device.type, "name": name, "count": torch.cuda.device_count() if on_gpu else 1},
         "versions": {name: version(name) for name in PACKAGES},
         "started_at": method.progress.started_at,
         "resumed_at": method.progress.resumed_at,

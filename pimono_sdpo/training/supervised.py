@@ -56,11 +56,7 @@ class Supervised(Method):
         if self.adapter is not None:
             weights = sha256((self.adapter / WEIGHTS[0]).read_bytes()).hexdigest()
             adapter = f"{models.public_name(self.job.adapter)} ({weights[:12]})"
-        return {
-            "adapter": adapter,
-            "eval_split": self.job.eval_split,
-            "test_tasks": self.test_tasks,
-        }
+        return {"adapter": adapter, "eval_split": self.job.eval_split, "test_tasks": self.test_tasks}
 
     def fit(self, dataset: Dataset, held_out: Dataset | None = None) -> None:
         """Leave out rows that do not fit into --max_length as a whole."""

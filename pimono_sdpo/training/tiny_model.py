@@ -83,8 +83,7 @@ def _tokenizer() -> Any:
     learner.normalizer = normalizers.Replace(" ", "▁")
     learner.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
     learner.train_from_iterator(
-        SEED_TEXT.splitlines(keepends=True),
-        trainers.BpeTrainer(vocab_size=LEARNED_TOKENS, show_progress=False),
+        SEED_TEXT.splitlines(keepends=True), trainers.BpeTrainer(vocab_size=LEARNED_TOKENS, show_progress=False)
     )
     learned = json.loads(learner.to_str())["model"]
     others = iter(token for token in EXTRA_SPECIAL_TOKENS if token not in TURN_IDS)

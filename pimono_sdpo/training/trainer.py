@@ -42,11 +42,7 @@ class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no typ
     """SDPOTrainer whose `args` are a GuardedSDPOConfig."""
 
     def compute_loss(
-        self,
-        model: Any,
-        inputs: Batch,
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
         """Return the loss of a micro-batch by `args.method`, a scalar in float32."""
         inputs = trim(inputs)
@@ -175,11 +171,7 @@ def trim(batch: Batch) -> Batch:
     left = int(prompt.argmax(dim=1).min())
     width = completion.size(1)
     right = width - max(1, int(completion.sum(dim=1).max()))
-    trimmed = {
-        **batch,
-        "prompt_ids": batch["prompt_ids"][:, left:],
-        "prompt_mask": prompt[:, left:],
-    }
+    trimmed = {**batch, "prompt_ids": batch["prompt_ids"][:, left:], "prompt_mask": prompt[:, left:]}
     for name in ("completion_ids", "completion_mask", "old_per_token_logps"):
         if batch.get(name) is not None:
             trimmed[name] = batch[name][:, : width - right]

@@ -15,14 +15,7 @@ from pathlib import Path
 
 from pimono_sdpo.schema import Correction
 from pimono_sdpo.traces.events import Event
-from processors.corrections.features import (
-    READ_CHARS,
-    Description,
-    Turn,
-    describe,
-    is_automated,
-    read_later_turns,
-)
+from processors.corrections.features import READ_CHARS, Description, Turn, describe, is_automated, read_later_turns
 from processors.corrections.judge import Judge
 
 SPAN_CHARS = 80

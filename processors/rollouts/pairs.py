@@ -57,10 +57,7 @@ class Rules:
     target: Target = option("What a side of a pair of rollouts holds.", default="step", decides="row")
     last_k: int = option("Actions that `truncated` keeps.", default=4, minimum=1, decides="row")
     min_gap: float = option(
-        "Of `step`: by how much the better action must pass more often.",
-        default=0.5,
-        share=True,
-        decides="row",
+        "Of `step`: by how much the better action must pass more often.", default=0.5, share=True, decides="row"
     )
     allow_efficiency_pairs: bool = option(
         "Also pair two runs that pass, by their steps.", default=False, decides="row"

@@ -65,9 +65,7 @@ class Rules:
     )
     granularity: Granularity = option("One row per `step`, or per `trajectory`.", default="step", decides="row")
     tool_protocol: As = option(
-        "Keep calls `as_recorded`, or rewrite them in the `json` protocol.",
-        default="as_recorded",
-        decides="row",
+        "Keep calls `as_recorded`, or rewrite them in the `json` protocol.", default="as_recorded", decides="row"
     )
 
 
@@ -184,16 +182,11 @@ def drop_problems(row: Row) -> str | None:
 
 
 def build_stages(
-    rules: Rules,
-    passing: Mapping[str, Passing] | None = None,
-    tasks: Mapping[str, Row] | None = None,
+    rules: Rules, passing: Mapping[str, Passing] | None = None, tasks: Mapping[str, Row] | None = None
 ) -> tuple[Filter, FlatMap, Filter]:
     """Return the stages from runs to rows; for `passing` and `tasks` see `cut_steps`."""
     return (
-        Filter(
-            partial(drop_run, require_success=rules.require_success),
-            reads=("error", "suite", "tests_ok"),
-        ),
+        Filter(partial(drop_run, require_success=rules.require_success), reads=("error", "suite", "tests_ok")),
         FlatMap(
             partial(cut_steps, rules=rules, passing=passing or {}, tasks=tasks or {}),
             reads=tuple(RUN),

@@ -72,11 +72,7 @@ def make_dpo_line(row: Mapping[str, Any]) -> Json | str:
     merged = [_merge_turns(turns) for turns in (row["prompt"], *sides)]
     if None in merged:
         return "native_tool_calls"
-    line = {
-        "input": {"messages": merged[0]},
-        "preferred_output": merged[1],
-        "non_preferred_output": merged[2],
-    }
+    line = {"input": {"messages": merged[0]}, "preferred_output": merged[1], "non_preferred_output": merged[2]}
     return check_dpo(line) or line
 
 

@@ -103,10 +103,7 @@ class Reading(NamedTuple):
 
 
 def read_calls(
-    text: str,
-    formats: Sequence[str],
-    tools: list[dict[str, Any]],
-    template: dict[str, Any] | None = None,
+    text: str, formats: Sequence[str], tools: list[dict[str, Any]], template: dict[str, Any] | None = None
 ) -> Reading:
     """Read the calls that `text` makes in one of the `formats`; never raises on the text.
 

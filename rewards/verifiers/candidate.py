@@ -109,10 +109,7 @@ def changed_files(before: Mapping[str, str], after: dict[str, str]) -> Candidate
     """Return the candidate, or a refusal when the files are what they were."""
     changed = tuple(path for path in sorted({*before, *after}) if before.get(path) != after.get(path))
     if not changed:
-        return Refusal(
-            "nothing_changed",
-            "The answer leaves every file as it was; change what the task asks for.",
-        )
+        return Refusal("nothing_changed", "The answer leaves every file as it was; change what the task asks for.")
     return Candidate(after, changed, before)
 
 

@@ -54,9 +54,7 @@ def _request(op: str, label: str, part: int, *arguments: Any) -> Message:
     return message | {"part": part} | ({"plain": True} if op == "call" else {})
 
 
-def _calls_of_functions(
-    calls: Iterable[Sequence[Message]],
-) -> dict[tuple[str, str], list[Given]]:
+def _calls_of_functions(calls: Iterable[Sequence[Message]]) -> dict[tuple[str, str], list[Given]]:
     """Return the plain arguments of calls by module and name of the function."""
     modules: dict[str, str] = {}
     functions: dict[str, tuple[str, str]] = {}

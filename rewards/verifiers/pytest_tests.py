@@ -28,14 +28,7 @@ import msgspec
 from rewards.sandbox import Limits, Ran
 from rewards.verifiers.answer import parsed
 from rewards.verifiers.candidate import Candidate
-from rewards.verifiers.outcomes import (
-    PASSED,
-    PYTEST_WORKER,
-    UNKNOWN,
-    Outcome,
-    Python,
-    describe_ending,
-)
+from rewards.verifiers.outcomes import PASSED, PYTEST_WORKER, UNKNOWN, Outcome, Python, describe_ending
 from rewards.verifiers.rubric import BadSpec
 
 OUTPUT = 8 << 20
@@ -198,11 +191,7 @@ def run_together(files: Mapping[str, str], tests: PytestTests, python: Python) -
     if not modules:
         raise BadSpec("Tests by pytest need `files`, one of them named test_*.py or *_test.py.")
     nonce = secrets.token_hex(16)
-    job = {
-        "nonce": nonce,
-        "arguments": modules,
-        "remove": [*tests.files],
-    }
+    job = {"nonce": nonce, "arguments": modules, "remove": [*tests.files]}
     limits = Limits(cpu_seconds=tests.seconds, output=OUTPUT)
     given, beside = json.dumps(job).encode(), {**files, **tests.files}
     ran = python(["-m", PYTEST_WORKER], files=beside, stdin=given, limits=limits)

@@ -182,10 +182,7 @@ class Finding(NamedTuple):
 
 
 def self_test(
-    reward: Reward,
-    rows: Sequence[Mapping[str, Any]],
-    gold: Sequence[str] | None = None,
-    threshold: float = 1.0,
+    reward: Reward, rows: Sequence[Mapping[str, Any]], gold: Sequence[str] | None = None, threshold: float = 1.0
 ) -> list[Finding]:
     """Return the cases that failed, none for a sound reward.
 

@@ -45,10 +45,7 @@ def passes(text: str) -> TaskResult:
 
 
 def run(
-    folder: Path,
-    answers: Iterable[str | Reply],
-    rules: Rules,
-    judged: Callable[[str], TaskResult] | None = passes,
+    folder: Path, answers: Iterable[str | Reply], rules: Rules, judged: Callable[[str], TaskResult] | None = passes
 ) -> Run:
     """Drive a run on one buggy file; a text is an answer in the protocol of the rules."""
     folder.mkdir(exist_ok=True)
@@ -116,11 +113,7 @@ def test_the_same_run_in_the_native_protocol(tmp_path: Path) -> None:
     ]
     assert (made.patch, made.tests_ok) == (other.patch, other.tests_ok)
     assert made.messages[2]["tool_calls"] == [
-        {
-            "id": "call00002",
-            "type": "function",
-            "function": {"name": "read_file", "arguments": {"rel_path": "a.py"}},
-        }
+        {"id": "call00002", "type": "function", "function": {"name": "read_file", "arguments": {"rel_path": "a.py"}}}
     ]
     assert made.messages[3] == {
         "role": "tool", "content": BUGGY.rstrip(), "tool_call_id": "call00002",

@@ -201,11 +201,7 @@ def test_eval_takes_the_flags_it_had_first(own_suite: Path, tmp_path: Path, chat
     assert len(chat_server.hits) == asked
     (tmp_path / "mine.json").write_text("{}")
     (tmp_path / "README.md").touch()
-    for name, words in (
-        ("mine", "not the report"),
-        ("README", "exists"),
-        ("none/of", "no rollouts"),
-    ):
+    for name, words in (("mine", "not the report"), ("README", "exists"), ("none/of", "no rollouts")):
         arguments = ["eval", "--suite", str(suite), "--report", f"{name}.json"]
         assert words in refused([*arguments, "--baseline", str(tmp_path)])
     assert "give NAME.json" in refused(["eval", "--suite", str(suite), "--report", "report.md"])

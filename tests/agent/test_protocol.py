@@ -119,11 +119,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES | st.text(), max_size=12).map("".join))
 def test_every_action_can_be_written_and_read_again(text: str) -> None:
-    for action in (
-        read_json(text),
-        read_native(text, []),
-        read_native("", [call("grep", text)]),
-    ):
+    for action in (read_json(text), read_native(text, []), read_native("", [call("grep", text)])):
         if action.kind == "parse_error":
             assert action.malformed
         else:

@@ -19,17 +19,7 @@ from pimono_sdpo.cli import app
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.schema import ROLLOUT
 from pimono_sdpo.suites import suite as suites
-from tests.agent.suite_of_three import (
-    BUGGY,
-    FIXED,
-    Json,
-    Policy,
-    about,
-    call,
-    knows_some,
-    misbehaves,
-    write_suite,
-)
+from tests.agent.suite_of_three import BUGGY, FIXED, Json, Policy, about, call, knows_some, misbehaves, write_suite
 from tests.chat_server import ChatServer, busy, garbage, tool_call
 
 RULE = "=" * 60

@@ -83,8 +83,7 @@ def write_export(out: Path) -> None:
                 "harness": pa.array(["pi"] * len(part)),
                 "session_id": pa.array([""] * len(part)),
                 "trace": pa.array(
-                    [file.read_text(encoding="utf-8", errors="replace") for file in part],
-                    pa.large_string(),
+                    [file.read_text(encoding="utf-8", errors="replace") for file in part], pa.large_string()
                 ),
                 "file_path": pa.array([file.name for file in part]),
             }

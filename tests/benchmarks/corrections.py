@@ -27,14 +27,7 @@ from time import perf_counter
 from pimono_sdpo.errors import PimonoError, SourceError
 from pimono_sdpo.traces.parse import read_trace
 from processors.corrections.decide import decide, read_model
-from processors.corrections.features import (
-    Description,
-    Turn,
-    describe,
-    is_automated,
-    read_later_turns,
-    strip_wrapper,
-)
+from processors.corrections.features import Description, Turn, describe, is_automated, read_later_turns, strip_wrapper
 
 COLUMNS = ("file", "user_ordinal", "label")
 POSITIVE = frozenset({"correction", "bug_report"})
@@ -249,11 +242,7 @@ def evaluate_corrections(examples: Sequence[Example], refit: bool = False) -> Re
                 measure(f"{limit:.2f}", examples, [chance >= limit for chance in chances]) for limit in THRESHOLDS
             ],
             "baselines": [
-                measure(
-                    name,
-                    examples,
-                    [example.turn is not None and rule(example.turn) for example in examples],
-                )
+                measure(name, examples, [example.turn is not None and rule(example.turn) for example in examples])
                 for name, rule in BASELINES.items()
             ],
         },
@@ -272,10 +261,7 @@ def _name_rule(example: Example) -> str:
 
 
 def measure(
-    name: str,
-    examples: Sequence[Example],
-    said: Sequence[bool],
-    counted: Sequence[bool] | None = None,
+    name: str, examples: Sequence[Example], said: Sequence[bool], counted: Sequence[bool] | None = None
 ) -> Score:
     """Count answers and hits among the examples that are counted."""
     kept = [

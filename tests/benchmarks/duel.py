@@ -23,12 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from pimono_sdpo.duel.gate import (
-    LOOKS,
-    Calls,
-    decide,
-    decide_by_original_rules,
-)
+from pimono_sdpo.duel.gate import LOOKS, Calls, decide, decide_by_original_rules
 from pimono_sdpo.llm.settings import Duel, Gate
 from pimono_sdpo.schema import DUEL_METRICS, PARITY
 from processors.duel.judge import choose_seats

@@ -88,11 +88,7 @@ class Trial:
         deadline = None if kill_after is None else time.monotonic() + kill_after
         # A group of its own, so that its workers can be killed with it.
         child = subprocess.Popen(
-            self.command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+            self.command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
         while child.poll() is None:
             if deadline is not None and time.monotonic() >= deadline:

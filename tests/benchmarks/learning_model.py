@@ -23,17 +23,7 @@ from pimono_sdpo.training.tiny_model import (
     generation_config,
     random_model,
 )
-from tests.benchmarks.learning_task import (
-    KINDS,
-    MEDIUM,
-    NEVER,
-    RARE,
-    Request,
-    World,
-    lesson,
-    requests,
-    rubric,
-)
+from tests.benchmarks.learning_task import KINDS, MEDIUM, NEVER, RARE, Request, World, lesson, requests, rubric
 
 WORD = r"\w+|[^\w\s]"
 BATCH = 32
@@ -45,11 +35,7 @@ ANSWER = 16  # tokens; the right calls have eleven
 
 
 def write_base(
-    folder: Path,
-    steps: int = 2000,
-    learning_rate: float = 3e-3,
-    lessons: int = 8000,
-    kinds: Sequence[str] = KINDS,
+    folder: Path, steps: int = 2000, learning_rate: float = 3e-3, lessons: int = 8000, kinds: Sequence[str] = KINDS
 ) -> Path:
     """Pre-train the base model on requests that are not held out and write it to `folder`."""
     chance = random.Random(0)

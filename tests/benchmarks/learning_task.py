@@ -26,17 +26,11 @@ Row = dict[str, Any]
 INTENTS: dict[str, tuple[tuple[str, ...], tuple[str, str, str, str]]] = {
     "read": (("show the content of", "what is in", "print"), ("read", "cat", "view", "peek")),
     "write": (("create", "make a new", "save"), ("write", "put", "store", "emit")),
-    "edit": (
-        ("change a line of", "correct", "replace text of"),
-        ("edit", "patch", "alter", "amend"),
-    ),
+    "edit": (("change a line of", "correct", "replace text of"), ("edit", "patch", "alter", "amend")),
     "remove": (("delete", "throw away", "get rid of"), ("rm", "unlink", "erase", "wipe")),
     "find": (("where is", "search for", "locate"), ("find", "glob", "lookup", "seek")),
     "run": (("start", "execute", "launch"), ("run", "exec", "spawn", "invoke")),
-    "test": (
-        ("check", "are there failures of", "verify"),
-        ("pytest", "check_all", "probe", "assay"),
-    ),
+    "test": (("check", "are there failures of", "verify"), ("pytest", "check_all", "probe", "assay")),
     "copy": (("duplicate", "back up", "clone"), ("cp", "dup", "mirror", "replicate")),
 }
 PLAIN = (0.60, 0.34, 0.06, 0.0)
@@ -68,10 +62,7 @@ class World:
         return {
             "tools": [definition(self.tool(intent), self.key) for intent in INTENTS],
             "format": "gemma4",
-            "wanted": {
-                "name": wanted or self.tool(request.intent),
-                "arguments": {self.key: request.thing},
-            },
+            "wanted": {"name": wanted or self.tool(request.intent), "arguments": {self.key: request.thing}},
         }
 
 

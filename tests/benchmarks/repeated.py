@@ -19,12 +19,7 @@ from tests.benchmarks.corpus import source_sessions
 SHARD_BYTES = 80_000_000
 ROW_GROUP_BYTES = 8_000_000
 SCHEMA = pa.schema(
-    {
-        "harness": pa.string(),
-        "session_id": pa.string(),
-        "trace": pa.large_string(),
-        "file_path": pa.string(),
-    }
+    {"harness": pa.string(), "session_id": pa.string(), "trace": pa.large_string(), "file_path": pa.string()}
 )
 WORDS = ("the", "to", "a", "of", "in", "is", "and", "it", "that", "for", "with", "error", "we")
 _ID = re.compile(r'("(?:id|parentId|toolCallId)":")')
@@ -97,10 +92,7 @@ def one_session(size: int) -> Iterator[tuple[str, str]]:
 
 
 def write_export(
-    sessions: Iterator[tuple[str, str]],
-    out: Path,
-    shard: int = SHARD_BYTES,
-    row_group: int = ROW_GROUP_BYTES,
+    sessions: Iterator[tuple[str, str]], out: Path, shard: int = SHARD_BYTES, row_group: int = ROW_GROUP_BYTES
 ) -> None:
     """Write sessions as parquet files of about `shard` bytes of traces, in row groups."""
     folder = out / "default" / "train"

@@ -58,9 +58,7 @@ FORMS: dict[str, Callable[[Task], str]] = {
     "diff": diff,
     "write": lambda task: call("write", path=path_of(task), content=solution_of(task)),
     "edit": lambda task: call(
-        "edit",
-        path=path_of(task),
-        edits=[{"oldText": buggy_of(task), "newText": solution_of(task)}],
+        "edit", path=path_of(task), edits=[{"oldText": buggy_of(task), "newText": solution_of(task)}]
     ),
     "code": lambda task: solution_of(task),
 }

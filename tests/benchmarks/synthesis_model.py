@@ -12,15 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pimono_sdpo.training.tiny_model import random_model
 from tests.benchmarks.learning_model import sample, save, templated, word_tokenizer, words_of
-from tests.benchmarks.synthesis_task import (
-    OPERATIONS,
-    behaviours,
-    draw_tasks,
-    judged,
-    lesson,
-    passes,
-    teachers_words,
-)
+from tests.benchmarks.synthesis_task import OPERATIONS, behaviours, draw_tasks, judged, lesson, passes, teachers_words
 
 BATCH = 64
 SHARE_OF_PROMPTS = 0.5  # of the loss: what programs do is in the prompts too
@@ -55,11 +47,7 @@ class Size:
 
 
 SMALL = Size(
-    {
-        "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "sliding_window": 128,
-    }
+    {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 128}
 )
 LARGE = Size(
     {

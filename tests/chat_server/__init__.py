@@ -23,15 +23,4 @@ before: `lambda body, before: drop() if before == 0 else None` breaks every firs
 from tests.chat_server.faults import busy, drop, garbage, hang, trickle, truncated
 from tests.chat_server.server import ChatServer, Hit, serve_chat, tool_call
 
-__all__ = [
-    "ChatServer",
-    "Hit",
-    "busy",
-    "drop",
-    "garbage",
-    "hang",
-    "serve_chat",
-    "tool_call",
-    "trickle",
-    "truncated",
-]
+__all__ = ["ChatServer", "Hit", "busy", "drop", "garbage", "hang", "serve_chat", "tool_call", "trickle", "truncated"]

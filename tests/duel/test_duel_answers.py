@@ -101,11 +101,7 @@ def test_trouble_is_an_error_and_a_missing_record_a_reason(chat_server: ChatServ
     chat_server.policy = play
     chat_server.trouble = lambda body, before: busy(400) if body["model"] == "c" else None
     found = answer(chat_server)
-    assert (found["drop_reason"], found["king_ok"], found["challenger_ok"]) == (
-        "error",
-        True,
-        False,
-    )
+    assert (found["drop_reason"], found["king_ok"], found["challenger_ok"]) == ("error", True, False)
     assert "answered 400" in found["error"]
     other = answer(chat_server, {**turn(), "instance_id": "other-1"})
     assert (other["drop_reason"], other["error"]) == ("no_pull_request", None)

@@ -12,14 +12,7 @@ from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import Endpoint, Judge, Limits
 from pimono_sdpo.schema import DUEL_METRICS, JUDGMENT
 from processors.duel.answers import sanitize
-from processors.duel.judge import (
-    NO_JUDGE_ASKED,
-    JudgeStage,
-    Verdict,
-    choose_seats,
-    is_bucket_decided,
-    read_verdict,
-)
+from processors.duel.judge import NO_JUDGE_ASKED, JudgeStage, Verdict, choose_seats, is_bucket_decided, read_verdict
 from processors.duel.scores import choose_bucket, score_turn
 from tests.chat_server import ChatServer, busy
 from tests.duel.players import play, shown, verdict
@@ -60,9 +53,7 @@ def judge(
     return rows
 
 
-def test_every_judge_sees_both_orders_and_the_scores_are_swapped_back(
-    chat_server: ChatServer,
-) -> None:
+def test_every_judge_sees_both_orders_and_the_scores_are_swapped_back(chat_server: ChatServer) -> None:
     chat_server.policy = play
     rows = judge(chat_server, answer())
     assert [(row["judge"], row["order"]) for row in rows] == [

@@ -27,13 +27,7 @@ from processors.duel.turns import (
     read_records,
     scan_pull_requests,
 )
-from tests.duel.trajectories import (
-    pull_request,
-    step,
-    trajectory,
-    write_pull_requests,
-    write_trajectories,
-)
+from tests.duel.trajectories import pull_request, step, trajectory, write_pull_requests, write_trajectories
 from tests.loopback_hub import LoopbackHub, run_client
 from tests.traces import HEADER, bash, trace, user
 
@@ -343,10 +337,7 @@ def test_the_style_of_an_action(command: str, style: str) -> None:
         ('[{"role": "user", "content": "hi"}]', ["user"]),
         ([{"role": "user"}, 3, {"role": "other", "content": "x"}], []),
         ([{"role": "tool", "content": "x"}, {"role": "user", "content": "y"}], ["user"]),
-        (
-            [{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"x": 1}]}],
-            ["assistant"],
-        ),
+        ([{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"x": 1}]}], ["assistant"]),
     ],
 )
 def test_recorded_messages_of_any_shape(recorded: object, roles: list[str]) -> None:

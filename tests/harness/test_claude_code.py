@@ -93,25 +93,11 @@ def test_an_answer_in_several_lines_is_one_event_and_each_block_counts_once() ->
         ("Exit code 2\nmake: failed", True, "Bash", "Exit code 2\nmake: failed", True, 2),
         ("Exit code 2", False, "Bash", "Exit code 2", False, None),
         ("<tool_use_error>No file.</tool_use_error>", False, "Read", "No file.", True, None),
-        (
-            "<tool_use_error>Sibling tool call errored</tool_use_error>",
-            True,
-            "Bash",
-            None,
-            False,
-            None,
-        ),
+        ("<tool_use_error>Sibling tool call errored</tool_use_error>", True, "Bash", None, False, None),
         ([text("ok"), {"type": "image"}], False, "Read", "ok", False, None),
         ("1 a\n\n<system-reminder>Be good.</system-reminder>\n", False, "Read", "1 a", False, None),
         (REFUSED, True, "Bash", None, False, None),
-        (
-            "Exit code 137\n[Request interrupted by user for tool use]",
-            True,
-            "Bash",
-            None,
-            False,
-            None,
-        ),
+        ("Exit code 137\n[Request interrupted by user for tool use]", True, "Bash", None, False, None),
     ],
 )
 def test_results(content: Any, error: bool, tool: str, seen: str | None, is_error: bool, code: int | None) -> None:
@@ -176,23 +162,13 @@ def test_an_interruption_aborts_the_turn_it_breaks_off() -> None:
         (user("<local-command-stdout>ok</local-command-stdout>"), []),
         (user("<command-name>/clear</command-name><command-args></command-args>"), []),
         (user("<command-name>/model</command-name><command-args>a b</command-args>"), []),
-        (
-            user("<command-name>/fix</command-name><command-args>the bug</command-args>"),
-            ["the bug"],
-        ),
+        (user("<command-name>/fix</command-name><command-args>the bug</command-args>"), ["the bug"]),
         (user("Summary of it", isCompactSummary=True), []),
-        (
-            {"type": "attachment", "attachment": {"type": "queued_command", "prompt": "And b"}},
-            ["And b"],
-        ),
+        ({"type": "attachment", "attachment": {"type": "queued_command", "prompt": "And b"}}, ["And b"]),
         (
             {
                 "type": "attachment",
-                "attachment": {
-                    "type": "queued_command",
-                    "commandMode": "task-notification",
-                    "prompt": "x",
-                },
+                "attachment": {"type": "queued_command", "commandMode": "task-notification", "prompt": "x"},
             },
             [],
         ),

@@ -84,11 +84,7 @@ def test_what_items_and_events_both_tell_counts_once() -> None:
         [
             META,
             says("developer", "<permissions instructions>"),
-            says(
-                "user",
-                "# AGENTS.md instructions for /w",
-                "<environment_context>x</environment_context>",
-            ),
+            says("user", "# AGENTS.md instructions for /w", "<environment_context>x</environment_context>"),
             *typed("Fix it"),
             event("agent_message", message="On it."),
             says("assistant", "On it."),
@@ -116,12 +112,7 @@ def test_an_editors_context_and_pictures_are_not_the_users_words() -> None:
         ("shell", {"command": ["git", "commit", "-m", "a b"]}, "bash", "git commit -m 'a b'"),
         ("exec_command", {"cmd": "ls"}, "bash", "ls"),
         ("shell_command", {"command": "/bin/zsh -lc 'npm test'"}, "bash", "npm test"),
-        (
-            "shell_command",
-            {"command": "bash -lc 'npm test' && ls"},
-            "bash",
-            "bash -lc 'npm test' && ls",
-        ),
+        ("shell_command", {"command": "bash -lc 'npm test' && ls"}, "bash", "bash -lc 'npm test' && ls"),
         ("shell", {"command": ["powershell.exe", "-Command", "ls"]}, "bash", "ls"),
         ("update_plan", {"plan": []}, "update_plan", None),
     ],
@@ -143,11 +134,7 @@ def test_local_shells_and_patches() -> None:
             item("local_shell_call", call_id="c1", action={"type": "exec", "command": ["ls"]}),
             output("a.py", kind="local_shell_call_output"),
             item("custom_tool_call", name="apply_patch", input="*** Begin Patch", call_id="c2"),
-            output(
-                '{"output": "No such file", "metadata": {"exit_code": 1}}',
-                "c2",
-                "custom_tool_call_output",
-            ),
+            output('{"output": "No such file", "metadata": {"exit_code": 1}}', "c2", "custom_tool_call_output"),
         ]
     )
     assert [step.tool_name for step in read] == ["bash", "bash", "edit", "edit"]
@@ -161,12 +148,7 @@ HEAD = "Chunk ID: ab12\nWall time: 0.1 seconds\n"
     ("told", "text", "is_error", "code"),
     [
         (f"{HEAD}Process exited with code 0\nOutput:\nok", "ok", False, 0),
-        (
-            f"{HEAD}Process exited with code 2\nOutput:\nbad\n",
-            "bad\n\nCommand exited with code 2",
-            True,
-            2,
-        ),
+        (f"{HEAD}Process exited with code 2\nOutput:\nbad\n", "bad\n\nCommand exited with code 2", True, 2),
         (
             f'Command: /bin/zsh -lc "a\n\nb"\n{HEAD}Process exited with code 2\nOutput:\nbad\n',
             "bad\n\nCommand exited with code 2",
@@ -178,12 +160,7 @@ HEAD = "Chunk ID: ab12\nWall time: 0.1 seconds\n"
         ({"content": "no", "success": False}, "no", True, None),
         ([{"type": "input_text", "text": "ok"}, {"type": "input_image"}], "ok", False, None),
         (f"{HEAD}Process running with session ID 7\nOutput:\n", "", False, None),
-        (
-            "failed to parse function arguments: x",
-            "failed to parse function arguments: x",
-            True,
-            None,
-        ),
+        ("failed to parse function arguments: x", "failed to parse function arguments: x", True, None),
         ("aborted by user after 3.2s", "aborted by user after 3.2s", False, None),
         ("Exit code: 1 is what it printed", "Exit code: 1 is what it printed", False, None),
         ('{"output_of": "the command"}', '{"output_of": "the command"}', False, None),
@@ -207,10 +184,7 @@ def test_a_command_goes_on_under_its_session() -> None:
         ]
     )
     assert json.loads(read[2].arguments)["command"] == "npm test"
-    assert [(e.tool_name, e.is_error) for e in read[3::2]] == [
-        ("bash", True),
-        ("write_stdin", False),
-    ]
+    assert [(e.tool_name, e.is_error) for e in read[3::2]] == [("bash", True), ("write_stdin", False)]
 
 
 def test_aborted_turns_and_errors_of_the_provider() -> None:
@@ -248,12 +222,7 @@ def test_rolled_back_turns_and_compactions() -> None:
 
 
 def test_bare_items_of_the_first_versions() -> None:
-    wrapped = [
-        says("user", "Fix it"),
-        call("shell", {"command": ["ls"]}),
-        output("a"),
-        says("assistant", "Ok"),
-    ]
+    wrapped = [says("user", "Fix it"), call("shell", {"command": ["ls"]}), output("a"), says("assistant", "Ok")]
     read = codex.read([{"id": "s-0"}, {"record_type": "state"}, *(e["payload"] for e in wrapped)])
     assert kinds(read) == "user tool_call tool_result assistant".split()
 

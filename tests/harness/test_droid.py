@@ -75,12 +75,7 @@ def test_a_turn() -> None:
             START,
             context,
             says("user", "<system-reminder>\nBe brief.\n</system-reminder>\n\nFix it"),
-            says(
-                "assistant",
-                {"type": "thinking", "thinking": "hm"},
-                "On it.",
-                use("Create", path="a"),
-            ),
+            says("assistant", {"type": "thinking", "thinking": "hm"}, "On it.", use("Create", path="a")),
             says("user", result("made", is_error=False)),
             {"type": "todo_state", "todos": []},
         ]

@@ -18,11 +18,7 @@ def events(*entries: Entry) -> tuple[Event, ...]:
     return read_trace(trace(*entries)).events
 
 
-@pytest.mark.parametrize(
-    "kept",
-    [{"firstKeptEntryIndex": 3}, {"firstKeptEntryId": "b"}],
-    ids=["v1", "v3"],
-)
+@pytest.mark.parametrize("kept", [{"firstKeptEntryIndex": 3}, {"firstKeptEntryId": "b"}], ids=["v1", "v3"])
 def test_a_compaction_says_what_it_kept(kept: dict[str, Any]) -> None:
     ids = "v3" if "firstKeptEntryId" in kept else ""
     said = [user("one"), user("two"), user("three")]
@@ -84,13 +80,7 @@ def test_version_2_hooks_and_anthropic_blocks() -> None:
         {"type": "message", "message": {"role": "assistant", "content": blocks}},
         user(output),  # type: ignore[arg-type]
     )
-    assert [event.kind for event in found] == [
-        "user",
-        "custom_message",
-        "assistant",
-        "tool_call",
-        "tool_result",
-    ]
+    assert [event.kind for event in found] == ["user", "custom_message", "assistant", "tool_call", "tool_result"]
     assert (found[4].text, found[4].is_error, found[4].call_id) == ("gone", True, "t")
 
 

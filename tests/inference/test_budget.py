@@ -23,10 +23,7 @@ def questions(count: int) -> list[Request]:
 
 
 def run(server: ChatServer, journal: Path, most: float, count: int) -> tuple[Chat, list[Reply]]:
-    server.policy = lambda body: {
-        "content": "pong",
-        "usage": {"prompt_tokens": 10, "completion_tokens": 20},
-    }
+    server.policy = lambda body: {"content": "pong", "usage": {"prompt_tokens": 10, "completion_tokens": 20}}
     server.trouble = lambda body, before: hang(0.01)
     book = Journal(journal)
     budget = Budget(most, ["m"], PRICES, book)
@@ -82,8 +79,7 @@ def test_an_estimate_scales_what_was_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("price", "expected"),
-    [(Price(1, 2), 0.0012), (Price(1, 2, cached=0), 0.0008), (Price(0, 0), 0.0), (None, None)],
+    ("price", "expected"), [(Price(1, 2), 0.0012), (Price(1, 2, cached=0), 0.0008), (Price(0, 0), 0.0), (None, None)]
 )
 def test_cached_tokens_are_a_part_of_the_prompt(price: Price | None, expected: float | None) -> None:
     prices = {} if price is None else {"m": price}

@@ -17,16 +17,7 @@ import pytest
 from pimono_sdpo.llm.calls import Journal, Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import Endpoint, Limits, Price
-from tests.chat_server import (
-    ChatServer,
-    busy,
-    drop,
-    garbage,
-    hang,
-    tool_call,
-    trickle,
-    truncated,
-)
+from tests.chat_server import ChatServer, busy, drop, garbage, hang, tool_call, trickle, truncated
 from tests.chat_server.server import LATE
 
 KEY = "sk-secret-0123456789"
@@ -55,11 +46,7 @@ def asked(chat: Chat, *requests: Request) -> list[Reply]:
 def test_an_answer_has_text_calls_tokens_and_cost(chat_server: ChatServer) -> None:
     usage = {"prompt_tokens": 100, "completion_tokens": 10}
     details = {"prompt_tokens_details": {"cached_tokens": 40}}
-    chat_server.policy = lambda body: {
-        **tool_call("grep", pattern="x"),
-        "content": "look",
-        "usage": usage | details,
-    }
+    chat_server.policy = lambda body: {**tool_call("grep", pattern="x"), "content": "look", "usage": usage | details}
     chat = chat_of(chat_server)
     chat.prices = {"m": Price(input=1.0, output=10.0, cached=0.5)}
     (reply,) = asked(chat, question(seed=7, temperature=0.5, max_tokens=9, extra={"top_k": 3}))
@@ -118,11 +105,7 @@ def test_what_passes_is_tried_again(chat_server: ChatServer, fault: Any, monkeyp
         (garbage(b'{"choices": [{"message": "hi"}]}'), "gave no usable answer", 1),
         (garbage(b'{"choices": [7]}'), "gave no usable answer", 1),
         (garbage(b'{"choices": [{"message": {"content": [1]}}]}'), "gave no usable answer", 1),
-        (
-            garbage(b'{"choices": [{"message": {"tool_calls": [{"id": 1}]}}]}'),
-            "gave no usable answer",
-            1,
-        ),
+        (garbage(b'{"choices": [{"message": {"tool_calls": [{"id": 1}]}}]}'), "gave no usable answer", 1),
         (truncated(), "gave no usable answer", 1),
         (drop(), "gave no usable answer", 3),
         (hang(1.5), "`test` did not answer in time", 3),

@@ -29,12 +29,7 @@ def write_model(folder: Path) -> Path:
     """A random model over bytes, so that every letter is a token of its own."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import (
-        GenerationConfig,
-        PreTrainedTokenizerFast,
-        Qwen2Config,
-        Qwen2ForCausalLM,
-    )
+    from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = [*letters, "<|im_start|>", "<|im_end|>"]

@@ -6,14 +6,7 @@ import pytest
 from huggingface_hub import get_token
 
 from pimono_sdpo.errors import InferenceError
-from pimono_sdpo.llm.settings import (
-    NO_KEY,
-    PRESETS,
-    Price,
-    find_endpoint,
-    load_settings,
-    read_environment,
-)
+from pimono_sdpo.llm.settings import NO_KEY, PRESETS, Price, find_endpoint, load_settings, read_environment
 
 
 @pytest.fixture(autouse=True)
@@ -21,9 +14,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_environment_wins_then_dotenv_then_toml_then_defaults(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_environment_wins_then_dotenv_then_toml_then_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("chain.toml").write_text(
         '[duel]\nmodel = "toml"\nturns = 1\nseed = 1\nmax_tokens = 1\n[prices."a/b.c"]\ninput = 1\noutput = 2.5\n'
     )

@@ -33,11 +33,7 @@ def preupload(call: Call) -> Response:
 def upload_mode(commit: Commit, file: dict[str, Any]) -> dict[str, object]:
     """How a file is to be sent; `oid` lets the client skip what is already there."""
     lfs = goes_to_lfs(file["path"], base64.b64decode(file["sample"]), file["size"])
-    answer = {
-        "path": file["path"],
-        "uploadMode": "lfs" if lfs else "regular",
-        "shouldIgnore": False,
-    }
+    answer = {"path": file["path"], "uploadMode": "lfs" if lfs else "regular", "shouldIgnore": False}
     there = commit.tree.get(file["path"])
     if there is not None:
         answer["oid"] = there.sha256 if there.lfs else there.oid

@@ -118,12 +118,7 @@ def sibling(path: str, content: Blob, with_blobs: bool) -> dict[str, object]:
 def refs(call: Call) -> Response:
     repo = call.repo()
     answer: dict[str, list[dict[str, str]]] = {}
-    groups = {
-        "branches": "refs/heads/",
-        "converts": "refs/convert/",
-        "tags": "refs/tags/",
-        "pullRequests": "refs/pr/",
-    }
+    groups = {"branches": "refs/heads/", "converts": "refs/convert/", "tags": "refs/tags/", "pullRequests": "refs/pr/"}
     for group, prefix in groups.items():
         answer[group] = [
             {"name": ref.removeprefix(prefix), "ref": ref, "targetCommit": sha}

@@ -22,27 +22,11 @@ from tests.loopback_hub import buckets, commits, files, jobs, objects, repos, sp
 from tests.loopback_hub.call import ACCOUNTS, ORG, TOKEN, USER, Call, Refusal, account_of
 from tests.loopback_hub.faults import Fault, cut
 from tests.loopback_hub.forked import Forked
-from tests.loopback_hub.storage import (
-    Bucket,
-    BucketFile,
-    Repo,
-    RepoType,
-    Store,
-    blob_for,
-    full_ref,
-)
+from tests.loopback_hub.storage import Bucket, BucketFile, Repo, RepoType, Store, blob_for, full_ref
 
 __all__ = ["ORG", "TOKEN", "USER", "LoopbackHub", "Seen", "loopback"]
 
-ROUTES = [
-    *repos.ROUTES,
-    *files.ROUTES,
-    *commits.ROUTES,
-    *tokens.ROUTES,
-    *buckets.ROUTES,
-    *jobs.ROUTES,
-    *spaces.ROUTES,
-]
+ROUTES = [*repos.ROUTES, *files.ROUTES, *commits.ROUTES, *tokens.ROUTES, *buckets.ROUTES, *jobs.ROUTES, *spaces.ROUTES]
 METHODS = ["GET", "POST", "PUT", "DELETE"]
 
 

@@ -217,10 +217,7 @@ def test_the_environment_is_the_hubs_own(
         ("configs:\n- data_files: data/*", "configs[0].config_name"),
         ("configs:\n- {config_name: a}\n- {config_name: a}", "duplicate config_name"),
         ("model-index: [{name: m}]", "model-index[0].results"),
-        (
-            "model-index: [{name: m, results: [{task: {type: t}, dataset: {type: d, name: d}}]}]",
-            "metrics",
-        ),
+        ("model-index: [{name: m, results: [{task: {type: t}, dataset: {type: d, name: d}}]}]", "metrics"),
         (
             "model-index: [{name: m, results: [{task: {type: t}, dataset: {type: d, name: d},"
             " metrics: [{type: a, value: 1}]}]}]",

@@ -17,16 +17,9 @@ def token(call: Call) -> Response:
     place = xet.place(write=write)
     expires = int(time.time() + xet.expires_in)
     answer = {"casUrl": place, "accessToken": "xet", "exp": expires}
-    headers = {
-        "X-Xet-Cas-Url": place,
-        "X-Xet-Access-Token": "xet",
-        "X-Xet-Token-Expiration": str(expires),
-    }
+    headers = {"X-Xet-Cas-Url": place, "X-Xet-Access-Token": "xet", "X-Xet-Token-Expiration": str(expires)}
     return JSONResponse(answer, 200, headers)
 
 
 TOKEN = r"/xet-(?P<right>read|write)-token"
-ROUTES = [
-    route("GET", rf"{REPO}{TOKEN}/.+", token),
-    route("GET", rf"/api/buckets/(?P<id>[^/]+/[^/]+){TOKEN}", token),
-]
+ROUTES = [route("GET", rf"{REPO}{TOKEN}/.+", token), route("GET", rf"/api/buckets/(?P<id>[^/]+/[^/]+){TOKEN}", token)]

@@ -205,12 +205,7 @@ def test_a_malformed_edit_voids_the_call() -> None:
         ("npx some-generator", "", True, set()),
         ("npx tsx src/gen.ts", "", True, set()),
         ("npx tsx -e 'console.log(1)'", "", False, set()),
-        (
-            "python3 -c \"open('a.ts', 'w').write(open('b.ts').read())\"",
-            "",
-            False,
-            {"a.ts", "b.ts"},
-        ),
+        ("python3 -c \"open('a.ts', 'w').write(open('b.ts').read())\"", "", False, {"a.ts", "b.ts"}),
         ("python3 -c \"open(f'{x}.ts', 'w').write('')\"", "", True, set()),
         ("python3 -c \"open('a' + x, 'w').write('')\"", "", True, set()),
         ("python3 -c \"open('a'); Path('b').write_text('')\"", "", True, set()),

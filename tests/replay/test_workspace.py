@@ -25,10 +25,7 @@ def write(path: str, text: str) -> list[Entry]:
 
 def edit(path: str, old: str, new: str = "new", failed: bool = False) -> list[Entry]:
     told = "Could not find the exact text" if failed else f"Successfully replaced text in {path}"
-    return [
-        call("edit", path=path, oldText=old, newText=new),
-        result("edit", told, error=failed),
-    ]
+    return [call("edit", path=path, oldText=old, newText=new), result("edit", told, error=failed)]
 
 
 def expected(*steps: list[Entry], certain: bool = False, header: Entry = HEADER) -> list[str | None]:
@@ -111,10 +108,7 @@ def test_several_edits_of_one_call_stand_or_fall_together() -> None:
     ],
 )
 def test_what_an_extension_or_a_queue_stopped_is_no_prediction(text: str) -> None:
-    stopped = [
-        call("edit", path="a.ts", oldText="let y = x", newText="q"),
-        result("edit", text, error=True),
-    ]
+    stopped = [call("edit", path="a.ts", oldText="let y = x", newText="q"), result("edit", text, error=True)]
     again = edit("a.ts", "let y = x")
     assert expected(read("a.ts", TEXT), stopped, again) == ["ok"]
 

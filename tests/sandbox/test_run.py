@@ -75,16 +75,7 @@ import pytest
 
 def test_pytest_runs_inside() -> None:
     test = "def test_one(tmp_path):\n    (tmp_path / 'a').write_text('x')\n"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-c",
-        "/dev/null",
-        "--confcutdir=.",
-        "test_a.py",
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--confcutdir=.", "test_a.py"]
     ran = run(command, files={"test_a.py": test})
     assert (ran.exit_code, b"1 passed" in ran.stdout) == (0, True), ran
 

@@ -21,12 +21,7 @@ TEST = "from python_programs.NAME import NAME\n\ndef test_NAME():\n    assert NA
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     root = tmp_path / "QuixBugs"
-    files = {
-        "README.md": "the tasks",
-        ".git/config": "",
-        "java_programs/A.java": "",
-        "tester.py": "",
-    }
+    files = {"README.md": "the tasks", ".git/config": "", "java_programs/A.java": "", "tester.py": ""}
     for name in ("lcs_length", "longest_common_subsequence", "third"):
         files |= {
             f"python_programs/{name}.py": BUGGY.replace("lcs_length", name),

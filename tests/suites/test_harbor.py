@@ -115,10 +115,7 @@ def test_a_task_of_harbor_is_judged_by_its_own_tests(tmp_path: Path) -> None:
         ({"Dockerfile": DOCKERFILE + "RUN apt-get install -y gcc\n"}, "built by `RUN apt-get"),
         ({"Dockerfile": DOCKERFILE + "COPY total.py /usr/bin/\n"}, "outside of `/app`"),
         ({"task": TOML + 'docker_image = "me/image:1"\n'}, "the image that `docker_image`"),
-        (
-            {"test": SCRIPT.replace("apt-get update", "make all")},
-            "more than run pytest: `make all`",
-        ),
+        ({"test": SCRIPT.replace("apt-get update", "make all")}, "more than run pytest: `make all`"),
         ({"test": "echo 1 > /logs/verifier/reward.txt\n"}, "not run by pytest"),
         ({"test_outputs": "import numpy\n" + TEST}, "need the package `numpy`"),
         ({"test_outputs": TEST + 'CONFIG = "/etc/nginx/nginx.conf"\n'}, "use `/etc/nginx"),

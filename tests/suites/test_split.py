@@ -61,11 +61,7 @@ def test_shuffle_depends_on_its_seed_alone() -> None:
     assert len(first.train) == len(other.train) == 32
 
 
-@given(
-    st.lists(st.integers(0, 8), min_size=12, max_size=60),
-    st.sampled_from(get_args(Method)),
-    st.floats(0.2, 0.8),
-)
+@given(st.lists(st.integers(0, 8), min_size=12, max_size=60), st.sampled_from(get_args(Method)), st.floats(0.2, 0.8))
 def test_groups_are_never_divided_and_no_task_is_lost(groups: list[int], method: Any, train: float) -> None:
     tasks = [task(f"t{n}", metadata={"group": group}) for n, group in enumerate(groups)]
     try:
@@ -129,12 +125,7 @@ def test_split_writes_two_suites_and_checks_rows(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, arguments)
     assert shown.output.startswith("28 tasks for training, 12 for testing are in "), shown.output
     train, test = (suite.load_suite(tmp_path / "out" / f"{side}.json") for side in ("train", "test"))
-    assert (train.name, test.name, train.split, test.split) == (
-        "all-train",
-        "all-test",
-        "train",
-        "test",
-    )
+    assert (train.name, test.name, train.split, test.split) == ("all-train", "all-test", "train", "test")
     assert {one["split"] for one in train.tasks} == {"train"}
     assert {one["repo"] for one in test.tasks} == {str(tmp_path / "code")}
     before = test.path.read_bytes()
@@ -155,10 +146,7 @@ def test_split_refuses_what_it_would_destroy(tmp_path: Path, capsys: Any) -> Non
     moved = given.rename(given.with_name("train.json"))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "test.json").write_text('{"mine": 1}')
-    for out, said in (
-        (moved.parent, "is the suite to be split"),
-        (tmp_path / "out", "is not a suite"),
-    ):
+    for out, said in ((moved.parent, "is the suite to be split"), (tmp_path / "out", "is not a suite")):
         shown = CliRunner().invoke(app, ["suite", "split", str(moved), "--out", str(out), "--method", "rank"])
         assert said in str(shown.exception)
     assert not (tmp_path / "out" / "train.json").exists()
@@ -184,10 +172,7 @@ def test_leakage_names_the_tasks() -> None:
 
 
 def test_rows_are_read_as_they_are_stored(tmp_path: Path) -> None:
-    rows = [
-        {"task_id": "a", "split": "test", "prompt": [1]},
-        {"task_id": "c", "split": "train", "prompt": [2]},
-    ]
+    rows = [{"task_id": "a", "split": "test", "prompt": [1]}, {"task_id": "c", "split": "train", "prompt": [2]}]
     expected = [{"task_id": "a", "split": "test"}, {"task_id": "c", "split": "train"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     assert list(read_task_ids(tmp_path / "rows.parquet")) == expected
@@ -202,11 +187,7 @@ def test_rows_are_read_as_they_are_stored(tmp_path: Path) -> None:
         made.write_text('{"task_id": "e"}\n')
     assert list(read_task_ids(tmp_path / "pairs")) == [{"task_id": "e"}]
     assert len(list(read_task_ids(tmp_path))) == 5
-    for content, said in (
-        ('{"other": 1}', "no `task_id`"),
-        ("{", "cannot be read"),
-        ("", "no rows"),
-    ):
+    for content, said in (('{"other": 1}', "no `task_id`"), ("{", "cannot be read"), ("", "no rows")):
         (tmp_path / "one.jsonl").write_text(content)
         with pytest.raises(PimonoError, match=said):
             check_leakage(read_task_ids(tmp_path / "one.jsonl"), TEST)

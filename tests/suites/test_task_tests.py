@@ -111,15 +111,9 @@ def test_what_is_removed_is_missing(repo: Path) -> None:
     [
         ({}, "the task has no tests"),
         ({"verifier_spec": '{"files": {}}'}, "has no `tests`"),
-        (
-            {"verifier_spec": '{"tests": {"kind": "odd"}}'},
-            "Invalid value 'odd' - at `$.kind`",
-        ),
+        ({"verifier_spec": '{"tests": {"kind": "odd"}}'}, "Invalid value 'odd' - at `$.kind`"),
         ({"test_cmd": "no-such-program --test"}, "the sandbox has no no-such-program"),
-        (
-            {"test_cmd": "true", "metadata": {"test_files": "tests"}},
-            "got `str` - at `$.test_files`",
-        ),
+        ({"test_cmd": "true", "metadata": {"test_files": "tests"}}, "got `str` - at `$.test_files`"),
     ],
 )
 def test_what_is_no_fault_of_the_agent_is_an_error(repo: Path, more: dict[str, Any], why: str) -> None:

@@ -43,12 +43,7 @@ def test_no_link_leads_to_what_is_hidden_or_outside(tmp_path: Path) -> None:
 
 
 def test_only_texts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    odd: dict[str, str | bytes] = {
-        "a.bin": b"\xff\0",
-        "nul.txt": "a\0b",
-        "long.txt": "x" * 20,
-        "é.py": "# ü\r\n",
-    }
+    odd: dict[str, str | bytes] = {"a.bin": b"\xff\0", "nul.txt": "a\0b", "long.txt": "x" * 20, "é.py": "# ü\r\n"}
     repo = repo_with(tmp_path / "repo", odd)
     (Path(os.fsdecode(os.fsencode(repo) + b"/\xff.py"))).write_text("no name")
     assert list(list_files(repo)) == ["a.bin", "long.txt", "nul.txt", "é.py"]

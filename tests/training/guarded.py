@@ -36,14 +36,8 @@ def falling(prompts: list[Any], trainer_state: Any = None, **_: object) -> list[
 
 SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {
     "flat_groups": (constant, {"guard_window": 3, "max_steps": 5}),
-    "dead_reprompts": (
-        never,
-        {"guard_window": 3, "max_steps": 5},
-    ),
-    "clipped": (
-        letters_reward,
-        {"guard_window": 3, "max_steps": 6, "max_completion_length": 2, "stop_on": "all"},
-    ),
+    "dead_reprompts": (never, {"guard_window": 3, "max_steps": 5}),
+    "clipped": (letters_reward, {"guard_window": 3, "max_steps": 6, "max_completion_length": 2, "stop_on": "all"}),
     "loss_spike": (
         letters_reward,
         # The rollouts are used twice: from these weights none could be sampled.

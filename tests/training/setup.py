@@ -10,9 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from datasets import Dataset
-from transformers import (
-    TrainerCallback,
-)
+from transformers import TrainerCallback
 from trl import ModelConfig
 
 from pimono_sdpo.training.arguments import GuardedSDPOConfig, SDPOArguments, parse_job
@@ -105,10 +103,7 @@ def prepare(
 
 
 def sdpo(
-    args: GuardedSDPOConfig,
-    model_args: ModelConfig,
-    scoring: Scoring | None = None,
-    mode: Mode = "trace",
+    args: GuardedSDPOConfig, model_args: ModelConfig, scoring: Scoring | None = None, mode: Mode = "trace"
 ) -> SDPO:
     """The method with its model and reward, as the job has it before it opens rows."""
     method = SDPO(SDPOArguments(feedback=mode), args, model_args)

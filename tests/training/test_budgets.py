@@ -25,11 +25,7 @@ from pimono_sdpo.training.token_budget import (
 )
 
 FEATURES = Features(
-    {
-        "prompt": List(MESSAGE),
-        "privileged_context": Value("string"),
-        "reward_terms": List(Value("string")),
-    }
+    {"prompt": List(MESSAGE), "privileged_context": Value("string"), "reward_terms": List(Value("string"))}
 )
 TEMPLATE = {"enable_thinking": False}
 
@@ -69,12 +65,7 @@ def test_short_rows_stay_as_they_are(tokenizer: Any, reprompt: Reprompt) -> None
     assert fitted["prompt"][:] == dataset["prompt"][:]
     assert fitted["privileged_context"][:] == ["TypeError: x is not a function", ""]
     assert fitted.features == FEATURES
-    assert counts == {
-        "prompts_shortened": 0,
-        "contexts_shortened": 0,
-        "special_tokens_neutralised": 0,
-        "left_out": {},
-    }
+    assert counts == {"prompts_shortened": 0, "contexts_shortened": 0, "special_tokens_neutralised": 0, "left_out": {}}
 
 
 def test_long_rows_keep_head_and_tail_and_use_the_budget(tokenizer: Any, reprompt: Reprompt) -> None:
@@ -170,8 +161,7 @@ def test_what_is_left_of_blocks_fits_and_keeps_their_order(bodies: list[str], bu
 
 
 @pytest.mark.parametrize(
-    ("prompt_tokens", "reprompt_tokens", "named"),
-    [(8, 512, "max_prompt_length"), (64, 60, "max_reprompt_len")],
+    ("prompt_tokens", "reprompt_tokens", "named"), [(8, 512, "max_prompt_length"), (64, 60, "max_reprompt_len")]
 )
 def test_a_budget_that_cannot_be_kept_is_named(
     tokenizer: Any, reprompt: Reprompt, prompt_tokens: int, reprompt_tokens: int, named: str
@@ -198,10 +188,7 @@ def test_a_row_that_cannot_be_cut_to_a_budget_is_left_out_and_counted(tokenizer:
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        (
-            [{"role": "assistant", "content": "done"}],
-            "Row 1 .*prompt ends in a turn of `assistant`",
-        ),
+        ([{"role": "assistant", "content": "done"}], "Row 1 .*prompt ends in a turn of `assistant`"),
         ([], "Row 1 .*prompt ends in no turn"),
     ],
 )

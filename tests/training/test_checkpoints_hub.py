@@ -48,9 +48,7 @@ def test_a_fresh_machine_goes_on_to_the_same_adapter(
     files["r-2/run-local.json"] = files["r/run-local.json"]
 
     on, alone = in_turn(
-        env,
-        turn(second, tiny, filtered),
-        turn(straight, tiny, filtered, JOB_ID=None, HUB_MODEL_ID=None),
+        env, turn(second, tiny, filtered), turn(straight, tiny, filtered, JOB_ID=None, HUB_MODEL_ID=None)
     )
     assert on[0] == 0, on[1]
     assert alone[0] == 0, alone[1]
@@ -98,9 +96,7 @@ def test_what_breaks_off_is_passed_over_and_what_is_damaged_is_told(
     files = loopback_hub.store.buckets[BUCKET].files
     files["r/run-local.json"] = files["r/checkpoint-1/trainer_state.json"]
     damaged, over = in_turn(
-        env,
-        turn(here, tiny, filtered),
-        turn(there, tiny, filtered, "--overwrite", "--max_steps", "1"),
+        env, turn(here, tiny, filtered), turn(there, tiny, filtered, "--overwrite", "--max_steps", "1")
     )
     assert damaged[0] == 2
     assert "no record of their arguments" in damaged[1]

@@ -119,10 +119,7 @@ def test_a_collapse_is_told_from_noise(completions: int, at_last: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"stop_on": "flat_groups, kl"}, "--stop_on names kl; give some of reward_collapse, dive"),
-    ],
+    ("change", "told"), [({"stop_on": "flat_groups, kl"}, "--stop_on names kl; give some of reward_collapse, dive")]
 )
 def test_limits_that_mean_nothing_are_refused(change: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
@@ -130,8 +127,7 @@ def test_limits_that_mean_nothing_are_refused(change: dict[str, Any], told: str)
 
 
 @pytest.mark.parametrize(
-    ("text", "guards"),
-    [("", set()), ("all", {*GUARDS}), ("clipped,loss_spike", {"clipped", "loss_spike"})],
+    ("text", "guards"), [("", set()), ("all", {*GUARDS}), ("clipped,loss_spike", {"clipped", "loss_spike"})]
 )
 def test_the_guards_that_stop_are_named_by_comma(text: str, guards: set[str]) -> None:
     config = GuardedSDPOConfig(output_dir="x", use_cpu=True, bf16=False, stop_on=text)

@@ -30,11 +30,7 @@ def test_steps_train(granularity: Granularity, tiny: str, tmp_path: Path) -> Non
     source = write_folder(tmp_path / "rollouts", rows)
     write_steps(
         StepOptions(
-            source=[str(source)],
-            out=tmp_path / "steps",
-            granularity=granularity,
-            tokenizer=tiny,
-            max_length=4096,
+            source=[str(source)], out=tmp_path / "steps", granularity=granularity, tokenizer=tiny, max_length=4096
         )
     )
     dataset = load_dataset(str(tmp_path / "steps"), split="train", cache_dir=str(tmp_path / "cache"))
@@ -70,13 +66,7 @@ def test_pairs_train(protocol: str, tiny: str, tmp_path: Path) -> None:
     rows = [rollout("fix_a", 42, protocol=protocol), rollout("fix_a", 43, fails, protocol=protocol)]
     source = write_folder(tmp_path / "rollouts", rows)
     write_pairs(
-        PairOptions(
-            source=[str(source)],
-            out=tmp_path / "pairs",
-            tokenizer=tiny,
-            max_length=4096,
-            flaky_reruns=0,
-        )
+        PairOptions(source=[str(source)], out=tmp_path / "pairs", tokenizer=tiny, max_length=4096, flaky_reruns=0)
     )
     dataset = load_dataset(str(tmp_path / "pairs"), split="train", cache_dir=str(tmp_path / "cache"))
     config = DPOConfig(

@@ -176,14 +176,7 @@ def test_a_demonstration_keeps_the_syntax_of_its_calls_and_opens_no_turn(
 
 def test_a_reward_that_speaks_of_other_completions_is_a_bug(tmp_path: Path, tiny: Path) -> None:
     dataset = Dataset.from_list(
-        [
-            {
-                "prompt": [{"role": "user", "content": "x"}],
-                "privileged_context": "y",
-                "reward_terms": ["z"],
-            }
-        ]
-        * 2
+        [{"prompt": [{"role": "user", "content": "x"}], "privileged_context": "y", "reward_terms": ["z"]}] * 2
     )
     args, model_args = arguments(tmp_path, tiny, max_reprompt_len=512)
 

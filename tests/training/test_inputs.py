@@ -77,11 +77,7 @@ def test_lora_layers_can_still_be_chosen(tmp_path: Path, tiny: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"hub_token": "hf_secret"}, "HF_TOKEN"),
-        ({"push_to_hub": True}, "--hub_model_id"),
-    ],
+    ("changes", "words"), [({"hub_token": "hf_secret"}, "HF_TOKEN"), ({"push_to_hub": True}, "--hub_model_id")]
 )
 def test_settling_refuses_what_would_leak_or_fail(
     tmp_path: Path, tiny: Path, changes: dict[str, Any], words: str
@@ -115,8 +111,7 @@ def test_a_recipe_is_found_by_path_then_by_name(tmp_path: Path) -> None:
     own.write_text("max_steps: 3\n")
     assert find_recipe(str(own)) == own
     with pytest.raises(
-        TrainingInputError,
-        match="gemma4_12b, gemma4_12b_full, qwen3_4b, qwen3_4b_dpo, qwen3_4b_sft, small",
+        TrainingInputError, match="gemma4_12b, gemma4_12b_full, qwen3_4b, qwen3_4b_dpo, qwen3_4b_sft, small"
     ):
         find_recipe("gemma5")
 

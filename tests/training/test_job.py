@@ -251,10 +251,7 @@ def test_the_recipes_that_learn_state_completions_and_verify(recipe: str) -> Non
     assert args.gradient_accumulation_steps == args.steps_per_generation
     assert (given.reward, given.gate, given.tools) == ("verifiers", ["tool_calls"], "pi")
     assert args.success_reward_threshold == 1.0
-    assert (args.teacher_update_rate, args.environment_feedback_only_without_solution) == (
-        0.01,
-        True,
-    )
+    assert (args.teacher_update_rate, args.environment_feedback_only_without_solution) == (0.01, True)
     given.generations += 1
     SDPO(given, args, model_args)
     assert args.max_steps == 129

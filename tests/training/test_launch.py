@@ -71,10 +71,7 @@ def test_a_job_installs_what_is_installed_here(tmp_path: Path) -> None:
             "pimono-sdpo[train] @ https://example.org/p.whl",
         ),
         "wheel": ({"url": wheel.as_uri()}, f"/{wheel.name}[train]"),
-        "gone": (
-            {"url": (tmp_path / "gone.whl").as_uri()},
-            "of this installation is gone; give one as --wheel FILE.",
-        ),
+        "gone": ({"url": (tmp_path / "gone.whl").as_uri()}, "of this installation is gone; give one as --wheel FILE."),
     }
     done = subprocess.run(
         [sys.executable, "-c", FIND],
@@ -96,23 +93,11 @@ ON = ("--on", "hf:cpu-basic")
 @pytest.mark.parametrize(
     ("words", "token", "sentence"),
     [
-        (
-            ("--on", "hf:abacus"),
-            "hf_loopback",
-            "There is no flavor `abacus`; give one of cpu-basic",
-        ),
+        (("--on", "hf:abacus"), "hf_loopback", "There is no flavor `abacus`; give one of cpu-basic"),
         (("--on", "mars"), "hf_loopback", "--on is mars; give here or hf:FLAVOR"),
-        (
-            (*ON, "--max_stepz", "3"),
-            "hf_loopback",
-            "Unknown argument(s) --max_stepz 3, did you mean --max_steps?",
-        ),
+        ((*ON, "--max_stepz", "3"), "hf_loopback", "Unknown argument(s) --max_stepz 3, did you mean --max_steps?"),
         ((*ON, "--max_steps", "three"), "hf_loopback", "invalid int value: 'three'"),
-        (
-            (*ON, "--split_by", "day"),
-            "hf_loopback",
-            "argument --split_by/--split-by: invalid choice",
-        ),
+        ((*ON, "--split_by", "day"), "hf_loopback", "argument --split_by/--split-by: invalid choice"),
         ((*ON, "--config", "nosuch.yaml"), "hf_loopback", "There is no recipe `nosuch.yaml`"),
         ((*ON, "--config", "tiny.yaml"), "hf_loopback", "the name of a recipe goes without .yaml"),
         ((*ON, "--time-limit", "soon"), "hf_loopback", "`soon` is not a valid time limit"),

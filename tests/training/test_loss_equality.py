@@ -23,10 +23,7 @@ from typing import Any
 import pytest
 import torch
 from trl.experimental.sdpo import SDPOConfig
-from trl.experimental.sdpo.sdpo_trainer import (
-    DistillationLogits,
-    SuccessfulRolloutTeacherContextBuilder,
-)
+from trl.experimental.sdpo.sdpo_trainer import DistillationLogits, SuccessfulRolloutTeacherContextBuilder
 
 from pimono_sdpo.training import rows
 from pimono_sdpo.training import trainer as training_trainer
@@ -238,13 +235,7 @@ def released_tensors() -> tuple[Tensor, ...]:
     ids = torch.tensor([[1, 5, 8, 2]])
     moved = torch.tensor([[0.4, -1.2, 0.0, 0.1]])
     old = student.log_softmax(-1).gather(-1, ids[..., None])[..., 0] + moved
-    return (
-        student.requires_grad_(),
-        teacher,
-        ids,
-        torch.tensor([[1.0, 1.0, 1.0, 0.0]]),
-        old.detach(),
-    )
+    return (student.requires_grad_(), teacher, ids, torch.tensor([[1.0, 1.0, 1.0, 0.0]]), old.detach())
 
 
 @pytest.mark.parametrize("chunk", [2**25, 9, 18], ids=["whole", "by token", "by two"])
@@ -304,12 +295,7 @@ def test_padding_of_other_micro_batches_is_left_out_and_changes_nothing(settings
     padded = dict(batch)
     for name in ("prompt_ids", "prompt_mask", "teacher_input_ids", "teacher_attention_mask"):
         padded[name] = torch.nn.functional.pad(batch[name], (5, 0))
-    for name in (
-        "completion_ids",
-        "completion_mask",
-        "teacher_input_ids",
-        "teacher_attention_mask",
-    ):
+    for name in ("completion_ids", "completion_mask", "teacher_input_ids", "teacher_attention_mask"):
         padded[name] = torch.nn.functional.pad(padded[name], (0, 3))
     trimmed = training_trainer.trim(padded)
     assert trimmed["completion_ids"].size(1) == int(batch["completion_mask"].sum(1).max()) <= width
@@ -355,8 +341,7 @@ def test_the_tail_keeps_what_the_likeliest_tokens_leave_out(settings: Any) -> No
     """The divergence is below that over all tokens, and nearer the more tokens are told apart."""
     student, teacher, ids, mask, _ = tensors()
     full = trained_with(
-        settings(distillation_mode="full_logits", distillation_alpha=1.0),
-        *(student, teacher, ids, mask),
+        settings(distillation_mode="full_logits", distillation_alpha=1.0), *(student, teacher, ids, mask)
     ).item()
     tails = [
         trained_with(
@@ -413,10 +398,7 @@ def test_from_rollouts_to_the_loss_it_is_the_method(
 
     def turn(text: str) -> list[int]:
         ids: list[int] = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}],
-            add_generation_prompt=True,
-            enable_thinking=False,
-            return_dict=True,
+            [{"role": "user", "content": text}], add_generation_prompt=True, enable_thinking=False, return_dict=True
         )["input_ids"]
         return ids
 
@@ -437,9 +419,7 @@ def test_from_rollouts_to_the_loss_it_is_the_method(
     assert found * trainer.current_gradient_accumulation_steps == pytest.approx(total, rel=1e-3)
 
 
-def test_where_it_differs_a_larger_micro_batch_shrinks_with_what_has_no_feedback(
-    settings: Any,
-) -> None:
+def test_where_it_differs_a_larger_micro_batch_shrinks_with_what_has_no_feedback(settings: Any) -> None:
     """Of equal lengths, TRL's loss and gradient are the method's times the share with feedback."""
     trainer = settings(distillation_mode="full_logits", distillation_alpha=1.0)
     student, teacher, ids, mask, _ = tensors(lengths=(TOKENS,) * ROWS, inactive=(1, 2, 3))
@@ -451,9 +431,7 @@ def test_where_it_differs_a_larger_micro_batch_shrinks_with_what_has_no_feedback
     assert torch.allclose(gradient, method_gradient / ROWS, rtol=1e-4, atol=1e-8)
 
 
-def test_where_it_differs_a_larger_micro_batch_gives_short_answers_more_weight(
-    settings: Any,
-) -> None:
+def test_where_it_differs_a_larger_micro_batch_gives_short_answers_more_weight(settings: Any) -> None:
     """The one token of the second row weighs as much as the six of the first."""
     trainer = settings(distillation_mode="full_logits", distillation_alpha=1.0)
     student, teacher, ids, mask, _ = tensors()

@@ -137,12 +137,7 @@ def test_a_broken_model_is_one_sentence(
     ],
 )
 def test_arguments_that_do_not_fit_the_model_are_one_sentence(
-    tmp_path: Path,
-    tiny: Path,
-    filtered: Path,
-    capsys: pytest.CaptureFixture[str],
-    argv: tuple[str, ...],
-    words: str,
+    tmp_path: Path, tiny: Path, filtered: Path, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], words: str
 ) -> None:
     base = ("--dataset", str(filtered), "--model_name_or_path", str(tiny))
     refused((*base, "--output_dir", str(tmp_path / "out"), *argv), tmp_path, capsys, words)
@@ -151,11 +146,7 @@ def test_arguments_that_do_not_fit_the_model_are_one_sentence(
 @pytest.mark.parametrize(
     ("column", "value", "words"),
     [
-        (
-            "reward_terms",
-            None,
-            "rows names a concrete term in `reward_terms`; give --reward outcome",
-        ),
+        ("reward_terms", None, "rows names a concrete term in `reward_terms`; give --reward outcome"),
         ("reward_terms", [None], "Expected `str`, got `null` - at `$.reward_terms[0]`"),
         ("reward_terms", "enoent", "Expected `array | null`, got `str` - at `$.reward_terms`"),
         ("privileged_context", 7, "got `int` - at `$.privileged_context`"),
@@ -164,12 +155,7 @@ def test_arguments_that_do_not_fit_the_model_are_one_sentence(
     ],
 )
 def test_rows_of_other_kinds_are_named(
-    tmp_path: Path,
-    tiny: Path,
-    capsys: pytest.CaptureFixture[str],
-    column: str,
-    value: object,
-    words: str,
+    tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str], column: str, value: object, words: str
 ) -> None:
     rows = [{**row, column: value} for row in hand_made()]
     (tmp_path / "rows").mkdir()
@@ -190,11 +176,7 @@ def test_a_report_no_card_can_be_made_from_is_refused_before_training(
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_own_arguments_and_publishes_no_path(
-    tmp_path: Path,
-    tiny: Path,
-    filtered: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, tiny: Path, filtered: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = tmp_path / "home" / "ann"
     home.mkdir(parents=True)
@@ -236,10 +218,7 @@ def test_a_killed_run_goes_on_with_its_own_arguments_and_publishes_no_path(
 
 @pytest.mark.parametrize("text", [None, "{}", "", json.dumps(run())])
 def test_reload_says_what_it_lacks(
-    tmp_path: Path,
-    text: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, text: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if text is not None:
         (tmp_path / "run.json").write_text(text)

@@ -27,9 +27,7 @@ def wrapped(model: torch.nn.Module) -> set[str]:
     return {name.split(".lora_A.")[0] for name, _ in model.named_parameters() if ".lora_A." in name}
 
 
-def test_the_adapter_sits_on_every_layer_of_the_language_model_and_nowhere_else(
-    straight: Straight,
-) -> None:
+def test_the_adapter_sits_on_every_layer_of_the_language_model_and_nowhere_else(straight: Straight) -> None:
     model = straight[0].trainer.model
     text = {
         name.removesuffix(".base_layer") for name in linears(model) if re.search(r"language_model\.layers\.", name)

@@ -103,10 +103,7 @@ def test_a_checkpoint_whose_state_is_cut_off_is_passed_over(tmp_path: Path, text
 @pytest.mark.parametrize("name", ["file", "file/below"])
 def test_a_file_is_no_output_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("mine")
-    with (
-        pytest.raises(OutputError, match=r"Cannot write .*; use another folder"),
-        output.only_run(tmp_path / name),
-    ):
+    with pytest.raises(OutputError, match=r"Cannot write .*; use another folder"), output.only_run(tmp_path / name):
         pass
 
 
@@ -118,10 +115,7 @@ def test_a_folder_is_one_runs_and_keeps_no_trace_of_the_lock(tmp_path: Path) -> 
     out = tmp_path / "outputs" / "new"
     for _resumed in range(2):
         with output.only_run(out):
-            with (
-                pytest.raises(OutputError, match=r"Another run is writing `.*new`; wait"),
-                output.only_run(out),
-            ):
+            with pytest.raises(OutputError, match=r"Another run is writing `.*new`; wait"), output.only_run(out):
                 pass
             # Other folders are free, and what is left of a killed run is not in the way.
             with output.only_run(tmp_path / "other"):

@@ -34,24 +34,14 @@ from pimono_sdpo.training.preflight import (
 from pimono_sdpo.training.prompt_rows import check_template
 from pimono_sdpo.training.rewards import Scoring
 from pimono_sdpo.training.sdpo import SDPO
-from tests.training.setup import (
-    SeenPrompts,
-    adapter_state,
-    arguments,
-    hand_made,
-    prepare,
-    script,
-)
+from tests.training.setup import SeenPrompts, adapter_state, arguments, hand_made, prepare, script
 
 HERE = Hardware("here", None, None)
 TOLD = "SECRET WORD"
 
 
 def test_probing_leaves_the_run_as_it_was(
-    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig],
-    tiny: Path,
-    filtered: Path,
-    tmp_path: Path,
+    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig], tiny: Path, filtered: Path, tmp_path: Path
 ) -> None:
     args, model_args = arguments(tmp_path, tiny)
     prepared = prepare(args, model_args, rows.load_rows(str(filtered)))
@@ -98,12 +88,7 @@ def never(prompts: list[Any], **_: Any) -> list[float | None]:
 
 @pytest.mark.parametrize(("told", "untold", "gap"), [(0.75, 0.25, 0.5), (0.25, 0.75, -0.5)])
 def test_the_gap_is_what_feedback_adds(
-    tmp_path: Path,
-    tiny: Path,
-    told: float,
-    untold: float,
-    gap: float,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, tiny: Path, told: float, untold: float, gap: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args, model_args = arguments(tmp_path, tiny)
     reward = Listening(told, untold)

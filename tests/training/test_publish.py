@@ -95,12 +95,7 @@ def adapter(tmp_path: Path) -> dict[str, bytes]:
         (COMMIT, 412, 0, "others kept committing to it (the Hub answers 412"),
         (COMMIT, 403, 1, "the Hub answers 403, Injected fault; set HF_TOKEN to a token with"),
         (COMMIT, 413, 1, "it is too large for this account's storage, so free some space"),
-        (
-            "/api/repos/create",
-            409,
-            1,
-            "is taken, but there is no model of that name",
-        ),
+        ("/api/repos/create", 409, 1, "is taken, but there is no model of that name"),
         ("/objects/", 403, 1, "Error while uploading 'adapter_model.safetensors'"),
         ("/api/validate-yaml", 400, 1, "Invalid metadata in README.md"),
     ],

@@ -48,10 +48,7 @@ def argv(method: str, rows: dict[str, Path], tiny: Path, out: Path, *more: str) 
 
 @pytest.fixture(scope="module")
 def done(
-    tmp_path_factory: pytest.TempPathFactory,
-    rows: dict[str, Path],
-    tiny: Path,
-    one_thread: None,
+    tmp_path_factory: pytest.TempPathFactory, rows: dict[str, Path], tiny: Path, one_thread: None
 ) -> dict[str, Path]:
     """A finished run of each method, four steps long."""
     folder = tmp_path_factory.mktemp("runs")
@@ -201,11 +198,7 @@ class Losses(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
 
 
 def test_dpo_goes_on_from_the_adapter_of_sft(
-    done: dict[str, Path],
-    rows: dict[str, Path],
-    tiny: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    done: dict[str, Path], rows: dict[str, Path], tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     adapter = done["sft"] / "adapter"
     trained = load_file(adapter / publish.WEIGHTS[0])

@@ -53,11 +53,7 @@ def test_templates_write_what_a_row_says_and_no_none(
     assert "max_chars" not in text.rpartition("def f()")[2], "no argument that was not given"
     assert kept["completion"][0].keys() == {"role", "content", "tool_calls"}
     prompt = mine.apply_chat_template(
-        kept["prompt"],
-        tools=kept["tools"],
-        add_generation_prompt=True,
-        tokenize=False,
-        **kept["chat_template_kwargs"],
+        kept["prompt"], tools=kept["tools"], add_generation_prompt=True, tokenize=False, **kept["chat_template_kwargs"]
     )
     answer = {"tools": kept["tools"], **kept["chat_template_kwargs"]}
     whole = mine.apply_chat_template(kept["prompt"] + kept["completion"], tokenize=False, **answer)
@@ -90,12 +86,7 @@ def test_columns_of_structs_add_no_arguments(tokenizer: Any) -> None:
     ("method", "row", "reason", "detail"),
     [
         ("sft", step(9, prompt=asked(9, "x " * 2000)), "too_long", "over the 1024 of max_length"),
-        (
-            "sft",
-            step(9, completion=[turn("user", "no")]),
-            "unreadable",
-            "not begin with a turn of the assistant",
-        ),
+        ("sft", step(9, completion=[turn("user", "no")]), "unreadable", "not begin with a turn of the assistant"),
         ("sft", step(9, prompt=asked(9)[:3]), "unreadable", "ends in a turn of the assistant"),
         ("sft", step(9, prompt=[]), "unreadable", "is not a list of turns"),
         (

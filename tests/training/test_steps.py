@@ -9,27 +9,14 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import models, output, publish, rows, run
 from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.tiny_model import write_tiny_model
-from tests.training.setup import (
-    TASKS,
-    SeenPrompts,
-    StopAfter,
-    adapter_state,
-    arguments,
-    digest,
-    hand_made,
-    prepare,
-)
+from tests.training.setup import TASKS, SeenPrompts, StopAfter, adapter_state, arguments, digest, hand_made, prepare
 
 
 def test_the_tiny_model_is_the_real_class_and_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
@@ -159,9 +146,7 @@ def test_a_killed_run_goes_on_to_the_same_weights_past_a_damaged_checkpoint(
 
 
 def test_the_saved_adapter_is_clean_and_loads(
-    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig],
-    tiny: Path,
-    tmp_path: Path,
+    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig], tiny: Path, tmp_path: Path
 ) -> None:
     prepared, _, _, _ = straight
     trained = adapter_state(prepared.trainer)
@@ -202,10 +187,7 @@ def test_the_saved_adapter_is_clean_and_loads(
 
 @pytest.mark.slow
 def test_evaluating_before_training_works_and_changes_nothing(
-    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig],
-    tiny: Path,
-    filtered: Path,
-    tmp_path: Path,
+    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig], tiny: Path, filtered: Path, tmp_path: Path
 ) -> None:
     args, model_args = arguments(tmp_path, tiny, per_device_eval_batch_size=2)
     prepared = prepare(args, model_args, rows.load_rows(str(filtered)))
@@ -223,10 +205,7 @@ def test_evaluating_before_training_works_and_changes_nothing(
 
 @pytest.mark.slow
 def test_a_run_killed_after_its_last_step_makes_no_more(
-    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig],
-    tiny: Path,
-    filtered: Path,
-    tmp_path: Path,
+    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig], tiny: Path, filtered: Path, tmp_path: Path
 ) -> None:
     changes = {"save_strategy": "steps", "save_steps": 6, "lr_scheduler_type": "constant"}
     dataset = rows.load_rows(str(filtered))

@@ -93,11 +93,7 @@ def test_lines_of_a_docstring_are_no_diff(completion: str) -> None:
     assert "@@ a line" in found.files["work/main.py"]
 
 
-TWO = {
-    "a/m.py": "def f(): return 1\n",
-    "b.py": "def f(): return 1\n",
-    "test_b.py": "def f(): pass\n",
-}
+TWO = {"a/m.py": "def f(): return 1\n", "b.py": "def f(): return 1\n", "test_b.py": "def f(): pass\n"}
 NEW = "def f(): return 2\n"
 
 

@@ -28,9 +28,7 @@ def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
     return made
 
 
-def test_a_model_whose_calls_nothing_could_read_is_refused(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
+def test_a_model_whose_calls_nothing_could_read_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     rows = Dataset.from_dict({"verifier_spec": [None, '{"tools": "pi"}']})
     tokenizer.chat_template = "{{ messages }}"
     with pytest.raises(TrainingInputError, match="every call would score 0; use a model of gemma4"):

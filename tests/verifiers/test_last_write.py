@@ -94,7 +94,4 @@ def test_new_files_need_leave_and_cut_answers_are_refused() -> None:
 @given(st.text(st.sampled_from('{}[]":,ab<>|/=\n\\')))
 def test_no_completion_makes_it_raise(text: str) -> None:
     verify(text, {"files": FILES})
-    verify(
-        f"<|tool_call>call:write{{{text}}}<tool_call|><function=write>{text}</function>",
-        {"files": FILES},
-    )
+    verify(f"<|tool_call>call:write{{{text}}}<tool_call|><function=write>{text}</function>", {"files": FILES})

@@ -193,10 +193,7 @@ def test_what_the_session_does_not_tell_is_not_decided() -> None:
 
 def test_a_spec_of_another_row_is_not_judged() -> None:
     assert verify("x", {"tools": ["read"]}).status == "skipped"
-    scored = rescore(
-        {"completion": "x", "verifier_spec": '{"goal": {"kind": "path"}}'},
-        rubric_of((), ("next_call",)),
-    )
+    scored = rescore({"completion": "x", "verifier_spec": '{"goal": {"kind": "path"}}'}, rubric_of((), ("next_call",)))
     assert "filter --unit step" in scored["rejected"]
 
 
@@ -204,10 +201,7 @@ ROW = {
     "tools": "pi",
     "format": "json",
     "failed_call": {"tool": "bash", "command": "npm test -- a"},
-    "workspace": {
-        "cwd": "/w",
-        "files": {"/w/a.json": {"whole": '{"a": 1}', "pieces": [], "stale": False}},
-    },
+    "workspace": {"cwd": "/w", "files": {"/w/a.json": {"whole": '{"a": 1}', "pieces": [], "stale": False}}},
 }
 
 

@@ -34,11 +34,7 @@ def last(items):
 
 NONE = None
 """
-EDIT = Edit(
-    "src/items.py",
-    CODE,
-    CODE.replace("import os", "import sys").replace("[-1]", "[len(items) - 1]"),
-)
+EDIT = Edit("src/items.py", CODE, CODE.replace("import os", "import sys").replace("[-1]", "[len(items) - 1]"))
 CHANGE = """--- a/src/items.py
 +++ b/src/items.py
 @@ -9,3 +9,3 @@ def second(items):
@@ -121,10 +117,7 @@ def test_the_caller_may_know_that_an_answer_was_cut() -> None:
     ],
 )  # fmt: skip
 def test_paths_that_may_not_be_written(path: str) -> None:
-    spec = {
-        "files": {path: "x\n"},
-        "allowed": ["src/*", "tests/*", "*.ini", "conftest.py", ".git/*"],
-    }
+    spec = {"files": {path: "x\n"}, "allowed": ["src/*", "tests/*", "*.ini", "conftest.py", ".git/*"]}
     refused = refused_path(path, spec)
     assert refused is not None
     assert refused.failure == "path_not_allowed"
@@ -182,14 +175,7 @@ LINES = st.lists(st.sampled_from(["a", "b", "\tc", "  d", "", "- e", "+ f", "x =
 
 
 @settings(deadline=None, max_examples=300)
-@given(
-    LINES,
-    LINES,
-    st.booleans(),
-    st.booleans(),
-    st.sampled_from(sorted(MUTATIONS)),
-    st.integers(0, 9),
-)
+@given(LINES, LINES, st.booleans(), st.booleans(), st.sampled_from(sorted(MUTATIONS)), st.integers(0, 9))
 def test_what_is_applied_is_what_was_meant(
     before: list[str], after: list[str], open_before: bool, open_after: bool, name: str, seed: int
 ) -> None:

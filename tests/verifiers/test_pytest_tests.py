@@ -17,12 +17,7 @@ from tests.verifiers.programs import writing
 
 
 def spec_of(**more: Any) -> dict[str, Any]:
-    tests = {
-        "kind": "pytest",
-        "files": {cheats.TEST_PATH: cheats.TEST},
-        "passes": cheats.NODES,
-        "needs": ["work/*"],
-    }
+    tests = {"kind": "pytest", "files": {cheats.TEST_PATH: cheats.TEST}, "passes": cheats.NODES, "needs": ["work/*"]}
     files = {
         cheats.MAIN: cheats.SORTS, "answers/main.py": cheats.CORRECT,
         "cases.json": json.dumps(cheats.CASES),
@@ -107,8 +102,7 @@ def test_without_the_tests_that_pass_with_the_reference_nothing_is_judged(passes
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["work", "tests", "x" * 300, "work/main.py/x.py", "a/" * 600 + "b", "work/half\ud800.py"],
+    "path", ["work", "tests", "x" * 300, "work/main.py/x.py", "a/" * 600 + "b", "work/half\ud800.py"]
 )
 def test_files_that_cannot_be_written_are_no_accident(path: str) -> None:
     result = verify(writing("x = 1\n", path), spec_of())
@@ -151,15 +145,7 @@ def test_usual_files_are_not_refused(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
-    [
-        "node.py",
-        "node/__init__.py",
-        "types.py",
-        "code/__init__.py",
-        "tests/random.py",
-        "tests/node/x.py",
-    ],
+    "path", ["node.py", "node/__init__.py", "types.py", "code/__init__.py", "tests/random.py", "tests/node/x.py"]
 )
 def test_files_that_would_be_found_first_are_refused(path: str) -> None:
     assert refused_file(path, ["tests/test_main.py", "node.py"], ["work/main.py"]) is not None

@@ -40,12 +40,7 @@ def test_our_faults_get_the_mean_of_their_group() -> None:
 
 def test_groups_that_nobody_judged_are_all_the_same_and_no_success() -> None:
     assert rewards_of("gate:error", "tests:error") == [NEUTRAL, NEUTRAL]
-    assert rewards_of("gate:error", "gate:error", "", "gate:failed", prompts="aabb") == [
-        0.5,
-        0.5,
-        1.0,
-        0.0,
-    ]
+    assert rewards_of("gate:error", "gate:error", "", "gate:failed", prompts="aabb") == [0.5, 0.5, 1.0, 0.0]
     assert rewards_of("gate:error", "gate:error", "", "", prompts="aabb") == [0.99, 0.99, 1.0, 1.0]
     assert rewards_of("", "", specs=[None, None]) == [NEUTRAL, NEUTRAL]
     assert rewards_of("", "", specs=["", SPEC]) == [0.99, 1.0]
@@ -98,12 +93,7 @@ def test_verifiers_run_side_by_side_and_keep_their_order() -> None:
     reward = VerifierReward(Rubric([Counting(together=4)]), workers=4)
     said = ["a", "b", "error", "c"]
     assert reward(["p"] * 4, said, verifier_spec=[SPEC] * 4) == [1.0] * 4
-    assert [result.results[0].status for result in reward.results] == [
-        "passed",
-        "passed",
-        "error",
-        "passed",
-    ]
+    assert [result.results[0].status for result in reward.results] == ["passed", "passed", "error", "passed"]
 
 
 def test_it_is_picklable() -> None:
@@ -174,12 +164,7 @@ def test_in_trl_itself_an_error_moves_nothing(tiny: Path, tmp_path: Path, neutra
         ]
     )
     args, model_args = arguments(
-        tmp_path,
-        tiny,
-        num_generations=4,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=1,
-        max_steps=1,
+        tmp_path, tiny, num_generations=4, per_device_train_batch_size=4, gradient_accumulation_steps=1, max_steps=1
     )
     trainer = prepare(args, model_args, rows, Scoring(turns)).trainer
     trainer.reward_funcs = [verifier_reward]

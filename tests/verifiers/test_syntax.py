@@ -81,10 +81,7 @@ def test_more_errors_than_before_are_the_models() -> None:
 @pytest.mark.skipif(TREE_SITTER, reason="the extra `verify` is installed")
 def test_without_tree_sitter_there_is_no_say() -> None:
     result = verdict({}, {"a.ts": "const x = ("})
-    assert (result.status, result.feedback) == (
-        "skipped",
-        "a.ts needs tree-sitter; install the extra `verify`.",
-    )
+    assert (result.status, result.feedback) == ("skipped", "a.ts needs tree-sitter; install the extra `verify`.")
 
 
 def test_the_feedback_names_line_and_text() -> None:

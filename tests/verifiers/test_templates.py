@@ -47,11 +47,7 @@ def rendered(template: str, name: str, arguments: dict[str, Any]) -> str:
         for tool in tools_of("pi").values()
     ]
     function = {"name": name, "arguments": arguments}
-    call = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"type": "function", "function": function}],
-    }
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
     user = {"role": "user", "content": "Fix it."}
     options = {"chat_template": template, "tools": tools}
     prompt = render_jinja_template([[user]], add_generation_prompt=True, **options)[0][0]

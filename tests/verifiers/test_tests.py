@@ -42,9 +42,7 @@ def test_the_buggy_program_fails(name: str) -> None:
 
 def test_a_hang_stops_the_rest_and_keeps_the_share_of_what_passed() -> None:
     result = judged(
-        "def f(x):\n    while x == 2: pass\n    return x\n",
-        [case(n, gives=n) for n in range(4)],
-        seconds=1,
+        "def f(x):\n    while x == 2: pass\n    return x\n", [case(n, gives=n) for n in range(4)], seconds=1
     )
     assert (result.category, result.score) == ("timeout", 0.5)
     assert result.feedback == "2 of 4 tests pass. f(2) did not end in its CPU time"
@@ -154,10 +152,7 @@ def test_equal_values_are_the_same(value: Any) -> None:
 
 @pytest.mark.parametrize("tests_", [{"kind": "value"}, {"kind": "other"}, {}])
 def test_tests_that_are_none_are_refused(tests_: dict[str, Any]) -> None:
-    spec = {
-        **spec_of(PROGRAMS["sets"]),
-        "tests": {"module": "work/main.py", "entry": "f", "cases": [], **tests_},
-    }
+    spec = {**spec_of(PROGRAMS["sets"]), "tests": {"module": "work/main.py", "entry": "f", "cases": [], **tests_}}
     with pytest.raises(ValueError, match=r"cases|kind"):
         verify(writing("def f(x): pass\n"), spec)
 

@@ -178,11 +178,7 @@ def test_all_of_several_calls_must_be_valid(name: str, write: Any, end: str) -> 
     good, bad = write("read", READ), write("read", {"offset": 3})
     assert verify(f"{good}\n{good}{end}", PI).metrics == {"calls": 2, "strict": 1.0}
     result = verify(f"Reading both.\n{good}\n{bad}{end}", PI)
-    assert (result.status, result.score, result.category) == (
-        "failed",
-        0.4,
-        "tool_schema_validation",
-    )
+    assert (result.status, result.score, result.category) == ("failed", 0.4, "tool_schema_validation")
 
 
 @pytest.mark.parametrize(("name", "write", "end"), EVERY)
@@ -202,12 +198,7 @@ FAULTS = [
     ("nothing", READ, 0.2, "Tool nothing not found. Available tools: read, bash, edit"),
     ("read", {}, 0.4, "  - path: must have required property 'path'\n"),
     ("read", {"path": "a", "offset": "three"}, 0.6, "  - offset: must be number\n"),
-    (
-        "edit",
-        {"path": "a", "edits": [{"oldText": "b"}]},
-        0.4,
-        "edits/0: must have required property",
-    ),
+    ("edit", {"path": "a", "edits": [{"oldText": "b"}]}, 0.4, "edits/0: must have required property"),
     ("edit", {"path": "a", "edits": "many"}, 0.6, "  - edits: must be array\n"),
 ]
 
@@ -218,11 +209,7 @@ def test_partial_credit_and_the_harness_own_words(
     name: str, write: Any, end: str, tool: str, arguments: Any, score: float, said: str
 ) -> None:
     result = verify(write(tool, arguments) + end, PI)
-    assert (result.status, result.score, result.category) == (
-        "failed",
-        score,
-        "tool_schema_validation",
-    )
+    assert (result.status, result.score, result.category) == ("failed", score, "tool_schema_validation")
     assert said in result.feedback
     if tool != "nothing":
         head = f'Validation failed for tool "{tool}":\n  - '
@@ -272,13 +259,7 @@ def test_the_repository_agent_speaks_json_alone() -> None:
         ("run_tests", {}, 0.2),
     ):
         assert verify(action(tool, **args), spec).score == score, tool
-    for text in (
-        f"Sure!\n{good}",
-        f"```json\n{good}\n```",
-        f"{good}\n{good}",
-        f"{good} done",
-        "[]",
-    ):
+    for text in (f"Sure!\n{good}", f"```json\n{good}\n```", f"{good}\n{good}", f"{good} done", "[]"):
         result = verify(text, spec)
         assert (result.score, result.category) == (0.0, "malformed_output"), text
     assert "cut off" in verify(good[:-5], spec).feedback
@@ -474,10 +455,7 @@ def test_no_arguments_make_it_raise(arguments: Any, tool: str) -> None:
 
 @given(
     st.fixed_dictionaries(
-        {
-            "path": st.text(),
-            "edits": st.lists(st.fixed_dictionaries({"oldText": st.text(), "newText": st.text()})),
-        }
+        {"path": st.text(), "edits": st.lists(st.fixed_dictionaries({"oldText": st.text(), "newText": st.text()}))}
     )
 )
 def test_what_is_valid_passes(arguments: dict[str, Any]) -> None:

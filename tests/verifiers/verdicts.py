@@ -11,11 +11,7 @@ def said(completion: str, spec: dict[str, Any], name: str) -> VerifierResult:
     status, *score = words.get(name, ["passed"])
     if status == "failed":
         return failed(name, "command_error", f"{name} failed", float(score[0]) if score else 0.0)
-    return {
-        "passed": passed(name),
-        "skipped": skipped(name, "no say"),
-        "error": error(name, "down"),
-    }[status]
+    return {"passed": passed(name), "skipped": skipped(name, "no say"), "error": error(name, "down")}[status]
 
 
 GATE, STYLE, TESTS = (partial(said, name=name) for name in ("gate", "style", "tests"))

@@ -266,11 +266,7 @@ HARNESS = Harness(
     decoder=_DECODER,
     no_tools="their names and arguments differ from version to version",
     files=FileTools(
-        read_only="update_plan|view_image",
-        numbers_lines=False,
-        max_lines=None,
-        reads_first=False,
-        trims_output=False,
+        read_only="update_plan|view_image", numbers_lines=False, max_lines=None, reads_first=False, trims_output=False
     ),
     sample="""\
 {"type": "session_meta", "payload": {"id": "s", "cwd": "/w/app"}}

@@ -118,10 +118,7 @@ def build(kind: Any, value: object) -> Any:
 
 
 _EXIT = re.compile(r"Command exited with code (-?\d+)\s*$")
-_ENTRY_KINDS: dict[str | None, Kind] = {
-    "compaction": "compaction",
-    "branch_summary": "branch_summary",
-}
+_ENTRY_KINDS: dict[str | None, Kind] = {"compaction": "compaction", "branch_summary": "branch_summary"}
 _ROLES = frozenset({"user", "assistant", "toolResult", "bashExecution"})
 # Version 2 and hooks: an extension wrote these in place of a message.
 _CUSTOM_ROLES = frozenset({"custom", "hookMessage"})
@@ -317,8 +314,7 @@ TOOLS = {
         ),
     ),
     "write": Tool(
-        "Write a file, replacing what it held.",
-        (describe_object("path content", path=_TEXT, content=_TEXT),),
+        "Write a file, replacing what it held.", (describe_object("path content", path=_TEXT, content=_TEXT),)
     ),
     "grep": Tool(
         "Search files for a pattern.",

@@ -12,10 +12,7 @@ from pimono_sdpo.traces.harness import blocks, pi
 from pimono_sdpo.traces.harness.base import Entry, Harness
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
-_STOPS = {
-    **dict.fromkeys(("cancelled", "canceled", "interrupted"), "aborted"),
-    "failed": "error",
-}
+_STOPS = {**dict.fromkeys(("cancelled", "canceled", "interrupted"), "aborted"), "failed": "error"}
 
 
 def recognises(entry: Entry) -> bool:
@@ -55,10 +52,7 @@ def read(objects: list[Entry]) -> list[Event]:
 def _is_pi(entry: Entry) -> bool:
     message = to_object(entry.get("message"))
     content = blocks.to_blocks(message.get("content"))
-    is_pis = entry.get("type") == "message" and message.get("role") in (
-        "toolResult",
-        "bashExecution",
-    )
+    is_pis = entry.get("type") == "message" and message.get("role") in ("toolResult", "bashExecution")
     return is_pis or any(block.get("type") == "toolCall" for block in content)
 
 

@@ -7,13 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.traces.trajectories import (
-    atif,
-    inspect_eval,
-    mini_swe_agent,
-    openai_messages,
-    swe_agent,
-)
+from pimono_sdpo.traces.trajectories import atif, inspect_eval, mini_swe_agent, openai_messages, swe_agent
 from pimono_sdpo.traces.trajectories.base import Format
 
 FORMATS: tuple[Format, ...] = (

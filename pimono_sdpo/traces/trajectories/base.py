@@ -23,11 +23,7 @@ BASH_TOOL: Json = {
     "function": {
         "name": "bash",
         "description": "Run a bash command.",
-        "parameters": {
-            "type": "object",
-            "properties": {"command": {"type": "string"}},
-            "required": ["command"],
-        },
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
     },
 }
 # The action of agents that call no tool: the last fenced block of their answer.

@@ -47,8 +47,5 @@ def _read(file: Path) -> base.Trajectory:
 
 
 FORMAT = base.Format(
-    name="swe-agent",
-    about="SWE-agent's `.traj`",
-    recognises=lambda file: file.suffix == ".traj",
-    read=_read,
+    name="swe-agent", about="SWE-agent's `.traj`", recognises=lambda file: file.suffix == ".traj", read=_read
 )

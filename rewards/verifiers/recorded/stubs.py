@@ -117,12 +117,7 @@ class Session:
         elif isinstance(found, Function):
             vars(found)["_label"] = name
         elif type(found) in MUTABLE.values():  # for what the tests do with it
-            self.held[vars(one)["_key"], name] = [
-                one,
-                name,
-                found,
-                content_of([found], self.shared),
-            ]
+            self.held[vars(one)["_key"], name] = [one, name, found, content_of([found], self.shared)]
         return found
 
     def _write_back(self) -> None:

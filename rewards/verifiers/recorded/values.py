@@ -206,9 +206,7 @@ class Encoded:
 
 
 def content_of(
-    values: Iterable[Any],
-    shared: Mapping[str, type],
-    export: Callable[[Any], Row | None] = lambda _: None,
+    values: Iterable[Any], shared: Mapping[str, type], export: Callable[[Any], Row | None] = lambda _: None
 ) -> list[Row]:
     """Return the table of values, to see later whether they changed."""
     encoded = Encoded(export, shared)
