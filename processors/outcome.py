@@ -10,7 +10,7 @@ slip            a call that named a missing path, misquoted a file or was refuse
 no_information  a message without words that say what went wrong
 expected        a test that was written to fail and failed before the code was changed
 outside         a service that did not answer, which the agent cannot help
-not_granted     a call that waits for a permission of the user
+not_granted     a call that waits for a permission or a key of the user
 
 That the agent itself erred shows in
 
@@ -248,8 +248,11 @@ def _find_excuse(
     if (is_shell and again) or _SAYS["not_granted"].search(said):
         return "not_granted"
     ends = said + item["text"][_MESSAGE_CHARS:][-_MESSAGE_CHARS:]
-    if not categories & _OF_CODE and repeats < _MANY and _SAYS["not_provided"].search(ends):
-        return "outside"
+    if not categories & _OF_CODE and repeats < _MANY:
+        if _SAYS["not_provided"].search(ends):
+            return "not_granted"
+        if _SAYS["no_answer"].search(ends):
+            return "outside"
     # A tool or a skill that does not exist is put right by whatever works next.
     if _SAYS["no_tool"].match(said) and repeats < _MANY and not all(s.failed for s in after[:2]):
         return "slip"

@@ -185,6 +185,7 @@ RED = [
         ([call("WebGet"), result("WebGet", NO_TOOL, error=True), *bash("ls", "a")], "slip"),
         ([call("write", path="a"), result("write", NOT_GRANTED, error=True)], "not_granted"),
         (OUTAGE, "outside"),
+        ([call("search"), result("search", "missing_brave_api_key", error=True)], "not_granted"),
         (bash("./deploy.sh", exited("", 2), error=True), "no_information"),
         (bash("curl -f x", exited("HTTP 000", 22), error=True), "no_information"),
         (RED, "expected"),
