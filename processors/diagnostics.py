@@ -47,7 +47,7 @@ _OWN_TO_CALLS = frozenset(
     "tool_schema_validation missing_file_or_command permission_auth command_error build_lint_compile".split()
 )
 # Searches that print what they found although they exit with 1.
-_PRINTS = frozenset("diff cmp colordiff comm which type whereis command".split())
+_PRINTS = frozenset("diff cmp colordiff comm which where type whereis command".split())
 # They print nothing when they succeed.
 _PREPARE = frozenset("cd pushd export set source . true : sleep mkdir touch".split())
 _WALKS = frozenset("find grep rg du ls tar fd".split())
@@ -418,7 +418,9 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
     if timed_out.match(text) or (timed_out.match(last) and _find_last_role(stages) == "runs"):
         return {"command_error"}
     has_fallback = any(pipeline.then == "||" for pipeline in pipelines)
-    found = _find_complaints(lines, parts, command, has_fallback)
+    # What complains before it prints is far from the end where `head` cut that off.
+    first = [text.partition("\n")[0]] if any(stage.program == "head" for stage in stages) else []
+    found = _find_complaints([*first, *lines], parts, command, has_fallback)
     # What speaks first prints its own text.
     leads = next((stage.role for stage in stages if stage.role != "quiet"), "") == "runs"
     if lead and (lead[1] or leads):

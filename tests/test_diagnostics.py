@@ -78,6 +78,7 @@ def test_marked_errors(command: str, output: str, expected: list[str]) -> None:
         ("[[ -n $X || -n $Y ]]", exited("")),
         ("command -v rg", exited("")),
         ("which adb gradle", exited("/usr/bin/adb")),
+        ("where lark", exited("INFO: Could not find files for the given pattern(s).")),
         ("ls x 2>/dev/null", exited("", 2)),
         ("npm run list && ls gone 2>/dev/null", exited("a b c", 2)),
         ("find . -name a | head; head -5 gone 2>/dev/null", exited("./a")),
@@ -192,6 +193,10 @@ def test_calls_that_failed(tool: str, text: str, expected: list[str] | None) -> 
         ("node debug.js", "loading\n\u274c Failed to load page: x is not a function", ["command_error"]),
         ("store remove a; store list", "Collection not found: a\nb c d", ["command_error"]),
         ("python -m pytest -v 2>&1 | head -9", "a.py::test_b FAILED  [  1%]\n=== FAILURES ===\n> x", ["test_or_assertion"]),
+        ("python -m py_compile a.py 2>&1; echo \"exit:$?\"", "[Errno 2] No such file or directory: 'a.py'exit:1", ["command_error"]),
+        ("pytest a.py -v 2>&1 | tail -5", "collecting ... ERROR: file or directory not found: a.py\n\ncollected 0 items\n\n===== no tests ran in 0.01s =====", ["test_or_assertion"]),
+        ("echo == a && grep -oP x a | sort && echo == b", "== a\ngrep: -P supports only unibyte and UTF-8 locales\n== b", ["command_error"]),
+        ("ls -R a b | head -n 100", "ls: b: No such file or directory\na:\n" + "x.md\n" * 60, ["missing_file_or_command"]),
         ("rg x | head; rg x b 2>&1 | head -2", "rg: b: \u8981 (os error 2)", ["missing_file_or_command"]),
     ],
 )  # fmt: skip
