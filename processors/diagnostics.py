@@ -419,8 +419,8 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
         return {"command_error"}
     has_fallback = any(pipeline.then == "||" for pipeline in pipelines)
     # What complains before it prints is far from the end where `head` cut that off.
-    first = [text.partition("\n")[0]] if any(stage.program == "head" for stage in stages) else []
-    found = _find_complaints([*first, *lines], parts, command, has_fallback)
+    top = [text.partition("\n")[0]] if any(stage.program == "head" for stage in stages) else []
+    found = _find_complaints([*top, *lines], parts, command, has_fallback)
     # What speaks first prints its own text.
     leads = next((stage.role for stage in stages if stage.role != "quiet"), "") == "runs"
     if lead and (lead[1] or leads):
