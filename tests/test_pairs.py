@@ -9,7 +9,7 @@ from datasets import load_dataset
 from typer.testing import CliRunner
 
 from pimono_sdpo import samples
-from pimono_sdpo.agent.task_tests import Tester
+from pimono_sdpo.agent.task_tests import TaskTests
 from pimono_sdpo.cli import app
 from pimono_sdpo.cli.pairs import Options as PairOptions
 from pimono_sdpo.cli.pairs import write_pairs
@@ -255,7 +255,7 @@ def test_patches_are_applied_and_tested_again(tmp_path: Path) -> None:
         write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", target="patch", flaky_reruns=0))["rows"]
         == 3
     )
-    tester = Tester()
+    tester = TaskTests()
     task = load_suite(source).tasks[0]
     assert tester.retest(task, patch_of(BUGGY, FIXED))[0] is True
     assert tester.retest(task, patch_of(BUGGY, OTHER))[0] is False

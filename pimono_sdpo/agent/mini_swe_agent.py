@@ -31,7 +31,7 @@ from minisweagent.models.utils.actions_toolcall import (
 )
 
 from pimono_sdpo.agent.imported_runs import make_rollout
-from pimono_sdpo.agent.task_tests import TaskResult, Tester, hash_repo, list_repo, make_limits, stabilize
+from pimono_sdpo.agent.task_tests import TaskResult, TaskTests, hash_repo, list_repo, make_limits, stabilize
 from pimono_sdpo.agent.tools import unified_diff
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.llm.calls import Reply, Request
@@ -115,7 +115,7 @@ class Model:
 class Environment:
     """The interface of its environments: the files of a task, and commands in the sandbox."""
 
-    def __init__(self, task: Mapping[str, Any], run_id: str, tester: Tester) -> None:
+    def __init__(self, task: Mapping[str, Any], run_id: str, tester: TaskTests) -> None:
         self.task, self.tester = task, tester
         repo = list_repo(task["repo"], tuple(task["hide"]))
         self.before = {path: file.read_bytes() for path, file in repo.items()}
@@ -192,7 +192,7 @@ async def run_task(
     request: Request,
     chat: Chat,
     max_iters: int,
-    tester: Tester,
+    tester: TaskTests,
     is_tested: bool,
     trace: Path | None,
 ) -> Json:

@@ -25,7 +25,7 @@ from datasets import Dataset, Features, Value
 from pimono_sdpo import __version__
 from pimono_sdpo.agent.driver import Rules, Run, status_of
 from pimono_sdpo.agent.paraphrases import write_paraphrases
-from pimono_sdpo.agent.task_tests import Tester, hash_repo, list_repo
+from pimono_sdpo.agent.task_tests import TaskTests, hash_repo, list_repo
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.errors import InferenceError, OutputError
 from pimono_sdpo.llm.calls import Request
@@ -109,7 +109,7 @@ class Roller:
     options: RolloutOptions
     max_tokens: int | None
     chat: Chat
-    tester: Tester
+    tester: TaskTests
     goals: dict[str, list[str]]
     traces: Path | None = None
     done: Done | None = None
@@ -347,7 +347,7 @@ def open_roller(options: RolloutOptions, out: Path, replay: bool) -> Roller:
         options = replace(options, protocol="native", test_policy="never" if policy == "never" else "on_final")
     models, workers, limit = [section.model], options.max_workers, options.max_cost
     chat = open_chat(section, settings, journal, models, limit, concurrency=workers, replay=replay)
-    return Roller(suite, tasks, options, section.max_tokens, chat, Tester(journal), goals)
+    return Roller(suite, tasks, options, section.max_tokens, chat, TaskTests(journal), goals)
 
 
 def _report(made: Sequence[Path], roller: Roller) -> Json:

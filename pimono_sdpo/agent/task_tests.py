@@ -248,7 +248,7 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-class Tester:
+class TaskTests:
     """Test the tasks of a run; results are stored in `journal`, if one is given."""
 
     def __init__(self, journal: Path | None = None) -> None:

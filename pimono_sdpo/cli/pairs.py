@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pimono_sdpo.agent.task_tests import Tester
+from pimono_sdpo.agent.task_tests import TaskTests
 from pimono_sdpo.cli.steps import finish
 from pimono_sdpo.dataset_writer import RunRowsOptions, name_source, open_runs, write_dataset
 from pimono_sdpo.errors import OutputError, SourceError
@@ -70,7 +70,7 @@ def write_pairs(options: Options) -> Json:
     runs = open_runs(options, options.out)
     warnings = []
     if isinstance(runs, Rollouts):
-        parts = _task_parts(runs, options, made_by, Tester().retest)
+        parts = _task_parts(runs, options, made_by, TaskTests().retest)
         if options.target in {"full", "truncated"}:
             warnings.append(
                 f"the target {options.target} has results of tools between its actions: DPO learns those tokens as "

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.agent.task_tests import Tester, run_tests, stabilize
+from pimono_sdpo.agent.task_tests import TaskTests, run_tests, stabilize
 from rewards.verifiers import tests
 
 BUGGY, FIXED = "def double(n):\n    return n + n + 1\n", "def double(n):\n    return 2 * n\n"
@@ -168,6 +168,6 @@ def test_whatever_a_test_run_raises_is_the_error_of_one_rollout(repo: Path, monk
 
     task = task_of(repo, verifier_spec=json.dumps(SPEC))
     monkeypatch.setattr(tests, "verify_candidate", broken)
-    result = asyncio.run(Tester(None).test(task, left(double_py=FIXED)))
+    result = asyncio.run(TaskTests(None).test(task, left(double_py=FIXED)))
     assert result.ok is None
     assert result.error == "SystemError: AST constructor recursion depth mismatch"
