@@ -18,13 +18,18 @@ def main(folder: str) -> None:
     report = json.loads((result / "report.json").read_text())
     print(report["verdict"]["sentence"])
     for judge in report["verdict"]["judges"]:
-        print(f"{judge['name']}: score {judge['score']:.1f}, without it {judge['without']:.1f}")
+        print(f"{judge['name']}: score {points(judge['score'])}, without it {points(judge['without'])}")
     turns = []
     for bucket in report["configs"]:
         turns += list(load_dataset(str(result), bucket, split="train"))
     for turn in sorted(turns, key=spread, reverse=True)[:5]:
         reason = turn["reason"].splitlines()[0]
         print(f"{turn['turn_id']} {turn['score']:.0f} {turn['bucket']}: {reason}")
+
+
+def points(score: float | None) -> str:
+    """Return a score as text; without a judgment there is none."""
+    return "none" if score is None else f"{score:.1f}"
 
 
 def spread(turn: dict[str, list[dict[str, float]]]) -> float:

@@ -81,6 +81,8 @@ def test_duel_report(run_example: Run, tmp_path: Path) -> None:
     printed = run_example("duel_report.py", "duel", cwd=tmp_path)
     assert printed.startswith("accepted at look ")
     assert len(printed.splitlines()) == 1 + 3 + 5
+    score_duel(Duel(tmp_path / "unread", write_duel(tmp_path / "unread", 0, 1, lambda turn, judge, order: (8, 3))))
+    assert "score none, without it none" in run_example("duel_report.py", "unread", cwd=tmp_path)
 
 
 @pytest.mark.slow
