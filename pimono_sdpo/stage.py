@@ -301,8 +301,8 @@ def code_hash(fn: Callable[..., Any]) -> str:
     if function.__module__.partition(".")[0] in OURS:
         return package
     file = getattr(sys.modules[function.__module__], "__file__", None)
-    # Without a file, it was written in a notebook.
-    own = Path(file).read_bytes() if file else marshal.dumps(function.__code__)
+    # Without a file, it was written in a notebook, or is built into Python.
+    own = Path(file).read_bytes() if file else marshal.dumps(getattr(function, "__code__", function.__qualname__))
     return hashlib.sha256(package.encode() + own).hexdigest()
 
 

@@ -11,6 +11,7 @@ import pytest
 from pimono_sdpo.errors import OwnCodeError
 from pimono_sdpo.own_code import OwnReward, list_own_files
 from pimono_sdpo.samples import write_samples
+from pimono_sdpo.stage import source_hash
 from processors import pipeline
 from tests.plug import ROOT
 
@@ -152,6 +153,13 @@ def test_a_reward_of_ones_own_that_does_not_work_is_one_sentence(
     (folder / "rewarding.py").write_text(f"def score(completions, **columns):\n    {body}\n")
     with pytest.raises(OwnCodeError, match=sentence):
         OwnReward("rewarding:score")(completions=["a", "b"], prompts=["", ""])
+
+
+def test_a_built_in_function_is_refused_by_a_sentence() -> None:
+    reward = OwnReward("os:getcwd")
+    assert source_hash(reward) == source_hash(OwnReward("os:getcwd")) != source_hash(OwnReward("os:getpid"))
+    with pytest.raises(OwnCodeError, match=r"The reward `os:getcwd` failed: TypeError: .* takes no keyword arguments"):
+        reward(completions=["a"])
 
 
 def test_a_verifier_of_ones_own_scores_completions(folder: Path) -> None:

@@ -11,6 +11,7 @@ import os
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -146,6 +147,9 @@ class Store:
     def __init__(self, path: Path, schema: str) -> None:
         self.path = path
         self._held = threading.local()
+        self._opened: list[tuple[int, sqlite3.Connection]] = []
+        # Threads that live until the end keep theirs: only closing the last one moves all into the one file.
+        weakref.finalize(self, _close, self._opened)
         with self._open() as connection:
             # The write lock is taken first: a reader that becomes a writer is refused at once.
             connection.execute("begin immediate")
@@ -157,7 +161,8 @@ class Store:
         try:
             if getattr(self._held, "process", None) != os.getpid():
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                opened = sqlite3.connect(self.path, timeout=LOCK_SECONDS)
+                opened = sqlite3.connect(self.path, timeout=LOCK_SECONDS, check_same_thread=False)
+                self._opened.append((os.getpid(), opened))
                 _write_ahead(opened)
                 opened.execute("pragma synchronous = normal")
                 self._held.process, self._held.connection = os.getpid(), opened
@@ -170,6 +175,12 @@ class Store:
             raise InferenceError(
                 f"Cannot use the journal `{self.path}` ({error}); give another folder, or free disk space."
             ) from error
+
+
+def _close(opened: list[tuple[int, sqlite3.Connection]]) -> None:
+    for process, connection in opened:
+        if process == os.getpid():
+            connection.close()
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from pimono_sdpo.agent.task_tests import ResultStore, result_key
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import PimonoError
+from pimono_sdpo.llm.calls import Journal
 from pimono_sdpo.schema import ROLLOUT
 from pimono_sdpo.suites import suite as suites
 from tests.agent.suite_of_three import BUGGY, FIXED, Json, Policy, about, call, knows_some, misbehaves, write_suite
@@ -253,6 +254,17 @@ def test_killed_anywhere_a_run_goes_on_without_a_repeated_call(
     journal = ("--journal", f"{killed}.calls.sqlite", "--replay")
     roll(suite, whole, chat_server.url, *more, *(journal if agent == "mini-swe-agent" else ()))
     assert files_of(killed) == files_of(whole)
+
+
+def test_the_journal_of_a_finished_command_is_the_one_file(tmp_path: Path, chat_server: ChatServer) -> None:
+    chat_server.policy = knows_some
+    suite, out = write_suite(tmp_path), tmp_path / "out"
+    command = [sys.executable, "-m", "pimono_sdpo"]
+    command += arguments(suite, out, chat_server.url, "--limit", "1", "--rollouts", "1")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=environment)
+    assert [path.name for path in tmp_path.glob("out.*")] == ["out.calls.sqlite"]
+    assert Journal(tmp_path / "out.calls.sqlite").usage().popitem()[1].calls == len(chat_server.hits) > 0
 
 
 def test_policies_reach_the_model(tmp_path: Path, chat_server: ChatServer) -> None:
