@@ -143,7 +143,7 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
     ]
     refused = job(*asked, cwd=tmp_path, **(online | {"HF_TOKEN": "hf_wrong"}), HUB_MODEL_ID="me/adapter")
     assert refused.returncode == 2
-    assert "could not be published as `me/adapter`" in refused.stderr
+    assert "Nothing can be pushed to `me/adapter`" in refused.stderr
     assert not (tmp_path / "outputs").exists(), "found out before the training"
 
     done = job(*asked, "--run_name", "r1", cwd=tmp_path, **online, HUB_MODEL_ID="me/adapter")
