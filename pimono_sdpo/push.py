@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
 
-import pyarrow as pa
 import typer
 import yaml
 from datasets import Features
@@ -333,7 +332,7 @@ def check_files(folder: Path, allow_findings: bool = False) -> dict[str, Path]:
 
 
 def check_texts(files: Iterable[Path], advice: str, allow_findings: bool = True) -> None:
-    """Raise OutputError for a card the Hub would refuse, a damaged shard, or what looks like a secret.
+    """Raise OutputError for a card the Hub would refuse or what looks like a secret, SourceError for a damaged shard.
 
     Where the scanner kingfisher is installed, it searches as well, by rules of its own, unless its
     findings are allowed; it only reads, and sends nothing.
@@ -372,16 +371,13 @@ def _texts_of(path: Path) -> Iterator[tuple[str, str]]:
             yield from ((text, f" in its column `{name}`") for text in _texts_in(value))
     elif path.suffix == ".parquet":
         first = 1
-        try:
-            for table in read_tables(path, BATCH_ROWS):
-                places: dict[str, str] = {}
-                for number, row in enumerate(iterate_rows(table, Features.from_arrow_schema(table.schema)), first):
-                    for name, value in row.items():
-                        places.update((text, f" in its column `{name}`, row {number}") for text in _texts_in(value))
-                yield from places.items()
-                first += table.num_rows
-        except pa.ArrowInvalid as error:
-            raise OutputError(f"`{path}` is damaged ({str(error).splitlines()[0]}); filter again.") from error
+        for table in read_tables(path, BATCH_ROWS):
+            places: dict[str, str] = {}
+            for number, row in enumerate(iterate_rows(table, Features.from_arrow_schema(table.schema)), first):
+                for name, value in row.items():
+                    places.update((text, f" in its column `{name}`, row {number}") for text in _texts_in(value))
+            yield from places.items()
+            first += table.num_rows
 
 
 def _texts_in(value: object) -> Iterator[str]:

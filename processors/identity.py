@@ -1,8 +1,8 @@
 """Find the names of who recorded a session, and of the machine, and replace them in texts.
 
 A name counts only where something says whose it is: the home folder, the settings of git, an author
-whose name or address fits the home folder, a prompt, `uname`. What is also an ordinary word, the name
-of a program in the session, or an account of many machines such as `test`, stays.
+whose name or address fits the home folder, a prompt, `uname`. What is also an ordinary word, or an
+account of many machines such as `test`, stays.
 """
 
 import os
@@ -76,15 +76,8 @@ def find_identity(
     if b"uname" in trace if commands is None else any("uname" in one for one in commands):
         for system in (b"Linux ", b"Darwin "):
             hosts += (hit[1].decode() for hit in _find(trace, system, _UNAME))
-    found = _list_names([name for name in users if name != user or not _is_program(trace, user)], hosts)
+    found = _list_names(users, hosts)
     return sorted({*found, *own}, key=lambda one: (-len(one), one))
-
-
-def _is_program(trace: bytes, user: str) -> bool:
-    """Check for an account that was made for a program: its source or its settings have the name."""
-    name = re.escape(user)
-    program = rf"(?<![\w.@-]){name}\.(?:[cm]?[jt]s|py|go|rs|sh)\b|/\.?{name}/{name}\.json\b"
-    return f"{user}.".encode() in trace and re.search(program.encode(), trace) is not None
 
 
 @lru_cache(maxsize=256)

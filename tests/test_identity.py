@@ -35,7 +35,7 @@ from tests.traces import HEADER, assistant, bash, call, result, trace, user
         ("node@localhost:~$ /home/node/app Author: Node <node@x.org>", "node", set()),
         (r"uname -a\nLinux version 5.10.0 #1", "ubuntu", set()),
         ("", "dev", set()),
-        (r"cd /home/riskbot\npm2 start riskbot.js\n0|riskbot | up", "riskbot", set()),
+        (r"cd /home/riskbot\npm2 start riskbot.js\n0|riskbot | up", "riskbot", {"riskbot"}),
         ("/home/jod/users/jod.json jod.smith jod.github.io", "jod", {"jod"}),
     ],
 )

@@ -268,8 +268,8 @@ def _build_funnel(report: Json) -> Json:
         if stage["rows_in"] != stage["rows_out"]:
             reasons = ", ".join(f"{name} {count:,}" for name, count in stage["dropped"].items())
             lost = max(stage["rows_in"] - stage["rows_out"], 0)
-            told = f"after dropping {reasons}" if reasons else "rows, one per request"
-            bars.append({"name": stage["stage"], "value": stage["rows_out"], "lost": lost, "said": told})
+            note = f"after dropping {reasons}" if reasons else "rows, one per request"
+            bars.append({"name": stage["stage"], "value": stage["rows_out"], "lost": lost, "said": note})
     return {"kind": "bars", "title": "From sessions to rows", "bars": bars}
 
 

@@ -113,9 +113,10 @@ def _restore_queued(objects: list[Entry]) -> list[Entry]:
             case "dequeue" | "remove" as operation if queue:
                 named = blocks.join_text(entry.get("content")).strip()
                 text = queue.pop(queue.index(named) if named in queue else 0)
+                if operation == "dequeue" or text[:1] in {"", "<", "{", "/"}:
+                    continue
                 said = said or _join_said(objects)
-                is_repeated = "\n" + text.partition("\n")[0] + "\n" in said
-                if operation == "remove" and text and text[0] not in "<{/" and not is_repeated:
+                if "\n" + text.partition("\n")[0] + "\n" not in said:
                     attachment = {"type": "queued_command", "prompt": text}
                     restored[at] = {**entry, "type": "attachment", "attachment": attachment}
     return restored
