@@ -18,23 +18,19 @@ from typing import Annotated, Any, Required, TypedDict
 
 import datasets
 import msgspec
-from datasets import Dataset, Features, Json, List
+from datasets import Dataset, Json, List
 from jinja2 import TemplateError
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.traces.trajectories.base import drop_nulls
-from pimono_sdpo.training.method import Fitted
+from pimono_sdpo.training.rows import Fitted, LeftOut, fit_rows
 from pimono_sdpo.training.token_budget import control_tokens, neutralise, special_tokens, templated_ids
 
 Row = dict[str, Any]
-# Where a row comes from; held-out scores are grouped by the first of these that it has.
-ORIGINS = ("task_id", "run_id", "session_id")
 TEMPLATE = "chat_template_kwargs"
 # What a chat template gets unless a row says otherwise; as for SDPO.
 TEMPLATE_KWARGS = {"enable_thinking": False}
 MESSAGES = List(Json())
-# What was found of a row: tokens of `prompt` and `sequence`, counts, why it is left out.
-NOTES = "_notes"
 COUNTS = ("special_tokens_neutralised", "with_tool_output", "prompts_rendered_otherwise")
 
 
@@ -58,75 +54,36 @@ def fit_answers(
     `targets` are the columns of answers. Raises TrainingInputError for columns that are missing and
     when no row is left.
     """
-    fitted, left_out = _fit(rows, targets, tokenizer, max_length)
-    reasons = dict(sorted(Counter(row["reason"] for row in left_out).items()))
-    if not len(fitted):
-        summary = ", ".join(f"{reason} {count}" for reason, count in reasons.items())
-        raise TrainingInputError(
-            f"None of the {len(rows)} rows can be trained on ({summary}; the first: "
-            f"{left_out[0]['detail']}); give other rows, or a larger --max_length for those that "
-            "are too_long."
-        )
-    evaluated = None
-    if held_out is not None:
-        evaluated = _fit(held_out, targets, tokenizer, max_length)[0].remove_columns(NOTES)
-        if not len(evaluated):
-            raise TrainingInputError("No row of --eval_split fits into --max_length; raise it, or leave it out.")
-    notes = list(fitted[NOTES])
-    counts = {name: sum(note[name] for note in notes) for name in COUNTS} | {"left_out": reasons}
-    budgets = {"prompt": None, "sequence": max_length}
-    lengths = {name: [note[name] for note in notes] for name in budgets}
-    return Fitted(fitted.remove_columns(NOTES), evaluated, len(rows), counts, lengths, budgets, left_out)
-
-
-def _fit(rows: Dataset, targets: Sequence[str], tokenizer: Any, max_length: int | None) -> tuple[Dataset, list[Row]]:
-    missing = ", ".join(f"`{name}`" for name in ("prompt", *targets) if name not in rows.column_names)
+    columns = ("prompt", *targets)
+    missing = ", ".join(f"`{name}`" for name in columns if name not in rows.column_names)
     if missing:
         raise TrainingInputError(
             f"The rows lack the column(s) {missing} and have {', '.join(rows.column_names)}; this "
             f"job takes prompt, {', '.join(targets)} and, optionally, tools."
         )
-    origins = [name for name in ORIGINS if name in rows.column_names]
     special, control = special_tokens(tokenizer), control_tokens(tokenizer)
     # Structs hold a null for every argument that another call has; JSON is kept as written.
     padded = {name: "Json(" not in str(feature) for name, feature in rows.features.items()}
 
-    def fit(row: Row) -> Row:
-        notes: Row = dict.fromkeys(COUNTS, 0)
-        fitted: Row = {name: [] for name in ("prompt", *targets)} | {"tools": None, NOTES: notes}
-        fitted[TEMPLATE] = {**TEMPLATE_KWARGS, **(row.get(TEMPLATE) or {})}
+    def fit(row: Row, number: int) -> tuple[Row, Row]:
+        fitted: Row = {TEMPLATE: {**TEMPLATE_KWARGS, **(row.get(TEMPLATE) or {})}}
+        neutralised = 0
+        for name in columns:
+            fitted[name], spelled = clean_turns(row[name], special, control, padded[name])
+            neutralised += spelled
+        fitted["tools"] = clean_tools(row.get("tools"), padded.get("tools", False))
         try:
-            for name in ("prompt", *targets):
-                fitted[name], spelled = clean_turns(row[name], special, control, padded[name])
-                notes["special_tokens_neutralised"] += spelled
-            fitted["tools"] = clean_tools(row.get("tools"), padded.get("tools", False))
-            notes |= _measure(fitted, targets, tokenizer)
-            if max_length is not None and notes["sequence"] > max_length:
-                raise LeftOut("too_long", f"{notes['sequence']} tokens, over the {max_length} of max_length")
-        except LeftOut as problem:
-            notes["reason"], notes["detail"] = problem.args
+            notes = _measure(fitted, targets, tokenizer)
         except (TemplateError, TypeError) as problem:
             # What templates raise for turns that they do not know.
             refused = " ".join(str(problem).split())
-            notes |= {"reason": "template", "detail": f"the chat template refuses it: {refused}"}
-        return fitted
+            raise LeftOut("template", f"the chat template refuses it: {refused}") from problem
+        if max_length is not None and notes["sequence"] > max_length:
+            raise LeftOut("too_long", f"{notes['sequence']} tokens, over the {max_length} of max_length")
+        return fitted, notes | {"special_tokens_neutralised": neutralised}
 
-    features = {name: rows.features[name] for name in origins} | dict.fromkeys(("prompt", *targets, "tools"), MESSAGES)
-    with uncached():
-        measured = rows.map(
-            fit,
-            remove_columns=[name for name in rows.column_names if name not in origins],
-            features=Features({**features, TEMPLATE: Json(), NOTES: Json()}),
-            desc="fit to max_length",
-        )
-        left_out, kept = [], []
-        for at, row in enumerate(measured.select_columns([*origins, NOTES])):
-            notes = row.pop(NOTES)
-            if "reason" in notes:
-                left_out.append({"row": at + 1, **row, "reason": notes["reason"], "detail": notes["detail"]})
-            else:
-                kept.append(at)
-        return measured.select(kept), left_out
+    written = dict.fromkeys((*columns, "tools"), MESSAGES) | {TEMPLATE: Json()}
+    return fit_rows(rows, held_out, fit, written, COUNTS, {"prompt": None, "sequence": max_length})
 
 
 def _measure(row: Row, targets: Sequence[str], tokenizer: Any) -> Row:
@@ -173,10 +130,6 @@ def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the common prefix, after which TRL takes the answer to begin."""
     pairs = zip(first, second, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
-
-
-class LeftOut(ValueError):
-    """A row cannot be trained on, with the reason in a word and in a clause."""
 
 
 def unreadable(detail: str) -> LeftOut:

@@ -5,9 +5,7 @@ is particular to theirs.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -30,27 +28,6 @@ SMOKE_STEPS = 2
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Rows within their token budgets, and what was found and cut on the way.
-
-    held_out   rows to evaluate on, None without any
-    given      rows before any was left out
-    counts     of rows or tokens, for the run log
-    lengths    tokens of each row, by what is counted
-    budgets    of each of `lengths`, None without one
-    left_out   rows that cannot be trained on, with their reasons
-    """
-
-    rows: Dataset
-    held_out: Dataset | None
-    given: int
-    counts: dict[str, Any]
-    lengths: dict[str, list[int]]
-    budgets: dict[str, int | None]
-    left_out: Sequence[Json] = ()
-
-
 class Method(ABC):
     """One training method with the arguments of one run.
 
@@ -66,7 +43,7 @@ class Method(ABC):
 
     tokenizer: Any
     revision: str | None
-    fitted: Fitted
+    fitted: rows.Fitted
     trainer: Any = None
     progress: Progress
     guards: Guards

@@ -14,14 +14,15 @@ from string import Formatter
 from typing import Any, TypedDict
 
 import msgspec
-from datasets import Dataset
+from datasets import Dataset, List, Value
 from jinja2 import TemplateError
 from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.schema import MESSAGE
 from pimono_sdpo.text import TRIMMED
-from pimono_sdpo.training.method import Fitted
 from pimono_sdpo.training.rewards import SEAM_TOKENS, TOKENS_READ_BACK, Feedback
+from pimono_sdpo.training.rows import Fitted, LeftOut, fit_rows
 from pimono_sdpo.training.token_budget import (
     neutralise,
     shorten_blocks,
@@ -33,8 +34,7 @@ from pimono_sdpo.training.token_budget import (
 Row = dict[str, Any]
 COLUMNS = ("prompt", "privileged_context", "reward_terms")
 COUNTS = ("prompts_shortened", "contexts_shortened", "special_tokens_neutralised")
-# What was found of a row: COUNTS, its tokens before anything was cut, and why it does not fit.
-NOTES = "_notes"
+WRITTEN = {"prompt": List(MESSAGE), "privileged_context": Value("string")}
 
 
 @dataclass(frozen=True)
@@ -79,98 +79,77 @@ class Reprompt:
         return TOKENS_READ_BACK * int(self.args.max_completion_length) + own
 
 
-def fit_rows(dataset: Dataset, tokenizer: Any, prompt_tokens: int, reprompt_tokens: int, reprompt: Reprompt) -> Fitted:
+def fit_prompts(
+    dataset: Dataset,
+    held_out: Dataset | None,
+    tokenizer: Any,
+    prompt_tokens: int,
+    reprompt_tokens: int,
+    reprompt: Reprompt,
+) -> Fitted:
     """Return the rows within both budgets, without those that cannot be cut to them.
 
     Counts: prompts_shortened, contexts_shortened, left_out by reason (rows) and
     special_tokens_neutralised (tokens).
     Lengths: tokens of each row's `prompt` and `teacher_prompt` before anything was cut, the second
     with what is reserved for a demonstration and the reward's feedback.
-    Raises TrainingInputError for rows of other columns, a prompt that does not end in a user turn,
-    templates that cannot be filled, and when no row is left.
     """
     reprompt.check()
     special = special_tokens(tokenizer)
+    template = reprompt.args.chat_template_kwargs or {}
 
-    def fit(row: Row, index: int) -> Row:
-        # Rows are named from 1 in every message.
-        _check_row(row, index + 1)
-        return _fit(row, tokenizer, prompt_tokens, reprompt_tokens, reprompt, special)
+    def fit(row: Row, number: int) -> tuple[Row, Row]:
+        _check_row(row, number)
+        turns, found = zip(*(neutralise(turn["content"], special) for turn in row["prompt"]), strict=True)
+        context, in_context = neutralise(row["privileged_context"] or "", special)
+        task = turns[-1]
+        before = [
+            {"role": turn["role"], "content": text} for turn, text in zip(row["prompt"], turns[:-1], strict=False)
+        ]
 
+        def count(user_text: str) -> int:
+            return len(templated_ids(tokenizer, [*before, {"role": "user", "content": user_text}], **template))
+
+        def count_reprompt(context: str) -> int:
+            return count(reprompt.text(task, context)) + reprompt.reserved_tokens()
+
+        lengths = {"prompt": count(task), "teacher_prompt": count_reprompt(context)}
+        # The tools of an exercise and its request stay; of other rows the request is the last turn.
+        stay = 2 if before and before[0]["role"] == "system" else 0
+        while len(before) > stay and count(task) > prompt_tokens:
+            # The request matters more than earlier turns; the oldest exchange goes first.
+            gone = 1 if before[stay]["role"] == "assistant" and not stay else 2
+            before = before[:stay] + before[stay + gone :]
+        short = shorten_to_budget(task, prompt_tokens, count)
+        if short is None:
+            raise LeftOut(
+                "too_long",
+                f"{count(TRIMMED)} tokens without its last user text, over the {prompt_tokens} of max_prompt_length",
+            )
+        shortened = short != task or len(before) < len(turns) - 1
+        task, within = short, context
+        if count_reprompt(context) > reprompt_tokens:
+            blocks = shorten_blocks(context, lambda text: count_reprompt(text) <= reprompt_tokens)
+            cut = blocks or shorten_to_budget(context, reprompt_tokens, count_reprompt)
+            if cut is None:
+                raise LeftOut(
+                    "too_long",
+                    f"{count_reprompt(TRIMMED)} tokens for the teacher's prompt without any feedback, "
+                    f"over the {reprompt_tokens} of max_reprompt_len",
+                )
+            within = cut
+        counts = (int(shortened), int(within != context), in_context + sum(found))
+        fitted = {"prompt": [*before, {"role": "user", "content": task}], "privileged_context": within}
+        return fitted, lengths | dict(zip(COUNTS, counts, strict=True))
+
+    budgets = {"prompt": prompt_tokens, "teacher_prompt": reprompt_tokens}
     try:
-        # The cache key would not see a change of this module's code.
-        fitted = dataset.map(fit, with_indices=True, load_from_cache_file=False, desc="fit to token budgets")
+        return fit_rows(dataset, held_out, fit, WRITTEN, COUNTS, budgets)
     except TemplateError as error:
         raise TrainingInputError(
             f"The chat template refuses a prompt ({' '.join(str(error).split())}); give rows with "
             "turns that it takes, or another model."
         ) from error
-    notes = list(fitted[NOTES])
-    left_out = [
-        {"row": number, "reason": "too_long", "detail": note["detail"]}
-        for number, note in enumerate(notes, 1)
-        if note["detail"]
-    ]
-    if len(left_out) == len(notes):
-        raise TrainingInputError(f"None of the {len(notes)} rows fits; the first needs {notes[0]['detail']}.")
-    kept = {index: note for index, note in enumerate(notes) if not note["detail"]}
-    counts: dict[str, Any] = {name: sum(note[name] for note in kept.values()) for name in COUNTS}
-    counts["left_out"] = {"too_long": len(left_out)} if left_out else {}
-    budgets: dict[str, int | None] = {"prompt": prompt_tokens, "teacher_prompt": reprompt_tokens}
-    lengths = {name: [note[name] for note in kept.values()] for name in budgets}
-    bare = fitted.select(list(kept)).remove_columns(NOTES)
-    return Fitted(bare, None, len(notes), counts, lengths, budgets, left_out)
-
-
-def _fit(
-    row: Row, tokenizer: Any, prompt_tokens: int, reprompt_tokens: int, reprompt: Reprompt, special: tuple[str, ...]
-) -> Row:
-    turns, found = zip(*(neutralise(turn["content"], special) for turn in row["prompt"]), strict=True)
-    context, in_context = neutralise(row["privileged_context"] or "", special)
-    task = turns[-1]
-    before = [{"role": turn["role"], "content": text} for turn, text in zip(row["prompt"], turns[:-1], strict=False)]
-
-    def count(user_text: str) -> int:
-        conversation = [*before, {"role": "user", "content": user_text}]
-        return len(templated_ids(tokenizer, conversation, **(reprompt.args.chat_template_kwargs or {})))
-
-    def count_reprompt(context: str) -> int:
-        return count(reprompt.text(task, context)) + reprompt.reserved_tokens()
-
-    fitted = {**row, "privileged_context": context}
-    notes = dict.fromkeys(COUNTS, 0) | {"prompt": count(task), "teacher_prompt": count_reprompt(context)}
-    # The tools of an exercise and its request stay; of other rows the request is the last turn.
-    stay = 2 if before and before[0]["role"] == "system" else 0
-    while len(before) > stay and count(task) > prompt_tokens:
-        # The request matters more than earlier turns; the oldest exchange goes first.
-        gone = 1 if before[stay]["role"] == "assistant" and not stay else 2
-        before = before[:stay] + before[stay + gone :]
-    short = shorten_to_budget(task, prompt_tokens, count)
-    if short is None:
-        detail = (
-            f"{count(TRIMMED)} tokens without its last user text, over the {prompt_tokens} of "
-            "max_prompt_length; raise max_prompt_length or shorten the row"
-        )
-        return {**fitted, NOTES: notes | {"detail": detail}}
-    shortened = short != task or len(before) < len(turns) - 1
-    task, within = short, context
-    if count_reprompt(context) > reprompt_tokens:
-        blocks = shorten_blocks(context, lambda text: count_reprompt(text) <= reprompt_tokens)
-        cut = blocks or shorten_to_budget(context, reprompt_tokens, count_reprompt)
-        if cut is None:
-            detail = (
-                f"{count_reprompt(TRIMMED)} tokens for the teacher's prompt without any feedback, "
-                f"over the {reprompt_tokens} of max_reprompt_len; raise max_reprompt_len"
-            )
-            return {**fitted, NOTES: notes | {"detail": detail}}
-        within = cut
-    counts = (int(shortened), int(within != context), in_context + sum(found))
-    return {
-        **fitted,
-        "prompt": [*before, {"role": "user", "content": task}],
-        "privileged_context": within,
-        NOTES: notes | dict(zip(COUNTS, counts, strict=True)) | {"detail": ""},
-    }
 
 
 class _Turn(TypedDict):

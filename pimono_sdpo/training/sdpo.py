@@ -19,7 +19,7 @@ from pimono_sdpo.training.callbacks import make_resumable
 from pimono_sdpo.training.held_out import Scores, score_rewards, score_rollouts
 from pimono_sdpo.training.memory import Hardware, estimate_sdpo, read_config
 from pimono_sdpo.training.method import Method
-from pimono_sdpo.training.prompt_rows import COLUMNS, Reprompt, check_template, fit_rows
+from pimono_sdpo.training.prompt_rows import COLUMNS, Reprompt, check_template, fit_prompts
 from pimono_sdpo.training.rewards import (
     PASS_THROUGH,
     TRACE_TEMPLATE,
@@ -142,7 +142,7 @@ class SDPO(Method):
         check_call_format(self.job.reward, self.tokenizer, dataset)
         budgets = (args.max_prompt_length or args.max_reprompt_len, args.max_reprompt_len)
         reprompt = Reprompt(args, feedback)
-        fitted = fit_rows(dataset, self.tokenizer, *budgets, reprompt)
+        fitted = fit_prompts(dataset, held_out, self.tokenizer, *budgets, reprompt)
         unscored = scoring.find_unscored(fitted.rows)
         if unscored and self.job.reward == "trace_grounding":
             # TRL would count them as failures.
@@ -158,14 +158,12 @@ class SDPO(Method):
                 f"There are {len(fitted.rows)} rows and each step takes {per_step} prompts; give "
                 "more rows, a smaller batch or more num_generations."
             )
-        if held_out is not None:
-            held_out = fit_rows(held_out, self.tokenizer, *budgets, reprompt).rows
         # The rows fit already; left to itself TRL would cut off <bos> and the head of the task.
         args.max_prompt_length = None
         args.include_environment_feedback = feedback.mode != "none"
         args.feedback_template = PASS_THROUGH
         counts = {**fitted.counts, "without_reward": len(unscored)}
-        self.fitted = replace(fitted, held_out=held_out, counts=counts)
+        self.fitted = replace(fitted, counts=counts)
 
     def estimate(self) -> dict[str, int]:
         """Estimate the peak for prompts that use their whole budget."""

@@ -22,7 +22,7 @@ from trl.trainer.utils import create_model_from_path
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import models, rows
-from pimono_sdpo.training.answer_rows import ORIGINS, TEMPLATE, common_length, encode, fit_answers, uncached
+from pimono_sdpo.training.answer_rows import TEMPLATE, common_length, encode, fit_answers, uncached
 from pimono_sdpo.training.arguments import DPOArguments, GuardedDPOConfig, GuardedSFTConfig, SFTArguments
 from pimono_sdpo.training.held_out import Scores, group
 from pimono_sdpo.training.memory import estimate_supervised, read_config
@@ -131,7 +131,7 @@ class Supervised(Method):
         with torch.no_grad(), accelerator.autocast():
             for number in range(accelerator.process_index, len(held_out), accelerator.num_processes):
                 row = held_out[number]
-                origin = next((str(row[name]) for name in ORIGINS if row.get(name)), f"row {number}")
+                origin = next((str(row[name]) for name in rows.ORIGINS if row.get(name)), f"row {number}")
                 found.append((origin, self.measure([self._score_answer(model, row, name) for name in self.TARGETS])))
         model.train(was_training)
         by_task = group(found)
