@@ -112,27 +112,24 @@ def score_rewards(rewards: ByCluster, threshold: float) -> Scores:
 
 
 def compare(before: Scores, after: Scores, split: str) -> Json:
-    """Return every measure before and after training, and by how much it changed.
-
-    Intervals are at 95 %; their bounds are null where there are too few clusters for one.
-    """
+    """Return every measure before and after training, and by how much it changed."""
     first = next(iter(after.values()))
     compared = {
         measure: {
-            "before": _interval(before[measure].values()),
-            "after": _interval(scores.values()),
-            "difference": _interval(
+            "before": interval(before[measure].values()),
+            "after": interval(scores.values()),
+            "difference": interval(
                 [new - old for old, new in zip(before[measure][name], scores[name], strict=True)] for name in scores
             ),
         }
         for measure, scores in after.items()
     }
-    completions = sum(len(values) for values in first.values())
-    return {"split": split, "sessions": len(first), "completions": completions, **compared}
+    return {"split": split, "sessions": len(first), "completions": sum(map(len, first.values())), **compared}
 
 
-def _interval(clusters: Iterable[Sequence[float]]) -> Json:
-    found = cluster_interval(list(clusters))
+def interval(clusters: Iterable[Sequence[float]], level: float = 0.95) -> Json:
+    """Return mean, low and high; the bounds are None where there are too few clusters for them."""
+    found = cluster_interval(list(clusters), level=level)
     low, high = (None if math.isnan(value) else value for value in (found.low, found.high))
     return {"mean": found.mean, "low": low, "high": high}
 

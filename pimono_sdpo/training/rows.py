@@ -49,7 +49,7 @@ class Fitted:
     given: int
     counts: dict[str, Any]
     lengths: dict[str, list[int]]
-    budgets: dict[str, int | None]
+    budgets: Mapping[str, int | None]
     left_out: list[Json]
 
 
@@ -63,7 +63,7 @@ def fit_rows(
     fit: Callable[[Json, int], tuple[Json, Json]],
     written: Mapping[str, Any],
     counted: tuple[str, ...],
-    budgets: dict[str, int | None],
+    budgets: Mapping[str, int | None],
 ) -> Fitted:
     """Fit each row by a function of the row and its number, which is 1 for the first.
 

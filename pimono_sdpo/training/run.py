@@ -25,7 +25,7 @@ from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.callbacks import TimeLimit, now, time_limit_of
 from pimono_sdpo.training.memory import hardware_of
 from pimono_sdpo.training.method import Method
-from pimono_sdpo.training.preflight import add_rollouts, as_text, preflight, refuse
+from pimono_sdpo.training.preflight import as_text, preflight, refuse
 from pimono_sdpo.training.reload import write_probe
 from pimono_sdpo.training.sdpo import SDPO
 from pimono_sdpo.training.supervised import DPO, SFT
@@ -238,15 +238,11 @@ class Run:
     def _look_ahead(self) -> Json:
         """Say and return what can be found before the first step; raises TrainingInputError for
         what stops a training."""
-        job, hardware = self.job, hardware_of(self.job.flavor)
-        found = preflight(self.method, hardware)
-        if job.force or not found["stops"]:
-            # The weights are loaded only when nothing speaks against it.
-            found = add_rollouts(found, self.method, hardware)
+        found = preflight(self.method, hardware_of(self.job.flavor))
         say(as_text(found))
         given = any(word.partition("=")[0] == "--force" for word in self.command)
         by = "--force" if given else f"`force: true` in the recipe {self.recipe}"
-        refuse(found, by if job.force else "")
+        refuse(found, by if self.job.force else "")
         return found
 
     def _begin(self, start: Json, before: Json) -> None:
