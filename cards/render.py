@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cards.lint import is_repo_id, lint_file
 from cards.plots import CURVES, write_comparison_plot, write_report_plots, write_run_plot
-from cards.view.page import render_page, run_view
+from cards.view import render_page, run_view
 from pimono_sdpo.report import MEASURES
 from pimono_sdpo.schema import DUEL, DUEL_METRICS, FINAL_SCORE, REFINED_SCORE, SDPO_ROW
 from pimono_sdpo.text import shorten
@@ -68,7 +68,8 @@ def _render_rows_card(
 
 
 def _render(template: str, data: CardData, **values: Any) -> str:
-    metadata = yaml.safe_dump(data.to_dict(), sort_keys=True, allow_unicode=True)
+    fields = data.to_dict()  # type: ignore[no-untyped-call] # huggingface_hub leaves it untyped
+    metadata = yaml.safe_dump(fields, sort_keys=True, allow_unicode=True)
     return make_environment().get_template(f"{template}.md.j2").render(metadata=metadata, **values)
 
 

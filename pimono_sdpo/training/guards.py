@@ -194,11 +194,7 @@ class Monitors:
 
 
 class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
-    """The monitors over the whole run, resumed or not: what it has logged is in every checkpoint.
-
-    TRL's metrics are the same in all processes, so all stop together; only the main one prints and
-    writes.
-    """
+    """The monitors over the whole run, resumed or not: what it has logged is in every checkpoint."""
 
     def __init__(self, config: Any) -> None:
         self.stopping = config.stopping()

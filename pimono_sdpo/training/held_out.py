@@ -26,10 +26,7 @@ Scores = dict[str, ByCluster]
 
 
 def sample_rewards(trainer: SDPOTrainer, rows: list[Row], prompt_ids: list[list[int]]) -> list[float]:
-    """Sample a completion of each prompt and return its weighted reward for its row.
-
-    A reward of None counts as 0, as it does in TRL.
-    """
+    """Return the weighted reward of a sampled completion of each prompt; None counts as 0, as in TRL."""
     _, completion_ids = trainer._generate(prompt_ids)
     texts = trainer.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
     columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
@@ -48,10 +45,7 @@ def sample_rewards(trainer: SDPOTrainer, rows: list[Row], prompt_ids: list[list[
 
 @contextmanager
 def untouched(trainer: SDPOTrainer, seed: int | None = None) -> Iterator[None]:
-    """Restore random numbers, metrics and counters of the trainer afterwards.
-
-    With a seed, what is drawn inside is the same every time.
-    """
+    """Restore random numbers, metrics and counters of the trainer; draw the same each time with a seed."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     was_training = trainer.model.training
     metrics, counters = trainer._metrics, trainer._diagnostic_counters
@@ -70,10 +64,7 @@ def untouched(trainer: SDPOTrainer, seed: int | None = None) -> Iterator[None]:
 
 
 def score_rollouts(trainer: SDPOTrainer, rows: Dataset, generations: int) -> ByCluster:
-    """Return the rewards of `generations` completions of each row, by session.
-
-    A row without a `session_id` is a session of its own.
-    """
+    """Return the rewards of `generations` completions of each row, by session."""
     size = trainer.args.per_device_eval_batch_size
     process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
     pairs: list[tuple[str, float]] = []

@@ -29,11 +29,7 @@ Json = dict[str, Any]
 
 
 class Method(ABC):
-    """One training method with the arguments of one run.
-
-    A run calls `load_model`, `fit` and `build` in this order; each sets the attributes below that
-    come from it.
-    """
+    """One training method with the arguments of one run, which calls `load_model`, `fit` and `build`."""
 
     OPTIONS: ClassVar[type[CommonArguments]]
     CONFIG: ClassVar[type[GuardOptions]]
@@ -49,10 +45,7 @@ class Method(ABC):
     guards: Guards
 
     def __init__(self, job: Any, args: Any, model_args: ModelConfig) -> None:
-        """Set in place what holds for every run; a smoke run is short and stays local.
-
-        Raises TrainingInputError for arguments that this project does not take.
-        """
+        """Set in place what holds for every run; a smoke run is short and stays local."""
         self.job, self.args, self.model_args = job, args, model_args
         if args.hub_token is not None:
             raise TrainingInputError(
@@ -108,12 +101,10 @@ class Method(ABC):
 
     @abstractmethod
     def check(self) -> Json:
-        """Return what the preflight finds before anything is sampled: `templates_checked`, rows
-        that pass through the chat template whole."""
+        """Return what the preflight finds before anything is sampled."""
 
     def try_rollouts(self, hardware: Hardware) -> tuple[Json, list[str], int | None] | None:
-        """Return what samples show, reasons not to train, and the peak of the GPU's memory; None
-        where nothing is sampled."""
+        """Return what samples show, reasons not to train, and the GPU's peak; None without samples."""
         return None
 
     @abstractmethod
@@ -150,10 +141,7 @@ class Method(ABC):
         return self
 
     def run_steps(self) -> dict[str, float]:
-        """Train to the last step, from the newest whole checkpoint if there is one.
-
-        Returns the metrics of the whole run, including the part before a resume.
-        """
+        """Train from the newest whole checkpoint to the last step; return the metrics of the whole run."""
         damaged: dict[str, str] = {}
         checkpoint = last_checkpoint(Path(self.args.output_dir), damaged)
         for name, file in damaged.items():

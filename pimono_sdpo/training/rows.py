@@ -112,10 +112,7 @@ def fit_rows(
 
 
 def load_rows(dataset: str, split: str = "train", config: str | None = None) -> Dataset:
-    """Return the rows of one split of a folder or a Hub dataset, or of a configuration of it.
-
-    Raises TrainingInputError when it is missing or empty.
-    """
+    """Return the rows of one split of a folder or a Hub dataset, or of a configuration of it."""
     if is_local(dataset) and not Path(dataset).is_dir():
         raise TrainingInputError(
             f"There is no folder `{Path(dataset)}`; make it with `pimono-sdpo filter SOURCE "
@@ -135,11 +132,7 @@ def load_rows(dataset: str, split: str = "train", config: str | None = None) -> 
 
 
 def load_report(dataset: str) -> Json | None:
-    """Return the filter's report beside the rows, None without one, as the card then says.
-
-    The card has no place for the report of a duel. Raises TrainingInputError for one that no card
-    can be made from.
-    """
+    """Return the filter's report beside the rows, if there is one; the card has no place for a duel's."""
     path = Path(dataset) / REPORT_FILE
     if not is_local(dataset):
         try:
@@ -175,11 +168,7 @@ def refuse_leaks(rows: Dataset, suite: Path) -> int:
 
 
 def filter_source(job: SDPOArguments, output: Path, seed: int) -> str:
-    """Return the folder of the rows of --source.
-
-    They are filtered now, unless a training that is resumed has begun with them or no source is
-    given and --mode prepare has made them.
-    """
+    """Return the folder of the rows of --source, filtered now unless an earlier run here has begun with them."""
     folder = output / DATA
     resumes = last_checkpoint(output) is not None and not job.overwrite
     there = job.mode != "prepare" and (folder / REPORT_FILE).is_file()

@@ -12,8 +12,8 @@ from trl.experimental.sdpo import SDPOConfig
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import MESSAGE
 from pimono_sdpo.text import TRIMMED
-from pimono_sdpo.training.prompt_rows import Reprompt, fit_prompts
 from pimono_sdpo.training.rewards import Feedback
+from pimono_sdpo.training.sdpo import Reprompt, fit_prompts
 from pimono_sdpo.training.tiny_model import EXTRA_SPECIAL_TOKENS, write_tiny_model
 from pimono_sdpo.training.token_budget import (
     neutralise,

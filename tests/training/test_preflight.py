@@ -30,9 +30,8 @@ from pimono_sdpo.training.preflight import (
     stops_of,
     teacher_gap,
 )
-from pimono_sdpo.training.prompt_rows import check_template
 from pimono_sdpo.training.rewards import Scoring
-from pimono_sdpo.training.sdpo import SDPO
+from pimono_sdpo.training.sdpo import SDPO, check_template
 from tests.training.setup import SeenPrompts, adapter_state, arguments, hand_made, prepare, script
 
 HERE = Hardware("here", None, None)
