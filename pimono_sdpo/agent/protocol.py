@@ -19,7 +19,7 @@ import msgspec
 
 from pimono_sdpo.llm.calls import Reply
 from pimono_sdpo.schema import Protocol, TestPolicy
-from rewards.verifiers.tool_schemas import definitions
+from rewards.verifiers.tool_calls import definitions
 
 MAX_DEPTH = 64
 # The limit of JSON columns and of other parsers.

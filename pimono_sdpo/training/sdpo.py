@@ -33,7 +33,7 @@ from pimono_sdpo.training.rewards import (
     scoring_of,
 )
 from pimono_sdpo.training.trainer import DistillationTrainer
-from rewards.verifiers.tool_schemas import DECLARED, definitions
+from rewards.verifiers.tool_calls import DECLARED, definitions
 
 Json = dict[str, Any]
 
