@@ -43,7 +43,6 @@ from processors.duel.export import TABLES, Kind, build_stages
 from processors.duel.scores import (
     Array,
     Bucket,
-    Votes,
     choose_bucket,
     collect_votes,
     group_by_turn,
@@ -84,8 +83,8 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
     lengths = [[row["lengths"][side] for row in singles] for side in (0, 1)]
     read = list(duel.read(JUDGMENTS, VOTE_COLUMNS))
     votes = collect_votes(plan.judges, read)
-    complete = len(read) == len(votes.turns) * len(votes.judges) * 2
-    if original and not (votes.turns and complete):
+    complete = len(read) == len(votes) * len(plan.judges) * 2
+    if original and not (len(votes) and complete):
         raise SourceError(
             f"The original rules need every judgment of the panel, which `{folder}` does not have; "
             "run all stages with --rules original."
@@ -148,11 +147,11 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
                 "leaked": sum(bool(row["leaked_terms"]) for row in reported),
                 "complete": complete,
                 "metrics": to_json(dict(zip(DUEL_METRICS, metrics.tolist(), strict=True))) if complete else None,
-                **summarize_judges(votes, Counter(row["judge"] for row in read), complete),
+                **summarize_judges(votes, plan.judges, Counter(row["judge"] for row in read), complete),
             }
             equals = list(duel.read(EQUALS + JUDGMENTS, VOTE_COLUMNS))
             if equals and duel.is_current(EQUALS + JUDGMENTS, EQUALS + ANSWERS):
-                chance = [score_turn(rows, plan.judges)["score"] for rows in group_by_turn(equals).values()]
+                chance = [score_turn(turn, plan.judges)["score"] for turn in collect_votes(plan.judges, equals)]
                 report["aa_test"] = explain_finals(chance, counts)
         report["sha256"] = {name: sha256(file) for name, file in files.items()}
         (finished / "report.md").write_text(render_duel_report(report, reported, singles))
@@ -164,10 +163,7 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
 
 def _read_singles(duel: Duel, theirs: str) -> list[Json]:
     """Return the gate's turns: score (the mean of the calls), judges, lengths, leaks, action."""
-    by_turn: dict[str, list[Json]] = {}
-    for row in duel.read(GATE, VOTE_COLUMNS):
-        if row["parsed"]:
-            by_turn.setdefault(row["turn_id"], []).append(row)
+    by_turn = group_by_turn(row for row in duel.read(GATE, VOTE_COLUMNS) if row["parsed"])
     columns = ("turn_id", "instance_id", "leaked_terms", "challenger", theirs)
     return [
         {
@@ -225,7 +221,7 @@ def describe_report(report: Json) -> str:
     return "\n".join(lines)
 
 
-def summarize_judges(votes: Votes, calls: Mapping[str, int], complete: bool) -> Json:
+def summarize_judges(votes: Array, names: Sequence[str], calls: Mapping[str, int], complete: bool) -> Json:
     """Return how the judges of a panel differ.
 
     Of each judge: its number of `calls`; `parsed` is the share of them that could be read,
@@ -236,9 +232,9 @@ def summarize_judges(votes: Votes, calls: Mapping[str, int], complete: bool) -> 
     `score` of a judge and `agreement` (Krippendorff's alpha of the judges' mean scores) are None
     unless the panel is `complete`.
     """
-    by_order = nan_mean(votes.values, axis=3)
+    by_order = nan_mean(votes, axis=3)
     judges = []
-    for column, name in enumerate(votes.judges):
+    for column, name in enumerate(names):
         read = int((~np.isnan(by_order[:, column])).sum())
         both = by_order[:, column][~np.any(np.isnan(by_order[:, column]), axis=1)]
         winner = np.sign(both - 0.5)
@@ -252,7 +248,7 @@ def summarize_judges(votes: Votes, calls: Mapping[str, int], complete: bool) -> 
                 "score": 100 * mean_of(both) if complete else None,
             }
         )
-    agreement = krippendorff_alpha(nan_mean(votes.values, axis=(2, 3)).T) if complete else None
+    agreement = krippendorff_alpha(nan_mean(votes, axis=(2, 3)).T) if complete else None
     return to_json({"agreement": agreement, "judges": judges})
 
 

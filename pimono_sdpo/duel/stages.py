@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Features
 
 from pimono_sdpo import __version__
-from pimono_sdpo.duel.gate import LOOKS, OUTLYING, WITHOUT, Calls, choose_unit, count_effective, decide
+from pimono_sdpo.duel.gate import LOOKS, OUTLYING, WITHOUT, choose_unit, count_effective, decide
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.chat import Chat, map_rows, open_chat
 from pimono_sdpo.llm.money import format_dollars, sum_costs
@@ -283,16 +283,12 @@ class Duel:
                 continue
             turns[row["turn_id"]] = len(turns), limit_score(row)
             clusters.append(cluster)
-        found = []
+        scores = np.full((len(turns), len(plan.judges), 2), np.nan)
         for row in self.read(GATE, VOTE_COLUMNS):
             if row["parsed"] and row["turn_id"] in turns:
                 at, most = turns[row["turn_id"]]
-                score = min(score_judgment(row), most)
-                found.append((at, plan.judges.index(row["judge"]), row["order"], score))
-        table = np.array(found, float).reshape(-1, 4)
-        turn, judge, order = table[:, :3].astype(int).T
-        calls = Calls(turn, judge, order, table[:, 3])
-        return decide(calls, plan.judges, clusters, unit, plan.looks, look, rules, unanswered)
+                scores[at, plan.judges.index(row["judge"]), row["order"]] = min(score_judgment(row), most)
+        return decide(scores, plan.judges, clusters, unit, plan.looks, look, rules, unanswered)
 
     def answer(self, limit: int | None = None, *, equals: bool = False) -> Outcome:
         """Ask king and challenger, or with `equals` the king twice; `limit` is a number of turns."""
