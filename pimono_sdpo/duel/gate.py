@@ -62,10 +62,7 @@ class Estimate(NamedTuple):
 
 
 def choose_unit(repos: Sequence[str], cluster: Literal["auto", "repo", "task"]) -> Unit:
-    """Return `repo` or `task`, whichever is the unit of independence of these turns.
-
-    A repository that is not known is empty; turns without one count as one repository together.
-    """
+    """Return the unit of independence of turns; those without a repository count as one repository together."""
     if cluster != "auto":
         return cluster
     return "repo" if len({repo for repo in repos if repo}) > 1 else "task"
@@ -148,12 +145,10 @@ def _count_seats(scores: Array) -> int:
 
 
 def describe_judges(scores: Array, names: Sequence[str]) -> list[Json]:
-    """Return what each judge's calls say, in the panel's order.
+    """Return what each judge's calls say: number, score, points for the first answer, and the score without it.
 
-    Their number, the judge's own `score`, the mean advantage in points of the answer shown first,
-    the score `without` it, and whether its own is higher by more than OUTLYING standard errors. A
-    judge that decides nothing by what it reads has no spread of its own, so the spread is that
-    within judges and orders.
+    A judge is outlying when it is higher by more than OUTLYING standard errors. One that decides nothing by what
+    it reads has no spread of its own, so the spread is that within judges and orders.
     """
     rest = adjust_scores(scores)
     rest = rest[~np.isnan(rest)]
@@ -189,14 +184,13 @@ def decide(
 ) -> Json:
     """Return the verdict after look number `look`, from 0, of looks after so many turns.
 
-    `scores` has the shape (turns, judges, 2 orders), nan where nobody was asked or the reply could not be
-    read; order 0 shows the opponent first. `clusters` is by turn; `unanswered` counts turns on which a player gave
+    `scores` has the shape (turns, judges, 2 orders), nan where nobody was asked or the reply could not be read;
+    order 0 shows the opponent first. `clusters` is by turn; `unanswered` counts turns on which a player gave
     nothing to judge: one that fails often must not be judged by the other turns alone.
 
-    In the verdict, `conclusion` is "accepted", "not accepted", "no verdict" or "open"; `low` and
-    `high` bound the mean score at the chance of error that the look may spend, `clusters` is the
-    effective number of `unit`, `reasons` are what speaks against acceptance, `if_lost` the score if
-    every turn without a readable judgment had been lost. What is not known is None.
+    In the verdict, `low` and `high` bound the mean score at the chance of error that the look may spend,
+    `clusters` is the effective number of `unit`, `if_lost` the score if every turn without a readable judgment had
+    been lost. What is not known is None.
     """
     found = estimate_score(scores, clusters)
     z = find_boundaries(tuple(turns / looks[-1] for turns in looks), rules.alpha)[look]
@@ -305,10 +299,7 @@ def krippendorff_alpha(ratings: Array) -> float:
 
 
 def decide_by_original_rules(votes: Array, rules: Duel) -> Json:
-    """Return the verdict on the votes of order 0, by the thresholds of `[duel]`.
-
-    Scores are points, `lcb` is a share, None if too few turns parsed.
-    """
+    """Return the verdict on the votes of order 0; `lcb` is a share, None if too few turns parsed."""
     single = votes[:, :, 0]
     judge_means = nan_mean(nan_mean(single, axis=0), axis=1)
     present = ~np.isnan(judge_means)

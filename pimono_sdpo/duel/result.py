@@ -63,12 +63,10 @@ REPORTED = ("turn_id", "instance_id", "action_style", "score", "metrics", "bucke
 
 
 def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -> Json:
-    """Score the judgments of a duel and return the report.
+    """Score the judgments of a duel by its registered rules and return the report.
 
-    The verdict is by the registered rules. Where the settings have others, what they would say
-    stands beside it as exploratory. With `original`, the original rules are applied to the whole
-    panel's judgments. Raises SourceError when there is nothing to score, OutputError when it cannot
-    be written.
+    Where the settings have other rules, what they would say stands beside it as exploratory; with `original`, also
+    the verdict of the original rules on the whole panel's judgments.
     """
     folder, settings, opponent = duel.folder, duel.settings, duel.settings.duel.opponent
     if not any(duel.find(GATE).glob("*.parquet")):
@@ -222,15 +220,10 @@ def describe_report(report: Json) -> str:
 
 
 def summarize_judges(votes: Array, names: Sequence[str], calls: Mapping[str, int], complete: bool) -> Json:
-    """Return how the judges of a panel differ.
+    """Return how the judges of a panel differ; `first_bias` are points beyond 50 for the answer shown first.
 
-    Of each judge: its number of `calls`; `parsed` is the share of them that could be read,
-    `consistent` the share of turns with the same winner in both orders, `first_bias` the points
-    beyond 50 for the answer shown first.
-
-    A panel that stops when a bucket is decided asks its last judges about close turns alone; so the
-    `score` of a judge and `agreement` (Krippendorff's alpha of the judges' mean scores) are None
-    unless the panel is `complete`.
+    A panel that stops when a bucket is decided asks its last judges about close turns alone; so `score` and
+    `agreement` are None unless it is `complete`.
     """
     by_order = nan_mean(votes, axis=3)
     judges = []
@@ -259,11 +252,7 @@ def count_scores(scores: ArrayLike) -> list[int]:
 
 
 def summarize_lengths(scores: Array, ours: Sequence[int], theirs: Sequence[int]) -> Json:
-    """Return what the lengths of the challenger's and its opponent's answers explain.
-
-    `gap` is the mean of challenger minus opponent in characters, `correlation` that of gap and
-    score; `score_same` is the mean score of the `turns_same` turns with about equal lengths.
-    """
+    """Return what the lengths of answers explain; `gap` is challenger minus opponent in characters."""
     left, right = np.asarray(ours, float), np.asarray(theirs, float)
     gap = left - right
     same = np.abs(gap) < SAME_LENGTH * np.maximum(left, right)
@@ -281,8 +270,7 @@ def summarize_lengths(scores: Array, ours: Sequence[int], theirs: Sequence[int])
 def explain_finals(equals: Sequence[float | None], real: Mapping[str, int]) -> Json:
     """Return the buckets of two samples of one player, and what chance explains of `final`.
 
-    `false_final` is the share of equal turns in `final`. If as many of the turns of the buckets
-    `real` were equal, chance would explain at most `by_chance` of those in `final`.
+    If as many of the turns of the buckets `real` were equal, chance would put at most `by_chance` into `final`.
     """
     counted = Counter(map(choose_bucket, equals))
     judged, asked = (sum(counts[name] for name in BUCKETS[:-1]) for counts in (counted, real))
@@ -302,10 +290,7 @@ STAGES: dict[Kind, Literal["steps", "pairs", "sdpo"]] = {"sft": "steps", "dpo": 
 def write_training_rows(
     folder: Path, kind: Kind, out: Path, buckets: Sequence[str] = ("final",), options: WriterOptions | None = None
 ) -> Json:
-    """Write the turns of these buckets as rows of a kind and return the report.
-
-    Raises SourceError when the duel has no score, EmptySelection when no row is left, OutputError.
-    """
+    """Write the turns of these buckets as rows of a kind and return the report."""
     result = folder / RESULT
     if not (result / REPORT).is_file():
         raise SourceError(f"`{folder}` has no scored duel; run all stages of `duel` first.")
