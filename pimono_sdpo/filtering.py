@@ -116,6 +116,10 @@ class FilterOptions:
         if not math.isfinite(self.min_score):
             raise OutputError(f"--min-score {self.min_score} keeps or drops all; use a number.")
         check_shares(self)
+        if self.unit != "step" and (self.resolving_call or self.corrections):
+            raise OutputError("--resolving-call and --corrections are options of --unit step; give it, too.")
+        if self.judge_provider != "hf" and self.correction_judge is None:
+            raise OutputError("--judge-provider is the provider of --correction-judge; give its model, too.")
         if self.max_samples is not None and self.max_samples < 1:
             raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")
         self.licence = check_licence(self.licence)

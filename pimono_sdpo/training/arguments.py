@@ -4,6 +4,7 @@ import math
 import os
 from argparse import ArgumentError, ArgumentParser
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -163,13 +164,20 @@ class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
         raise TrainingInputError(f"The arguments cannot be used ({' '.join(message.split())}); see --help.")
 
     def set_defaults_with_config(self, **config: Any) -> list[str]:
-        """Check a recipe against the choices of the command line, which argparse does not."""
+        """Check a recipe against the options and choices of the command line, which argparse does not."""
         for action in self._actions:
             value = config.get(action.dest)
             if action.choices and isinstance(value, str) and value not in action.choices:
                 known = ", ".join(map(str, action.choices))
                 self.error(f"{action.dest} is {value} in the recipe, and not one of {known}")
-        return list(super().set_defaults_with_config(**config))
+        super().set_defaults_with_config(**config)
+        if foreign := sorted(config.keys() - {action.dest for action in self._actions}):
+            meant = get_close_matches(foreign[0], [action.dest for action in self._actions], 1)
+            advice = f"did you mean {meant[0]}?" if meant else "use a recipe of this method"
+            raise TrainingInputError(
+                f"The recipe sets {', '.join(foreign)}, which this method does not have; {advice}."
+            )
+        return []
 
 
 def parse_job(

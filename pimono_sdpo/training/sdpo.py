@@ -54,7 +54,7 @@ from pimono_sdpo.training.token_budget import (
     templated_ids,
 )
 from pimono_sdpo.training.trainer import DistillationTrainer
-from rewards.verifiers.tool_schemas import DECLARED, definitions
+from rewards.verifiers.tool_calls import DECLARED, definitions
 
 Json = dict[str, Any]
 Row = dict[str, Any]
