@@ -23,6 +23,7 @@ from pimono_sdpo.push import Operation, PushOptions, Upload, check_texts
 from pimono_sdpo.traces.hub import explain_error, retry_hub
 from pimono_sdpo.traces.sources import HUB_ID
 from pimono_sdpo.training import is_main_process, say
+from pimono_sdpo.training.launch import open_private_bucket
 from pimono_sdpo.training.output import ADAPTER, BEST, DATA, LAST_OF_CHECKPOINT, LOCAL_FILE, last_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -44,14 +45,7 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
     def open(self, overwrite: bool) -> None:
         """Create the bucket, and fetch what it holds to an OUTPUT without checkpoints."""
         try:
-            for attempt in retry_hub(connected=False):
-                with attempt:
-                    self.api.create_bucket(self.bucket, private=True, exist_ok=True)
-            if not self.api.bucket_info(self.bucket).private:
-                raise TrainingInputError(
-                    f"The bucket `{self.bucket}` is public, and checkpoints can repeat private "
-                    "text; make it private, or give another as --checkpoint_bucket."
-                )
+            open_private_bucket(self.api, self.bucket)
             if overwrite or last_checkpoint(self.output) is not None:
                 return
             self._sync(self.place, str(self.output))
