@@ -128,10 +128,16 @@ def _check_account_and_flavor(api: HfApi, flavor: str) -> str:
         for attempt in retry_hub(connected=False):
             with attempt:
                 account = str(api.whoami()["name"])
-                known = [str(item.name) for item in api.list_jobs_hardware()]
-    if flavor not in known:
-        raise TrainingInputError(f"There is no flavor `{flavor}`; give one of {', '.join(known)}.")
+                find_flavor(api, flavor)
     return account
+
+
+def find_flavor(api: HfApi, flavor: str) -> Any:
+    """Return the flavor as the Hub lists it; raises TrainingInputError for an unknown one."""
+    listed = {item.name: item for item in api.list_jobs_hardware()}
+    if flavor not in listed:
+        raise TrainingInputError(f"There is no flavor `{flavor}`; give one of {', '.join(listed)}.")
+    return listed[flavor]
 
 
 def find_package(wheel: Path | None, folder: Path) -> str:

@@ -39,7 +39,7 @@ from pimono_sdpo.training.arguments import DPOArguments, GuardedDPOConfig, Guard
 from pimono_sdpo.training.held_out import Scores, group
 from pimono_sdpo.training.memory import estimate_supervised, read_config
 from pimono_sdpo.training.method import Method
-from pimono_sdpo.training.publish import WEIGHTS
+from pimono_sdpo.training.output import WEIGHTS
 from pimono_sdpo.training.rows import ORIGINS, Fitted, LeftOut, fit_rows, refuse_leaks
 from pimono_sdpo.training.token_budget import control_tokens, neutralise, special_tokens, templated_ids
 
