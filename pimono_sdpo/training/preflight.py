@@ -26,7 +26,7 @@ from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import say
 from pimono_sdpo.training.held_out import interval, sample_rewards, untouched
-from pimono_sdpo.training.memory import GIB, Hardware, advise
+from pimono_sdpo.training.memory import GIB, Hardware, advise, read_config
 from pimono_sdpo.training.method import Method
 
 Json = dict[str, Any]
@@ -40,7 +40,8 @@ def preflight(method: Method, hardware: Hardware) -> Json:
     Weights are loaded only when nothing speaks against it, or with --force.
     """
     with method.translate_errors():
-        parts = method.estimate()
+        config = read_config(method.model_args, method.revision, method.args.trust_remote_code)
+        parts = method.estimate(config)
     fitted = method.fitted
     memory = {
         "parts_gib": {name: round(size / GIB, 2) for name, size in parts.items()},

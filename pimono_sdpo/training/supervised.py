@@ -37,7 +37,7 @@ from pimono_sdpo.traces.trajectories.base import drop_nulls
 from pimono_sdpo.training import models
 from pimono_sdpo.training.arguments import DPOArguments, GuardedDPOConfig, GuardedSFTConfig, SFTArguments
 from pimono_sdpo.training.held_out import Scores, group
-from pimono_sdpo.training.memory import estimate_supervised, read_config
+from pimono_sdpo.training.memory import estimate_supervised
 from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.output import WEIGHTS
 from pimono_sdpo.training.rows import ORIGINS, Fitted, LeftOut, fit_rows, refuse_leaks
@@ -295,12 +295,12 @@ class Supervised(Method):
                 parameter.data.copy_(weights[name])
         return trainer
 
-    def estimate(self) -> dict[str, int]:
+    def estimate(self, config: Any) -> dict[str, int]:
         """Estimate the peak for the longest row."""
         return estimate_supervised(
             self.args,
             self.model_args,
-            read_config(self.model_args, self.revision, self.args.trust_remote_code),
+            config,
             max(self.fitted.lengths["sequence"]),
             pairs=len(self.TARGETS) > 1,
             adapter=self.adapter is not None,
