@@ -2,13 +2,9 @@
 
 They keep what they need in the Trainer's state, which every checkpoint holds.
 
-TRL starts both LoRA factors of the teacher at zero and averages each: after t steps at rate r their
-product has reached about (1 - (1 - r)^t)^2 of the student's instead of 1 - (1 - r)^t. Here the
-teacher starts as a copy of the student (its B is zero, so it is still the base model), as in the
-method.
-
-TRL saves the teacher in every checkpoint, but cannot resume with it, and no checkpoint keeps the
-generator that shuffles the rows.
+TRL starts the LoRA factors of the teacher at zero, so that it lags behind; here it starts as a copy
+of the student (docs/explanations/sdpo.md). TRL saves it in every checkpoint, but cannot resume with
+it, and no checkpoint keeps the generator that shuffles the rows.
 """
 
 import logging

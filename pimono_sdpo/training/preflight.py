@@ -2,10 +2,8 @@
 
 Nothing is learned, logged or drawn from the run's random numbers, so the run that follows is the
 same as without a preflight. Rows, templates, lengths and memory are looked at without weights; SDPO
-also samples a few completions. What stops a training unless --force is given: too little memory, a
-GPU without bfloat16, rollouts of which none would be reprompted, and a teacher that feedback does
-not help. The first teacher is the student itself: then there is nothing to distil (the gap at the
-start predicts the gain: arXiv:2605.30070).
+also samples a few completions. A teacher that feedback does not help stops the training: the first
+teacher is the student itself, and the gap at the start predicts the gain (arXiv:2605.30070).
 """
 
 import json

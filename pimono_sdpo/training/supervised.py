@@ -7,10 +7,6 @@ Columns of rollouts have a field for whatever a turn may need and null where it 
 templates write `None` for such a field, and several refuse arguments that are JSON text. Text that
 spells a control token would open or end a turn.
 
-SFT is measured by the loss per token of the answer and by how often the likeliest token is the
-right one; DPO by whether the chosen answer is likelier than the rejected one, and by how much
-(natural logarithm, whole answers).
-
 reads prompt, tools, and completion or chosen and rejected / writes the same without nulls, with
 arguments as mappings, as Json
 """
@@ -401,6 +397,6 @@ class DPO(Supervised):
         super().load_model()
 
     def measure(self, answers: list[tuple[float, float, int]]) -> dict[str, float]:
-        """Return by how much the chosen answer is likelier, and whether it is."""
+        """Return by how much the chosen answer is likelier (natural logarithm), and whether it is."""
         ratio = answers[0][0] - answers[1][0]
         return {"log_ratio": ratio, "preferred": float(ratio > 0)}
