@@ -109,10 +109,7 @@ def print_summary(lines: Sequence[str], tell: Tell) -> None:
 
 
 def print_problems(report: Json, tell: Tell) -> None:
-    """Print failures that were not the model's, and what so few tasks are good for.
-
-    Raises InferenceError when every rollout failed.
-    """
+    """Print failures that were not the model's, and what so few tasks are good for."""
     check_errors(report, tell)
     if report["tasks"] < FEW_TASKS:
         typer.echo(ADVICE)
