@@ -78,7 +78,7 @@ class Options:
 def run(options: Options) -> None:
     """Write the page, check a card, or count labels."""
     if options.labels is not None:
-        from cards.view.review import describe_labels, read_labels
+        from cards.view.rows import describe_labels, read_labels
 
         for line in describe_labels(read_labels(options.labels)):
             typer.echo(line)
@@ -118,7 +118,7 @@ def render_view(folder: Path, name: str, traces: list[str], limit: int) -> str:
 
     Without `traces`, sessions are looked for under the name they had, beside the folder and in the current one.
     """
-    from cards.view.page import render_page, run_view
+    from cards.view import render_page, run_view
     from cards.view.rows import choose_rows, rollouts_view, rows_view
 
     if (folder / RUN).is_file():
@@ -142,9 +142,8 @@ def render_view(folder: Path, name: str, traces: list[str], limit: int) -> str:
 
 def render_review(folder: Path, name: str, traces: list[str], count: int, seed: int) -> str:
     """Return the page to judge a random sample of `count` rows and as many rejects on."""
-    from cards.view.page import render_page
-    from cards.view.review import review_view
-    from cards.view.rows import sample_rows
+    from cards.view import render_page
+    from cards.view.rows import review_view, sample_rows
 
     report, chosen = _read(folder / REPORT), sample_rows(folder, count, seed)
     windows = _find_around(traces, report, folder, [*chosen.kept, *chosen.rejected], whole=True)

@@ -29,8 +29,7 @@ from pimono_sdpo.dataset_writer import WriterOptions, write_dataset
 from pimono_sdpo.duel.gate import OUTLYING, WITHOUT, decide_by_original_rules, krippendorff_alpha, mean_of, to_json
 from pimono_sdpo.duel.stages import ANSWERS, EQUALS, GATE, JOURNAL, JUDGMENTS, VOTE_COLUMNS, Duel
 from pimono_sdpo.errors import EmptySelection, SourceError
-from pimono_sdpo.llm.calls import Journal
-from pimono_sdpo.llm.money import sum_costs
+from pimono_sdpo.llm.calls import Journal, sum_costs
 from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.engine import Part, Piece, sha256
 from pimono_sdpo.runs.folders import REPORT, make_output, only_run, publish_folder, require_disjoint

@@ -27,8 +27,8 @@ from datasets import Dataset, Features
 from pimono_sdpo import __version__
 from pimono_sdpo.duel.gate import LOOKS, OUTLYING, WITHOUT, choose_unit, count_effective, decide
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
+from pimono_sdpo.llm.calls import format_dollars, sum_costs
 from pimono_sdpo.llm.chat import Chat, map_rows, open_chat
-from pimono_sdpo.llm.money import format_dollars, sum_costs
 from pimono_sdpo.llm.settings import CallSection, Gate, Settings
 from pimono_sdpo.runs import parquet
 from pimono_sdpo.runs.engine import DONE, Output, Part, Piece, run_parts, sha256
