@@ -21,7 +21,7 @@ from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, TrainingInputError
 from pimono_sdpo.options import argument, check_shares, option, options, report_options, resume_key
 from pimono_sdpo.report import describe_unreadable
-from pimono_sdpo.runs.engine import Output, Part, add_counts, run_parts
+from pimono_sdpo.runs.engine import Output, Part, run_parts, sum_counts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import SPLITS, join_parts, read_rows
 from pimono_sdpo.runs.sessions import UNREADABLE, list_unreadable
@@ -207,9 +207,7 @@ def write_dataset(
         if held_out is not None:
             used = {**used, "test_suite": held_out.name}
             check_leakage(read_task_ids(finished) if held["rows"] else [], held_out)
-        counts: Json = {}
-        for record in records.values():
-            add_counts(counts, record["counts"])
+        counts = sum_counts(records.values())
         dropped = counts.pop("dropped", {})
         unreadable = list_unreadable(counts)
         counts.pop(UNREADABLE, None)

@@ -7,6 +7,7 @@ import typer
 
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.options import option, options
+from pimono_sdpo.runs.folders import writing
 from pimono_sdpo.samples import write_samples
 
 
@@ -50,8 +51,6 @@ def model(options: ModelOptions) -> None:
 
 
 def _create_folder(out: Path) -> Path:
-    try:
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"Cannot write `{out}` ({error.strerror}); give another folder.") from error
     return out

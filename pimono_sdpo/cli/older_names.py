@@ -15,6 +15,7 @@ from pimono_sdpo.dataset_writer import copy_lines
 from pimono_sdpo.errors import EmptySelection, OutputError
 from pimono_sdpo.options import option, options, same_option
 from pimono_sdpo.report import explain_empty
+from pimono_sdpo.runs.folders import writing
 from processors.rollouts.pairs import Target
 
 
@@ -89,11 +90,9 @@ def sft_extract(options: ExtractOptions) -> None:
     """
     output = options.output
     _check_lines(output)
-    try:
+    with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = TemporaryDirectory(prefix=".sft-extract-", dir=output.parent)
-    except OSError as error:
-        raise OutputError(f"Cannot write `{output}` ({error.strerror}); choose another folder.") from error
     with folder:
         given = steps.Options(
             source=[options.trace_dir],

@@ -26,7 +26,7 @@ import typer
 
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.options import argument, option, options
-from pimono_sdpo.runs.folders import REPORT, read_json
+from pimono_sdpo.runs.folders import REPORT, read_json, writing
 from pimono_sdpo.runs.parquet import read_rows, write_atomically
 from pimono_sdpo.schema import SESSION
 from pimono_sdpo.session_source import open_one
@@ -94,10 +94,8 @@ def run(options: Options) -> None:
     else:
         page, kind = render_view(folder, name, options.traces, options.rows or 500), ""
     out = options.out or Path(f"{name.rpartition('/')[2]}{kind}.html")
-    try:
+    with writing(out, "use --out"):
         write_atomically(out, page.encode())
-    except OSError as error:
-        raise OutputError(f"Cannot write `{out}` ({error.strerror}); use --out.") from error
     typer.echo(f"the page is {out} ({len(page) / 1e6:.1f} MB), on this machine only")
     if sys.stdout.isatty() if options.open is None else options.open:
         webbrowser.open(out.resolve().as_uri())

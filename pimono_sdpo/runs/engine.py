@@ -14,7 +14,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -33,8 +33,8 @@ import pyarrow.parquet as pq
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 from tqdm.auto import tqdm
 
-from pimono_sdpo.errors import EngineError, OutputError, ShardError, SourceError
-from pimono_sdpo.runs.folders import disk_trouble
+from pimono_sdpo.errors import EngineError, ShardError, SourceError
+from pimono_sdpo.runs.folders import disk_trouble, writing
 from pimono_sdpo.stage import Stage, code_hash, module_of, source_hash
 
 DONE, ATTEMPTS = "done", "attempts"
@@ -195,7 +195,7 @@ def hide_bars() -> Iterator[None]:
 def _clear(folder: Path, parts: Sequence[Part], outputs: Mapping[str, Output]) -> None:
     """Remove attempts, and files of parts that this run does not have."""
     kinds = (*(output.path for output in outputs.values()), f"{DONE}/{{:05}}.json")
-    try:
+    with writing(folder):
         rmtree(folder / ATTEMPTS, ignore_errors=True)
         (folder / ATTEMPTS).mkdir(parents=True)
         for kind in kinds:
@@ -203,8 +203,6 @@ def _clear(folder: Path, parts: Sequence[Part], outputs: Mapping[str, Output]) -
             ours = {folder / kind.format(part.number) for part in parts}
             for path in set(folder.glob(kind.replace("{:05}", "*"))) - ours:
                 path.unlink()
-    except OSError as error:
-        raise OutputError(f"Cannot write `{folder}` ({error.strerror}); give another folder.") from error
 
 
 def finish_part(job: Job, progress: Callable[[int], object] = lambda _: None) -> Outcome:
@@ -273,6 +271,14 @@ def add_counts(total: Json, more: Mapping[str, Any]) -> Json:
             add_counts(total.setdefault(name, {}), value)
         else:
             total[name] = total.get(name, 0) + value
+    return total
+
+
+def sum_counts(records: Iterable[Json]) -> Json:
+    """Add up the counts of the records of parts."""
+    total: Json = {}
+    for record in records:
+        add_counts(total, record["counts"])
     return total
 
 
