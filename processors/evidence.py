@@ -27,7 +27,7 @@ from pimono_sdpo.traces.parse import find_branches, match_results, read_trace
 from processors.corrections import Judge, find_corrections
 from processors.corrections.features import ASKED_CHARS, is_automated, list_edited, read_cues, strip_wrapper
 from processors.diagnostics import NOTHING_KNOWN, find_failures
-from processors.keep import mark_best
+from processors.keep import rate_episodes
 from processors.outcome import describe_outcomes
 from processors.redact import identify
 
@@ -96,12 +96,11 @@ def gather_evidence(
                 "tools": tools,
                 "workspace": [known._asdict() for known in known_files],
                 "problem": trace.problem,
-                "is_best": True,
                 "fingerprints": hash_messages(span) if stays else [],
                 **count_row(span, found, row, trace.lines, episode == 0),
             }
         )
-    mark_best(rows)
+    rate_episodes(rows)
     return rows
 
 

@@ -1,6 +1,6 @@
 """Drop rows without a substantive prompt, without evidence, or that are hardly worth training on.
 
-reads   problem, prompt, findings, counts, is_best
+reads   problem, prompt, findings, worth, is_best
 drops   no_messages, unknown_harness, no_prompt, no_evidence; expected_failure, no_information,
         only_a_slip, service_outage or permission_not_granted when none of it teaches anything;
         hardly_worth_it below `--min-worth`, or below BEST_SHARE of it for the best of a session
@@ -14,6 +14,7 @@ tests/benchmarks/fit_worth.py fitted the weights to rows that were judged by han
 import math
 import re
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from pimono_sdpo.stage import Filter, Row
@@ -25,16 +26,16 @@ _REASONS = {
     "outside": "service_outage",
     "not_granted": "permission_not_granted",
 }
-LEAST_WORTH, BEST_SHARE = 0.7, 0.6
-INTERCEPT = -1.2
+LEAST_WORTH, BEST_SHARE = 0.75, 0.57
+INTERCEPT = -0.87
 # What each property of `describe` adds to the log-odds.
 LOG_ODDS = {
-    "own_faults": 1.24,
-    "own_code": 0.53,
-    "other_failures": 0.62,
+    "own_faults": 1.15,
+    "own_code": 0.27,
+    "other_failures": 0.42,
     "correction": 0.48,
-    "changed_again": 0.92,
-    "no_call": -1.1,
+    "changed_again": 0.56,
+    "no_call": -1.05,
 }
 _SURE = 0.997
 _DIGITS = re.compile(r"\d+")
@@ -51,8 +52,7 @@ def keep(row: Row, min_worth: float = 0.0) -> str | None:
         return next(reason for excuse, reason in _REASONS.items() if excuse in excuses)
     if not excuses:
         return "no_evidence"
-    least = min_worth * BEST_SHARE if row["is_best"] else min_worth
-    return "hardly_worth_it" if least > 0 and estimate_worth(row) < least else None
+    return "hardly_worth_it" if row["worth"] < min_worth * (BEST_SHARE if row["is_best"] else 1) else None
 
 
 def estimate_worth(row: Row) -> float:
@@ -61,12 +61,13 @@ def estimate_worth(row: Row) -> float:
     return 1 / (1 + math.exp(-odds))
 
 
-def mark_best(rows: list[dict[str, Any]]) -> None:
-    """Set `is_best` on one of the episodes of a session that are most worth it."""
-    worth = [0.0 if keep(row) else estimate_worth(row) for row in rows]
-    best = worth.index(max(worth))
-    for number, row in enumerate(rows):
-        row["is_best"] = number == best
+def rate_episodes(rows: list[dict[str, Any]]) -> None:
+    """Set the `worth` of each episode of a session, and `is_best` of the first that none exceeds."""
+    for row in rows:
+        row["worth"] = estimate_worth(row) if any(not item["excuse"] for item in row["findings"]) else 0.0
+    best = max(rows, key=itemgetter("worth"))
+    for row in rows:
+        row["is_best"] = row is best
 
 
 def describe(row: Row) -> dict[str, float]:
@@ -103,4 +104,4 @@ def _weigh(item: Any) -> float:
 
 def stage(min_worth: float) -> Filter:
     """Build the filter for a least worth, 0 to keep all that has evidence."""
-    return Filter(partial(keep, min_worth=min_worth), reads=("problem", "prompt", "findings", "counts", "is_best"))
+    return Filter(partial(keep, min_worth=min_worth), reads=("problem", "prompt", "findings", "worth", "is_best"))
