@@ -57,10 +57,9 @@ Verdict = tuple[str, str, str]
 def choose_rows(
     shards: Sequence[Files], work: Path, max_samples: int | None, seed: int, dedupe: bool
 ) -> tuple[Path, dict[str, Counter[str]]]:
-    """Keep one row of each story, then the best `max_samples` by score; write WORK/out/{data,rejects}.
+    """Keep one row of each story, then the best `max_samples`; return WORK/out and the reasons of each step.
 
-    Returns the folder and the reasons of each step. The files of the shards stay as they are, so that a kill in the
-    middle costs only this step.
+    The files of the shards stay as they are, so that a kill in the middle costs only this step.
     """
     # All is made anew; the shards hold all that it is made from.
     database_file, out, parts = work / "candidates.sqlite", make_output(work), work / "chosen"
@@ -132,10 +131,7 @@ def _rejected(rows: pa.Table, verdicts: list[Verdict | None]) -> pa.Table:
 
 
 def _add_shard(database: sqlite3.Connection, shard: int, files: Files, seed: int) -> None:
-    """Add the rows of one shard and their fingerprints, which are in the same order.
-
-    `seed` decides among rows of equal score.
-    """
+    """Add the rows of one shard and their fingerprints; `seed` decides among rows of equal score."""
     columns = ["score", "source", "session_id", "episode", "prompt", "verifier_spec"]
     both = zip(read_rows([files[ROWS]], columns), read_rows([files[PRINTS]]), strict=True)
     for number, (row, mark) in enumerate(both):
