@@ -117,6 +117,10 @@ class FilterOptions:
         if not math.isfinite(self.min_score):
             raise OutputError(f"--min-score {self.min_score} keeps or drops all; use a number.")
         check_shares(self)
+        if self.unit != "step" and (self.resolving_call or self.corrections):
+            raise OutputError("--resolving-call and --corrections are options of --unit step; give it, too.")
+        if self.judge_provider != "hf" and self.correction_judge is None:
+            raise OutputError("--judge-provider is the provider of --correction-judge; give its model, too.")
         if self.max_samples is not None and self.max_samples < 1:
             raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")
         self.licence = check_licence(self.licence)
@@ -150,9 +154,7 @@ def run_filter(
 ) -> Json:
     """Filter traces into SDPO rows under `out` and return the report.
 
-    `out` gets `data/*.parquet`, `rejects/*.parquet`, `report.json` and `README.md` with its
-    pictures. Raises SourceError, ShardError, OutputError,
-    EngineError or EmptySelection; then `out` is as it was before.
+    On any PimonoError, `out` is as it was before.
     """
     options, out = options or FilterOptions(), out.resolve()
     opened = _open(source, out)
@@ -171,11 +173,7 @@ def run_part(
     workers: int = 1,
     engine: EngineName = "local",
 ) -> Json:
-    """Run every Nth shard, as part I of N, and return what `part.json` holds, with `dropped`.
-
-    `out` gets `rows`, `prints`, `rejects` and `part.json`, for `merge_parts`. Raises like
-    `run_filter`; a part without rows is not an error.
-    """
+    """Run every Nth shard, as part I of N, and return what `part.json` holds, with `dropped`."""
     options, out = options or FilterOptions(), out.resolve()
     opened = _open(source, out)
     about = describe_part(part, _redact_names(opened), opened, options.stages(opened.recorder), resume_key(options))
@@ -195,9 +193,7 @@ def run_part(
 def merge_parts(parts: Sequence[Path], out: Path, options: FilterOptions | None = None) -> Json:
     """Merge the parts of a source under `out`, to the bytes of one run; return the report.
 
-    The options that decide each row are those of the parts. Raises SourceError when parts are
-    missing, repeated, damaged or do not fit, OutputError or EmptySelection; then `out` is as it was
-    before.
+    The options that decide each row are those of the parts.
     """
     options, out = options or FilterOptions(), out.resolve()
     for folder in parts:

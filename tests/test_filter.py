@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -275,6 +276,19 @@ def test_an_empty_selection_names_the_reasons(traces: Path, tmp_path: Path) -> N
     with pytest.raises(EmptySelection, match=r"`traces` gives no rows \(.*below_min_score.*lower --min-score"):
         run_filter(str(traces), tmp_path / "rows", FilterOptions(min_score=99.0))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"resolving_call": True}, "options of --unit step"),
+        ({"corrections": True}, "options of --unit step"),
+        ({"judge_provider": "together"}, "provider of --correction-judge"),
+    ],
+)
+def test_an_option_without_the_one_that_it_needs_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(OutputError, match=words):
+        FilterOptions(**given)
 
 
 def test_an_unknown_licence_is_refused_before_any_work(traces: Path, tmp_path: Path) -> None:

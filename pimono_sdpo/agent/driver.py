@@ -56,11 +56,10 @@ class Rules:
 
 @dataclass(slots=True)
 class Run:
-    """A run of the agent; it is finished when `ended` is set.
+    """A run of the agent; it is finished when `ended` is set, to a word of that column of ROLLOUT.
 
-    `run_tests` is None for a task without tests. `steps` are rows of STEP_TAKEN. `ended` is one of
-    `final`, `max_iters`, `loop`, `parse_errors` and `error`. `error` is a fault of ours or of the
-    endpoint; such a run says nothing about the model. `report` is the model's final report, if any.
+    `run_tests` is None for a task without tests. `error` is a fault of ours or of the endpoint; such a
+    run says nothing about the model.
     """
 
     run_id: str
@@ -90,11 +89,7 @@ class Run:
     files_touched: tuple[str, ...] = ()
 
     async def drive(self, goal: str, about: dict[str, Any]) -> None:
-        """Run the agent until it ends; `about` goes into the trace's first event.
-
-        Failures of the endpoint or the sandbox become `error`; raises OSError when a file of the
-        repository cannot be read.
-        """
+        """Run the agent until it ends; `about` goes into the trace's first event."""
         rules = self.rules
         system = system_prompt(rules.protocol, rules.test_policy)
         self.messages = [{"role": "system", "content": system}, {"role": "user", "content": f"GOAL:\n{goal}"}]
@@ -108,12 +103,10 @@ class Run:
         self.patch = unified_diff(self.space.before, changed)
         self.files_touched = tuple(changed)
         if self.report is not None:
-            changes = [{"path": path, "description": "written"} for path in changed]
             report = {**self.report}
-            report.setdefault("changes", changes)
+            report.setdefault("changes", [{"path": path, "description": "written"} for path in changed])
             if self.tests_ok is not None:
-                output = shorten(self.test_output or "", 500)
-                report["test_result"] = {"ok": self.tests_ok, "output": output}
+                report["test_result"] = {"ok": self.tests_ok, "output": shorten(self.test_output or "", 500)}
             self.log("final", final=report)
         self.log(
             "run_end",
@@ -236,10 +229,7 @@ def status_of(row: Mapping[str, Any]) -> str:
 
 
 def _render_turn(action: Action, reply: Reply, context: int, rules: Rules) -> Turn:
-    """Return the model's turn for the history: in canonical form, unless it could not be read.
-
-    Call ids are replaced, because those of providers differ from run to run.
-    """
+    """Return the model's turn for the history: in canonical form, unless it could not be read."""
     text = reply.text.strip()
     if action.kind == "parse_error":
         functions = [call["function"] for call in reply.tool_calls]
@@ -252,6 +242,7 @@ def _render_turn(action: Action, reply: Reply, context: int, rules: Rules) -> Tu
         text = action.render()["summary"]
     else:
         function = {"name": action.name, "arguments": action.args}
+        # Ids of providers differ from run to run.
         call = {"id": f"call{context:05d}", "type": "function", "function": function}
         return {"role": "assistant", "content": action.text, "tool_calls": [call]}
     return {"role": "assistant", "content": text}

@@ -19,7 +19,7 @@ import msgspec
 
 from pimono_sdpo.llm.calls import Reply
 from pimono_sdpo.schema import Protocol, TestPolicy
-from rewards.verifiers.tool_schemas import definitions
+from rewards.verifiers.tool_calls import definitions
 
 MAX_DEPTH = 64
 # The limit of JSON columns and of other parsers.
@@ -131,6 +131,7 @@ def _is_storable(value: Any, depth: int = 0) -> bool:
 
 _TEXTS = tomllib.loads(Path(__file__).with_name("prompts.toml").read_text(encoding="utf-8"))
 LOOP: str = _TEXTS["loop"]
+PARAPHRASE: str = _TEXTS["paraphrase"]
 
 
 def system_prompt(protocol: Protocol, test_policy: TestPolicy) -> str:

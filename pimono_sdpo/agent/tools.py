@@ -15,7 +15,7 @@ import re2
 
 from pimono_sdpo.suites.suite import decode_text
 from pimono_sdpo.text import replace_surrogates
-from rewards.verifiers.tool_schemas import AGENT_TOOLS, describe_problems
+from rewards.verifiers.tool_calls import AGENT_TOOLS, describe_problems
 
 MAX_FILES, MOST_FILES = 200, 1000
 MAX_HITS, MOST_HITS = 50, 500
@@ -208,8 +208,6 @@ def _compile(pattern: str) -> Any:
 
 
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\t": "\\t", "\n": "\\n"})
-
-
 Files = Mapping[str, bytes | None]
 
 
@@ -224,8 +222,7 @@ def unified_diff(before: Files, after: Files) -> str:
     -x = 1
     +x = 2
     """
-    changes = ((path, before.get(path), after[path]) for path in sorted(after))
-    return "".join(line for change in changes for line in _diff(*change))
+    return "".join(line for path in sorted(after) for line in _diff(path, before.get(path), after[path]))
 
 
 def _diff(path: str, before: bytes | None, after: bytes | None) -> Iterator[str]:

@@ -21,8 +21,7 @@ import httpx2
 from datasets import Dataset, Features
 from tqdm import tqdm
 
-from pimono_sdpo.llm.calls import Journal, Json, Reply, Request
-from pimono_sdpo.llm.money import Budget, Tally, cost
+from pimono_sdpo.llm.calls import Budget, Journal, Json, Reply, Request, Tally, cost
 from pimono_sdpo.llm.settings import (
     NO_KEY,
     CallSection,

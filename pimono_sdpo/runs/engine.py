@@ -69,10 +69,9 @@ class Output:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a part yields: tables by kind of rows, counts, and how much of its units this was.
+    """What a part yields: tables by kind of rows, counts to be added up, and how much of its units this was.
 
-    `counts` are nested dicts of numbers, which are added up. With an `error` the part is written,
-    and made again by the next run.
+    With an `error` the part is written, and made again by the next run.
     """
 
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
@@ -135,8 +134,7 @@ def run_parts(
 ) -> dict[int, Json]:
     """Run every part that is not done yet, under a bar if it has a `desc`; return all records.
 
-    The files do not depend on `engine`. Once `is_stopped`, no further part begins. Raises
-    ShardError when parts failed, after all others have been finished.
+    Once `is_stopped`, no further part begins. ShardError comes after all other parts have been finished.
     """
     _clear(folder, parts, outputs)
     records, jobs, changed = {}, [], 0

@@ -38,7 +38,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, 
 
 @contextmanager
 def only_run(out: Path, mark: str = REPORT) -> Iterator[Path]:
-    """Hold the folder to work in for this run alone; raises OutputError when that is impossible.
+    """Hold the folder to work in for this run alone.
 
     Only what an earlier run published under the same mark may be there and be replaced.
     """
@@ -55,10 +55,7 @@ def only_run(out: Path, mark: str = REPORT) -> Iterator[Path]:
 
 @contextmanager
 def lock(file: Path, out: Path) -> Iterator[None]:
-    """Hold a lock file for one run at a time; raises OutputError, which names `out`, also for a full disk.
-
-    The folder of the file is made. The lock ends with the process, however that ends.
-    """
+    """Hold a lock file, whose folder is made, until the process ends; also explains a full disk."""
     held = FileLock(file, timeout=0)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

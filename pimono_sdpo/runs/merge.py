@@ -72,10 +72,7 @@ def write_part(work: Path, about: Json, records: Mapping[int, Json]) -> Path:
 
 
 def gather(folders: Sequence[Path]) -> tuple[Whole, Json]:
-    """Return all shards of one source, once each, from its parts, and the options that made them.
-
-    Raises SourceError for parts that are missing, repeated, damaged or made differently.
-    """
+    """Return all shards of one source, once each and whole, from its parts, and the options that made them."""
     by_number: dict[int, tuple[Path, Json]] = {}
     first: Json = {}
     for folder in folders:

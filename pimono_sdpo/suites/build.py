@@ -72,15 +72,14 @@ ABOUT: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One bug; `fixed` has the text without it for each file of `files` that has it.
-
-    `judged` are the `tests` of the row's `verifier_spec`, `tests` files that agents see unless they are hidden.
-    """
+    """One bug."""
 
     name: str
     goal: str
     files: dict[str, str]
+    # The text without the bug, for each file that has it.
     fixed: dict[str, str]
+    # The `tests` of the row's `verifier_spec`; below, files that agents see unless they are hidden.
     judged: dict[str, Any]
     tests: dict[str, str] = field(default_factory=dict)
     category: str | None = None
@@ -92,14 +91,10 @@ class Task:
 
 
 def read_quixbugs(root: Path, seconds: float = SECONDS) -> Iterator[Task]:
-    """Yield the tasks in order of their names; `seconds` is the CPU time per case.
-
-    Raises PimonoError when the folder has no such tasks.
-    """
+    """Yield the tasks in order of their names; `seconds` is the CPU time per case."""
+    tested = {path.stem.removeprefix("test_") for path in (root / TESTS).glob("test_*.py")}
     names = sorted(
-        path.stem
-        for path in (root / BUGGY).glob("*.py")
-        if (root / TESTS / f"test_{path.stem}.py").exists() and (root / FIXED / path.name).exists()
+        tested.intersection(*({path.stem for path in (root / where).glob("*.py")} for where in (BUGGY, FIXED)))
     )
     if not names:
         raise PimonoError(
@@ -171,10 +166,7 @@ class _Function(msgspec.Struct):
 
 
 def read_functions(path: Path, seconds: float = SECONDS) -> Iterator[Task]:
-    """Yield the tasks in order; `seconds` is the CPU time for all tests of a task.
-
-    Raises PimonoError for lines that are not tasks.
-    """
+    """Yield the tasks in order; `seconds` is the CPU time for all tests of a task."""
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if not line.strip():
             continue
@@ -197,10 +189,7 @@ def read_functions(path: Path, seconds: float = SECONDS) -> Iterator[Task]:
 
 
 def render_tests(test: str, entry: str, program: str) -> str:
-    """Return a file for pytest with one test per assert of `def check(candidate)`, or of `test`.
-
-    Raises PimonoError when nothing is asserted.
-    """
+    """Return a file for pytest with one test per assert of `def check(candidate)`, or of `test`."""
     tree = ast.parse(test)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | {entry}
     around: list[ast.stmt] = []
@@ -265,10 +254,7 @@ _RECORDED: dict[str, dict[str, Any]] = {}
 
 
 def record_tests(task: Task, python: Python) -> Task:
-    """Return a task whose tests for pytest are recorded calls of the fixed files.
-
-    Raises harbor.Refused when they cannot be, or when they do not see the bug.
-    """
+    """Return a task whose tests for pytest are recorded calls of the fixed files; raises harbor.Refused."""
     if task.judged["kind"] != "pytest":
         return task
     key = json.dumps([task.spec, task.fixed])
@@ -288,7 +274,7 @@ def record_tests(task: Task, python: Python) -> Task:
 
 
 def detect_kind(source: str) -> tuple[Kind, Path]:
-    """Detect the kind of a source by its content; raises SourceError."""
+    """Detect the kind of a source by its content."""
     path = Path(source).expanduser()
     if source == OWN and not path.exists():
         return "samples", path
@@ -306,11 +292,7 @@ def detect_kind(source: str) -> tuple[Kind, Path]:
 
 
 def build_suite(source: str, out: Path, hide_tests: bool = False) -> tuple[list[TaskRow], dict[str, str]]:
-    """Build the suite of a source under `out`, replacing an earlier one.
-
-    Returns its tasks, and why others were left out. The same source gives the same bytes. Raises
-    SourceError or OutputError.
-    """
+    """Build the suite of a source under `out`; return its tasks, and why others were left out."""
     out, (kind, path) = out.resolve(), detect_kind(source)
     if path.exists():
         require_disjoint(path.resolve(), out)

@@ -60,10 +60,7 @@ def find_tasks(root: Path) -> list[Path]:
 
 
 def read_tasks(root: Path, out: Path) -> tuple[list[TaskRow], dict[str, str]]:
-    """Return the tasks, whose repos are written below `out`, and why others were refused.
-
-    Raises SourceError when none can be used.
-    """
+    """Return the tasks, whose repos are written below `out`, and why others were refused."""
     rows: list[TaskRow] = []
     refused: dict[str, str] = {}
     for folder in find_tasks(root):

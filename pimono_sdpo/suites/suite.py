@@ -94,10 +94,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TaskRow(TypedDict):
-    """One task: the columns `TASK` of `pimono_sdpo.schema`.
-
-    `repo` is an absolute folder; `verifier_spec` is JSON text.
-    """
+    """One task, as in `schema.TASK`; `repo` is an absolute folder, `verifier_spec` JSON text."""
 
     task_id: str
     suite: str
@@ -122,9 +119,9 @@ class Suite:
 
 
 def load_suite(path: Path, repos: bool = True, outside: bool = True) -> Suite:
-    """Read a suite, or the `suite.json` of a folder; with `repos`, their folders must exist.
+    """Read a suite, or the `suite.json` of a folder.
 
-    Without `outside`, they must lie in the folder of the suite's file. Raises SourceError.
+    With `repos`, their folders must exist; without `outside`, they must lie in the folder of the suite's file.
     """
     path = path / NAME if path.is_dir() else path
     try:
@@ -231,10 +228,7 @@ class _Paraphrases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_paraphrases(path: Path, suite: Suite) -> dict[str, list[str]]:
-    """Return for each task of a file its goal and other wordings of it.
-
-    Raises SourceError for a line that is not valid or whose task the suite does not have.
-    """
+    """Return for each task of a file its goal and other wordings of it."""
     goals = {task["task_id"]: [task["goal"]] for task in suite.tasks}
     try:
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -265,8 +259,7 @@ def list_files(repo: Path, hide: Sequence[str] = ()) -> dict[str, Path]:
     """Return the files of a repo that are not hidden by their paths, sorted.
 
     A symlink stands for the file it points to if that is in the repo and not hidden. Links to
-    folders or out of the repo, pipes and devices are left out. Raises SourceError for a repo that
-    is missing, cannot be read, or has more than MAX_FILES such files or MAX_BYTES.
+    folders or out of the repo, pipes and devices are left out.
     """
     if not repo.is_dir():
         raise SourceError(f"The folder `{repo}` does not exist; correct `repo` in the suite.")

@@ -48,10 +48,7 @@ def build_stages(kind: Kind) -> tuple[Stage, ...]:
 
 
 def make_row(duel: Row, kind: Kind) -> Json:
-    """Return the row of a turn.
-
-    For SDPO the answers are not used: the student samples its own, and the teacher may know more.
-    """
+    """Return the row of a turn; for SDPO without answers: the student samples its own."""
     about = {"prompt": duel["messages"], "task_id": duel["instance_id"], "split": "train"}
     about["run_id"] = duel["turn_id"]
     if kind == "sdpo":

@@ -126,8 +126,7 @@ SECOND_EVERY = 12
 def choose_seats(turn_id: str, judges: Sequence[str], seed: int) -> list[Seat]:
     """Return who reads a turn for the gate, and in which order; now and then a second judge, too.
 
-    Every block of as many turns as there are judges and orders has each of these pairs once, in an
-    order that the seed decides.
+    Each block of turns has every pair of judge and order once, in an order that the seed decides.
     """
     file, _, order = turn_id.rpartition("_")
     number = int(file.rpartition("-")[2]) * SHARD_ROWS + int(order) - 1
@@ -145,10 +144,9 @@ def choose_seats(turn_id: str, judges: Sequence[str], seed: int) -> list[Seat]:
 
 @dataclass(frozen=True)
 class JudgeStage:
-    """Who judges and what judges see, the challenger's opponent; and the row function.
+    """Who judges, and what judges see.
 
-    With `single` there are the seats of the gate alone; with `complete` all seats, also when the
-    bucket is decided.
+    With `single` there are the seats of the gate alone; with `complete` all seats, also when the bucket is decided.
     """
 
     chat: Chat
@@ -207,9 +205,9 @@ class JudgeStage:
             ]
 
     def render_comparison(self, answer: Row, first: str, second: str) -> str:
-        """Return conversation, known solution and both responses; the long parts come first.
+        """Return conversation, known solution and both responses.
 
-        Both orders share them, so that the provider can cache the prompt.
+        The long parts come first: both orders share them, so that the provider can cache the prompt.
         """
         columns = {"none": "", "reference": "assistant", "pr": "privileged_context"}
         column = columns[self.panel.context]
@@ -253,12 +251,9 @@ class JudgeStage:
 
 
 def is_bucket_decided(judgments: Sequence[Row], judges: int, most: float = 100.0) -> bool:
-    """Whether no further judgment of a panel of so many judges can change the bucket of a turn.
+    """Whether no further judgment of a panel can change the bucket of a turn, which can score `most`.
 
-    `most` is what the turn can score.
-
-    A judge votes when both orders can be read, with the mean of both; the score is the mean of the
-    votes. Judges that have not been asked in both orders may still vote anything or not at all.
+    Judges that have not been asked in both orders may still vote anything or, unreadable, not at all.
     """
     by_judge: dict[str, list[float | None]] = {}
     for row in judgments:

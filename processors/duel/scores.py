@@ -4,7 +4,6 @@ reads  ANSWER rows without `drop_reason`, JUDGMENT rows / writes  DUEL
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -22,34 +21,18 @@ MIN_JUDGES = 2
 COPIED = (*DUEL_TURN, "king", "challenger", "privileged_context", "leaked_terms")
 
 
-@dataclass(frozen=True, slots=True)
-class Votes:
-    """A panel's votes on the turns of a duel.
+def collect_votes(judges: Sequence[str], judgments: Sequence[Row]) -> Array:
+    """Return the votes on the turns of these judgments, in their order: (turns, judges, 2 orders, metrics).
 
-    `values` has the shape (turns, judges, 2 orders, 5 metrics): 1 for the challenger, 0 for its
-    opponent, 0.5 for a tie, nan where no judgment could be read. Order 0 shows the opponent first,
-    order 1 the challenger.
-    """
-
-    turns: tuple[str, ...]
-    judges: tuple[str, ...]
-    values: Array
-
-
-def collect_votes(judges: Sequence[str], judgments: Sequence[Row]) -> Votes:
-    """Return the votes on the turns of these judgments, in their order.
-
-    columns read  turn_id, judge, order, parsed, scores_challenger, scores_opponent
-
-    A vote is the sign of the difference of the two scores.
+    A vote is 1 for the challenger, 0 for its opponent, 0.5 for a tie, nan where no judgment could be read.
+    Order 0 shows the opponent first.
     """
     rows = {turn: at for at, turn in enumerate(dict.fromkeys(one["turn_id"] for one in judgments))}
-    values = np.full((len(rows), len(judges), 2, len(DUEL_METRICS)), np.nan)
+    votes = np.full((len(rows), len(judges), 2, len(DUEL_METRICS)), np.nan)
     for one in judgments:
         if one["parsed"]:
-            cell = rows[one["turn_id"]], judges.index(one["judge"]), one["order"]
-            values[cell] = compare_metrics(one)
-    return Votes(tuple(rows), tuple(judges), values)
+            votes[rows[one["turn_id"]], judges.index(one["judge"]), one["order"]] = compare_metrics(one)
+    return votes
 
 
 def compare_metrics(judgment: Row) -> list[float]:
@@ -69,22 +52,18 @@ def nan_mean(values: Array, axis: int | tuple[int, ...]) -> Array:
     return mean
 
 
-def score_turn(judgments: Iterable[Row], judges: Sequence[str]) -> Json:
+def score_turn(votes: Array, judges: Sequence[str]) -> Json:
     """Return what a panel said of a turn, in columns of DUEL; `score` is None without enough votes.
 
     The score is the mean over judges of the mean over orders and metrics. A judge must be readable
     in both orders to vote, so that a preference for the first answer cancels out; it is consistent
     if both have the same winner.
     """
-    votes: dict[str, dict[int, list[float]]] = {name: {} for name in judges}
-    for one in judgments:
-        if one["parsed"]:
-            votes[one["judge"]][one["order"]] = compare_metrics(one)
-    both = [judge for judge in judges if len(votes[judge]) == 2]
+    read = np.flatnonzero(~np.isnan(votes).any(axis=(1, 2)))
+    values, both = votes[read], [judges[at] for at in read.tolist()]
     if len(both) < min(MIN_JUDGES, len(judges)):
         unknown: Json = {"score": None, "metrics": dict.fromkeys(DUEL_METRICS), "per_judge": []}
         return {**unknown, "n_votes": len(both), "position_consistent": False}
-    values = np.array([[votes[judge][order] for order in (0, 1)] for judge in both])
     means, metrics = 100 * values.mean(axis=(1, 2)), 100 * values.mean(axis=1).mean(axis=0)
     winners = np.sign(values.mean(axis=2) - 0.5)
     return {
@@ -127,7 +106,7 @@ def make_duels(
     by_turn = group_by_turn(judgments)
     for answer in answers:
         if rows := by_turn.get(answer["turn_id"]):
-            found = score_turn(rows, judges)
+            found = score_turn(collect_votes(judges, rows)[0], judges)
             score = None if found["score"] is None else min(found["score"], limit_score(answer))
             read = (one for one in rows if one["parsed"] and one["reason"])
             yield {
