@@ -51,6 +51,7 @@ EVIDENCE = Features(
         "tools": STRINGS,
         "workspace": List(KNOWN_FILE),
         "problem": Value("string"),
+        **columns(float64="worth", bool="is_best"),
         "counts": COUNTS,
         # Not among the counts of a row: the layouts of an export space the same JSON differently.
         "volume": columns(int64="bytes_parsed"),

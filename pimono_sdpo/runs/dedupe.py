@@ -24,8 +24,7 @@ from rensa import RMinHash
 from pimono_sdpo.report import OVER_MAX_SAMPLES
 from pimono_sdpo.runs.folders import make_output
 from pimono_sdpo.runs.parquet import SPLITS, number_files, read_rows, read_tables
-from pimono_sdpo.runs.sessions import PRINTS, REJECTS, ROWS
-from pimono_sdpo.schema import REJECT, SDPO_ROW
+from pimono_sdpo.runs.sessions import OUTPUTS, PRINTS, REJECTS, ROWS
 from pimono_sdpo.text import split_shingles
 
 SAME_SESSION = "duplicate_session"
@@ -102,9 +101,9 @@ def choose_rows(
 def _write_shard(files: Files, parts: Path, against: Mapping[int, Verdict]) -> None:
     """Write the rows of a shard by split, and its rejects with those that `against` holds by their number."""
     with ExitStack() as stack:
-        schemas = {**dict.fromkeys(SPLITS, SDPO_ROW), REJECTS: REJECT}
+        schemas = {**dict.fromkeys(SPLITS, OUTPUTS[ROWS].schema), REJECTS: OUTPUTS[REJECTS].schema}
         writers = {
-            name: stack.enter_context(pq.ParquetWriter(parts / name / files[ROWS].name, schema.arrow_schema))
+            name: stack.enter_context(pq.ParquetWriter(parts / name / files[ROWS].name, schema))
             for name, schema in schemas.items()
         }
         for table in read_tables(files[REJECTS], BATCH_ROWS):
@@ -128,7 +127,7 @@ def _rejected(rows: pa.Table, verdicts: list[Verdict | None]) -> pa.Table:
             details = filter(None, [row["harness"], f"score {row['score']:g}", detail])
             new = {"stage": step, "drop_reason": reason, "detail": ", ".join(details)}
             rejects.append({**row, **new})
-    return pa.Table.from_pylist(rejects, REJECT.arrow_schema)
+    return pa.Table.from_pylist(rejects, OUTPUTS[REJECTS].schema)
 
 
 def _add_shard(database: sqlite3.Connection, shard: int, files: Files, seed: int) -> None:
