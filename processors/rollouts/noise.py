@@ -22,13 +22,10 @@ TEXTS = MAY_BE_BLANK | {"file_text", "edits"}
 
 @dataclass
 class Passing:
-    """What the passing runs of a task change.
-
-    `lines` is the size of the smallest patch, `paths` counts the runs that change a file.
-    """
+    """What the passing runs of a task change."""
 
     runs: int = 0
-    lines: int | None = None
+    lines: int | None = None  # of the smallest patch
     paths: Counter[str] = field(default_factory=Counter)
 
     def add(self, row: Row) -> None:
@@ -85,8 +82,7 @@ def find_noise(row: Row, passing: Passing, task: Row | None) -> Why | None:
 def find_action_noise(row: Row, passing: Passing, task: Row | None) -> list[Why | None]:
     """Return for each action of a run why it must not be learned, None if it may.
 
-    That holds for the writes that made the noise. Where no call can be recognized as such a write,
-    as with commands of a shell, it holds for all actions.
+    Noise bars the writes that made it, or all actions where no call can be recognized as such a write.
     """
     if leak := find_leak(row, task):
         return [leak] * len(row["steps"])

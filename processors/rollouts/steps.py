@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from datasets import Features, Value
 
@@ -70,10 +70,7 @@ class Rules:
 
 
 def drop_run(row: Row, require_success: bool) -> str | None:
-    """Drop runs that ended because of a fault of ours, and runs whose tests did not pass.
-
-    Recorded sessions have no tests, so success is only required of rollouts.
-    """
+    """Drop runs that ended because of a fault of ours, and rollouts whose tests did not pass."""
     if row["error"]:
         return str(row["error"]) if row["suite"] is None else "infra_error"
     if require_success and row["suite"] is not None and not row["tests_ok"]:
@@ -177,8 +174,7 @@ class Repeats:
 
 def drop_problems(row: Row) -> str | None:
     """Drop rows with a problem."""
-    problem: str | None = row["problem"]
-    return problem
+    return cast("str | None", row["problem"])
 
 
 def build_stages(
