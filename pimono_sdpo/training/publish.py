@@ -72,10 +72,8 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
             self._sync(str(self.output), self.place, delete=True)
         except HUB_FAULTS as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            step = state.global_step
-            warn(
-                f"The checkpoint of step {step} is not in the bucket `{self.bucket}` ({reason}); the training continues."
-            )
+            lost = f"The checkpoint of step {state.global_step} is not in the bucket `{self.bucket}`"
+            warn(f"{lost} ({reason}); the training continues.")
 
     def remove(self) -> None:
         """Remove what is kept once the adapter is safe; warn when that fails."""
