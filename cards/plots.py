@@ -241,10 +241,7 @@ def _draw_intervals(panel: Panel, values: Json) -> Panel:
 
 
 def write_duel_plot(summary: Json, path: Path) -> None:
-    """Draw the score with its interval above those of the judges, and the scores per turn.
-
-    With a duel of the king against itself, its turns are drawn over those of the duel.
-    """
+    """Draw the scores of the duel and its judges, and those per turn, over which those of the A/A test go."""
     verdict = summary["verdict"]
     rows = [("score", verdict["score"])]
     rows += [(judge["name"].rpartition("/")[2], judge["score"]) for judge in verdict["judges"]]

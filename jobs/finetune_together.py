@@ -71,10 +71,7 @@ def build_request(job: argparse.Namespace, file_id: str) -> Json:
 
 
 def check_file(path: Path, method: str) -> int:
-    """Return the number of lines; raises SourceError for a file that Together refuses.
-
-    Lines that hold what looks like a secret are refused as well: the file leaves this machine.
-    """
+    """Return the number of lines; refuse a file that Together would, or that holds secrets."""
     number, wrong = 0, dict[int, str]()
     try:
         with path.open("rb") as lines:
@@ -106,10 +103,7 @@ def find_problem(line: bytes, method: str) -> str | None:
 
 
 def start(client: Any, job: argparse.Namespace) -> str:
-    """Upload the file, request the price, start the job and return its id.
-
-    Raises TrainingInputError if --max-cost is given and the price is higher or unknown.
-    """
+    """Upload the file, hold the price against --max-cost, start the job and return its id."""
     uploaded = client.files.upload(file=str(job.dataset), purpose="fine-tune")
     arguments = build_request(job, uploaded.id)
     method: Json = {n: arguments[n] for n in ("dpo_beta", "rpo_alpha", "train_on_inputs") if n in arguments}

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from cards.view.page import render_page
-from cards.view.review import COLUMNS, describe_labels, read_labels
-from cards.view.rows import mark_text, split_blocks
+from cards.view import render_page
+from cards.view.rows import COLUMNS, describe_labels, mark_text, read_labels, split_blocks
 from pimono_sdpo.cli import view as view_command
 from pimono_sdpo.cli.view import find_folder, render_review, render_view
 from pimono_sdpo.errors import OutputError, SourceError

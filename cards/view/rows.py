@@ -1,24 +1,28 @@
-"""Lay out a filter run or rollouts for the page: charts, and rows with their evidence marked.
+"""Lay out a filter run, rollouts, or a sample to be judged for the page; count what a judge answered.
 
-reads   report.json, data/*.parquet and rejects/*.parquet of a filter run; ROLLOUT rows
+reads   report.json, data/*.parquet and rejects/*.parquet of a filter run; ROLLOUT rows; the CSV that
+        the page saves: source, session_id, episode, kept, outcome, answer (y, n or empty), why
 """
 
+import csv
 import hashlib
 import json
 import os
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from cards.view.page import build_block
+from cards.view import build_block
+from pimono_sdpo.errors import SourceError
 from pimono_sdpo.failures import CATEGORIES, find_rules
 from pimono_sdpo.report import SCORE_IN_DETAIL
+from pimono_sdpo.stats import wilson_interval
 from pimono_sdpo.text import shorten
 
 Json = dict[str, Any]
@@ -107,10 +111,7 @@ def mark_text(text: str, categories: list[str], spans: list[str] | None = None) 
 
 
 def split_blocks(context: str, spans: list[str]) -> list[Json]:
-    """Split a privileged context into its numbered blocks: title, categories, parts.
-
-    `spans` are the words that made later messages count as corrections.
-    """
+    """Lay out each numbered block of a privileged context; `spans` are the words that correct."""
     heads = list(_HEADER.finditer(context))
     if not heads or heads[0].start() > 0:
         # The filter did not write it in this form: show it unchanged.
@@ -140,11 +141,7 @@ def key_of(row: Mapping[str, Any]) -> Key:
 
 
 def rows_view(report: Json, chosen: Chosen, around: Mapping[Key, Json], note: str) -> Json:
-    """Lay out a filter run: funnel, charts, and the list of rows and rejects.
-
-    `around` maps `key_of` a row to what `processors.event_window` found in its trace; `note` says
-    where the traces were found.
-    """
+    """Lay out a filter run; `around` maps keys of rows to what `processors.event_window` found in their traces."""
     score, at = report["score"], report["input"]["revision"]
     listed = [
         f"{'all' if len(rows) == total else f'the best {len(rows):,} of'} {total:,} {name}" if total else f"no {name}"
@@ -213,10 +210,7 @@ VERDICTS = {True: "pass", False: "fail", None: "not tested"}
 
 
 def rollouts_view(name: str, rows: Iterable[Json], total: int) -> Json:
-    """Lay out rollouts: the verdicts, and each run with its turns, cut to MAX_CHARS each.
-
-    `rows` are the first of `total` rows of ROLLOUT.
-    """
+    """Lay out the first of `total` rollouts: the verdicts, and each run with its turns."""
     listed = [_build_rollout(row, number) for number, row in enumerate(rows)]
     counts = Counter(row["outcome"] for row in listed)
     return {
@@ -329,3 +323,87 @@ def _list_facts(row: Json) -> list[tuple[str, Any]]:
     facts = [("file", row["source"]), ("session", row["session_id"])]
     facts += [("harness", row["harness"])] if "harness" in row else []
     return facts + [(name, row["counts"][key]) for key, name in COUNTED.items() if row["counts"][key]]
+
+
+COLUMNS = ("source", "session_id", "episode", "kept", "outcome", "answer", "why")
+# What would tell a judge whether the filter kept the row.
+_FACTS = frozenset({"file", "session", "user messages", "tool calls"})
+
+
+def review_view(name: str, chosen: Chosen, around: Mapping[Key, Json], seed: int) -> Json:
+    """Lay out a random sample; whether a row was kept shows only once it is answered."""
+    rows = [
+        {
+            **row,
+            "facts": [fact for fact in row["facts"] if fact[0] in _FACTS],
+            "terms": [],
+            "events": around[row["key"]]["events"] if row["key"] in around else [],
+        }
+        for row in build_rows(chosen, around)
+        if row["kept"] or row["key"] in around
+    ]
+    random.Random(seed).shuffle(rows)
+    keys = json.dumps([row["key"] for row in rows])
+    kept = sum(row["kept"] for row in rows)
+    return {
+        "title": f"Review of {name}",
+        "subtitle": f"A random sample with seed {seed}: {kept:,} of {chosen.kept_total:,} selected "
+        f"and {len(rows) - kept:,} of {chosen.rejected_total:,} rejected rows, in random order.",
+        "categories": list(CATEGORIES),
+        "rows": rows,
+        "review": {
+            "columns": COLUMNS,
+            "file": f"{name.rpartition('/')[2]}-labels.csv",
+            # Answers are kept in the browser under this name until they are saved.
+            "id": hashlib.sha256(keys.encode()).hexdigest()[:16],
+        },
+    }
+
+
+def read_labels(path: Path) -> list[Json]:
+    """Return the lines of a CSV that the page saved, checked; raises SourceError."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            columns = reader.fieldnames or ()
+            labels = list(reader)
+    except FileNotFoundError as error:
+        raise SourceError(f"There is no file `{path}`.") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SourceError(f"Cannot read `{path}` ({error}).") from error
+    if missing := [name for name in COLUMNS if name not in columns]:
+        raise SourceError(f"`{path}` has no column `{missing[0]}`; use a CSV that the page of --review saved.")
+    for number, label in enumerate(labels, start=1):
+        label["answer"] = (label["answer"] or "").strip().lower()
+        if label["answer"] not in {"y", "n", ""} or label["kept"] not in {"yes", "no"}:
+            raise SourceError(
+                f"Row {number} of `{path}` has the answer `{label['answer']}` and kept "
+                f"`{label['kept']}`; an answer is y, n or empty, and kept is yes or no."
+            )
+    return labels
+
+
+def describe_labels(labels: Sequence[Json]) -> Iterator[str]:
+    """Yield a line per share: selected and rejected rows worth training on, rejected by reason."""
+    for kept, name in (("yes", "selected"), ("no", "rejected")):
+        of_kind = [label for label in labels if label["kept"] == kept]
+        yield _describe_share(f"{name} rows", of_kind)
+        outcomes = sorted({label["outcome"] for label in of_kind})
+        if kept == "no":
+            for outcome in outcomes:
+                those = [label for label in of_kind if label["outcome"] == outcome]
+                yield _describe_share(f"  {outcome}", those)
+    unanswered = sum(not label["answer"] for label in labels)
+    yield f"not answered: {unanswered} of {len(labels)}"
+
+
+def _describe_share(name: str, labels: Sequence[Json]) -> str:
+    answers = [label["answer"] for label in labels if label["answer"]]
+    good = answers.count("y")
+    if not answers:
+        return f"{name}: none answered"
+    share = wilson_interval(good, len(answers))
+    return (
+        f"{name}: {good} of {len(answers)} worth training on, {share.mean:.1%} "
+        f"(95 % interval {share.low:.1%} to {share.high:.1%})"
+    )

@@ -42,7 +42,7 @@ from pimono_sdpo.options import option, options
 from pimono_sdpo.schema import Protocol, TestPolicy, Turn
 from pimono_sdpo.text import shorten
 from processors.rollouts.conversation import dump_json, make_step
-from rewards.verifiers.tool_schemas import definitions
+from rewards.verifiers.tool_calls import definitions
 
 Json = dict[str, Any]
 Ask = Callable[[list[Turn]], Awaitable[Reply]]

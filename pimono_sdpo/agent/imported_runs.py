@@ -28,7 +28,7 @@ from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.options import argument, option
 from pimono_sdpo.options import options as option_class
-from pimono_sdpo.runs.engine import Output, Part, Piece, add_counts, run_parts
+from pimono_sdpo.runs.engine import Output, Part, Piece, add_counts, run_parts, sum_counts
 from pimono_sdpo.runs.folders import make_output, only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.schema import ROLLOUT, Turn
@@ -87,9 +87,7 @@ def import_runs(options: ImportOptions) -> Json:
             records = run_parts(parts, work, OUTPUTS, desc="import", unit="run")
         finally:
             gc.enable()
-        counts: Json = {}
-        for record in records.values():
-            add_counts(counts, record["counts"])
+        counts = sum_counts(records.values())
         rows, rejects = ([work / OUTPUTS[kind].path.format(n) for n in records] for kind in ("rows", "rejects"))
         if not counts.get("runs"):
             problem = next((f" ({why})" for file in rejects for why in pq.read_table(file)["problem"]), "")

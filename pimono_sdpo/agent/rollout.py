@@ -39,7 +39,7 @@ from pimono_sdpo.suites.stored_rollouts import ROLLOUTS, write_shards
 from pimono_sdpo.suites.suite import NAME, Suite, TaskRow, has_tests, load_suite, read_paraphrases, write_suite
 from processors.duel.answers import strip_reasoning
 from processors.rollouts.conversation import count_steps, dump_json
-from rewards.verifiers.tool_schemas import definitions
+from rewards.verifiers.tool_calls import definitions
 
 WORK = Features({**TASK, "seed": Value("int64")})
 STAGE = "rollouts"

@@ -15,7 +15,7 @@ import re2
 
 from pimono_sdpo.suites.suite import decode_text
 from pimono_sdpo.text import replace_surrogates
-from rewards.verifiers.tool_schemas import AGENT_TOOLS, describe_problems
+from rewards.verifiers.tool_calls import AGENT_TOOLS, describe_problems
 
 MAX_FILES, MOST_FILES = 200, 1000
 MAX_HITS, MOST_HITS = 50, 500

@@ -62,11 +62,7 @@ def advise(options: steps.Rules) -> str:
 
 
 def write_steps(options: Options) -> Json:
-    """Cut rollouts or sessions into rows under `out` and return the report.
-
-    Raises SourceError, OutputError or TrainingInputError, and Leakage for training rows of tasks
-    of `test_suite`.
-    """
+    """Cut rollouts or sessions into rows under `out` and return the report."""
     rules = steps.Rules(**{one.name: getattr(options, one.name) for one in fields(steps.Rules)})
     made_by, used = options.describe()
     table = (STEP, DROPPED_STEP)

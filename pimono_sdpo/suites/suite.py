@@ -18,7 +18,8 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 from msgspec import Meta
 
-from pimono_sdpo.errors import OutputError, SourceError
+from pimono_sdpo.errors import SourceError
+from pimono_sdpo.runs.folders import writing
 from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.text import match_globs, replace_surrogates
 
@@ -192,12 +193,10 @@ def write_suite(
     content: dict[str, Any] = {"name": name, "description": description, "split": split, "defaults": shared}
     content = {key: value for key, value in content.items() if value}
     content["tasks"] = [{key: value for key, value in task.items() if key not in shared} for task in listed]
-    try:
+    with writing(path):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(content, indent=1, ensure_ascii=False)
         write_atomically(path, f"{text}\n".encode())
-    except OSError as error:
-        raise OutputError(f"Cannot write `{path}` ({error.strerror}); give another folder.") from error
     return path
 
 

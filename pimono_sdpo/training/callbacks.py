@@ -44,12 +44,7 @@ SHOWN = (
 
 
 class Progress(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
-    """Print a line per logged step, and add up the time of the steps that count.
-
-    `resumed_at` holds the steps after which the run was resumed, `before` the seconds up to the
-    last of them. A line is such as `step 3/40  reward 0.41  success 38%  2.1 s`; everything else
-    that is logged is in Trackio and run.json.
-    """
+    """Print a line per logged step, and add up the time of the steps that count."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -152,11 +147,7 @@ IMPORTED = time()
 
 
 def time_limit_of(given: str | None) -> "TimeLimit | None":
-    """Return the limit that is given or that holds in this job; None without one.
-
-    It is a duration as Hugging Face Jobs writes it and counts from the start of the job, which
-    includes the time of installing. Raises TrainingInputError.
-    """
+    """Return the limit that is given or that holds in this job, counted from its start; None without one."""
     limit, job = given or os.environ.get("TIME_LIMIT"), os.environ.get("JOB_ID")
     if job and not limit:
         logger.warning(
@@ -178,11 +169,7 @@ def time_limit_of(given: str | None) -> "TimeLimit | None":
 
 
 class TimeLimit(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
-    """Stop after the last step that leaves time for the end; all processes stop together.
-
-    Seconds since 1970 and seconds; `stopped_at` is the step after which it stopped, None before.
-    A training that is stopped scores no held-out rows; the resumed run does so at its end.
-    """
+    """Stop after the last step that leaves time for the end; all processes stop together."""
 
     def __init__(self, started: float, seconds: float) -> None:
         self.seconds = seconds

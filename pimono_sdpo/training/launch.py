@@ -135,11 +135,7 @@ def _check_account_and_flavor(api: HfApi, flavor: str) -> str:
 
 
 def find_package(wheel: Path | None, folder: Path) -> str:
-    """Return what `uv` installs this package from; a wheel is put into `folder`.
-
-    It is `wheel`, one built from the checkout that runs, the wheel file that was installed, or the
-    release. Raises TrainingInputError.
-    """
+    """Return what `uv` installs this package from; a wheel is put into `folder`."""
     checkout = Path(__file__).parents[2]
     origin = json.loads(distribution("pimono-sdpo").read_text("direct_url.json") or "{}")
     url = urlsplit(origin.get("url", ""))

@@ -53,10 +53,7 @@ class Hardware:
 
 
 def hardware_of(flavor: str | None) -> Hardware:
-    """Return the flavor of HF Jobs as the Hub lists it, or this machine's hardware.
-
-    Raises TrainingInputError for an unknown flavor, or when the Hub cannot be reached.
-    """
+    """Return the flavor of HF Jobs as the Hub lists it, or this machine's hardware."""
     if flavor is None and not torch.cuda.is_available():
         return Hardware("this machine without a GPU", None, None)
     if flavor is None:
@@ -131,10 +128,7 @@ def estimate_sdpo(args: SDPOConfig, model_args: ModelConfig, config: Any, prompt
 def estimate_supervised(
     args: Any, model_args: ModelConfig, config: Any, longest: int, *, pairs: bool, adapter: bool
 ) -> dict[str, int]:
-    """Return the same for rows of at most `longest` tokens.
-
-    DPO takes the two answers of `pairs` at once, and keeps the adapter it starts from as reference.
-    """
+    """Return the same for rows of at most `longest` tokens; DPO takes two answers at once."""
     base, lora, _ = weights(config, model_args)
     kept, forward = _bytes_of_token(args, model_args, config)
     tokens = args.per_device_train_batch_size * longest * (2 if pairs else 1)

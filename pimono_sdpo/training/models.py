@@ -62,10 +62,7 @@ def public_name(name: str) -> str:
 
 
 def base_model_revision(model_args: ModelConfig) -> str | None:
-    """Check that the base model can be opened; return its commit on the Hub, None for a folder.
-
-    Raises TrainingInputError when it cannot.
-    """
+    """Check that the base model can be opened; return its commit on the Hub, None for a folder."""
     name = model_args.model_name_or_path
     if name is None:
         raise TrainingInputError("No base model is named; give --model_name_or_path.")
@@ -168,10 +165,7 @@ def lora_config(model_args: ModelConfig) -> LoraConfig:
 
 
 def open_adapter(name: str, model_args: ModelConfig) -> Path:
-    """Return the folder of an adapter, and set the LoRA arguments to its own, in place.
-
-    Raises TrainingInputError when it is missing, not a LoRA adapter, or for another base model.
-    """
+    """Return the folder of an adapter, and set the LoRA arguments to its own, in place."""
     with translate_errors(f"The adapter `{name}` cannot be opened", "give the folder or the Hub id of one"):
         folder = Path(name) if is_local(name) else Path(snapshot_download(name, allow_patterns=list(WEIGHTS)))
         config = PeftConfig.from_pretrained(str(folder))

@@ -42,10 +42,7 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
         self.api = HfApi()
 
     def open(self, overwrite: bool) -> None:
-        """Create the bucket, and fetch what it holds to an OUTPUT without checkpoints.
-
-        With `overwrite` nothing is fetched. Raises TrainingInputError when the Hub fails.
-        """
+        """Create the bucket, and fetch what it holds to an OUTPUT without checkpoints."""
         try:
             for attempt in retry_hub(connected=False):
                 with attempt:
@@ -69,11 +66,8 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
             say(f"resumes from step {step}, which the bucket {self.bucket} has kept")
 
     def _sync(self, source: str, target: str, delete: bool = False) -> None:
-        """Copy the mark of OUTPUT first, and last what makes a checkpoint a whole one.
-
-        After a kill in between, the checkpoint before is still there.
-        """
-        # A pickle of all arguments is not needed to resume.
+        # The mark of OUTPUT goes first, and last what makes a checkpoint a whole one: after a kill in
+        # between, the one before is still there. A pickle of all arguments is not needed to resume.
         pickle = "*/training_args.bin"
         whole: dict[str, Any] = {"include": KEPT, "exclude": [pickle]}
         for part in ({"include": [LOCAL_FILE]}, whole | {"exclude": [pickle, f"*/{LAST_OF_CHECKPOINT}"]}, whole):
@@ -108,10 +102,7 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
 
 
 def open_checkpoints(bucket: str | None, args: Any, mode: str, overwrite: bool) -> HubCheckpoints | None:
-    """Open the bucket of a training: the given one, or in a job one named after its repository.
-
-    Returns None when no checkpoints are kept; raises TrainingInputError.
-    """
+    """Open the given bucket, or in a job one named after its repository; None to keep no checkpoints."""
     if bucket is None and args.hub_model_id and "JOB_ID" in os.environ:
         bucket = f"{args.hub_model_id}-checkpoints"
     if mode != "train" or bucket is None or bucket.lower() == "none":
@@ -155,11 +146,7 @@ class AdapterUpload(Upload):
         return [CommitOperationAdd(path.name, path) for path in paths]
 
     def publish(self) -> str:
-        """Push the folder as one commit; return a sentence on it.
-
-        Raises OutputError when a text still holds a secret, which rows of others may bring along,
-        when the card would be refused, or when the Hub refuses; the folder stays as it is.
-        """
+        """Push the folder as one commit; return a sentence on it. On any refusal the folder stays as it is."""
         push = f"push the folder with `hf upload {self.repo_id} {self.folder}`"
         self.again = f"; the adapter is in `{self.folder}`: {push}"
         texts = filter(Path.is_file, map(self.folder.joinpath, TEXTS))
@@ -168,10 +155,7 @@ class AdapterUpload(Upload):
 
 
 def open_destination(args: Any, mode: str) -> AdapterUpload | None:
-    """Make sure that the adapter of a training can be published; None without a repository.
-
-    Raises OutputError; warns a job whose adapter would be lost.
-    """
+    """Make sure that the adapter of a training can be published; None without a repository."""
     if mode != "train":
         return None
     if args.hub_model_id is None:

@@ -42,10 +42,7 @@ Json = dict[str, Any]
 
 
 def set_up_trackio(args: Any, smoke: bool) -> None:
-    """Set project and Space in place; the argument takes precedence over TRACKIO_SPACE_ID.
-
-    The metrics of a smoke run stay on this machine.
-    """
+    """Set project and Space in place; the argument takes precedence, a smoke run stays here."""
     # Otherwise Trackio publishes a public copy of the metrics after training.
     args.trackio_static_space_id = False
     if args.project == "huggingface":
@@ -56,10 +53,7 @@ def set_up_trackio(args: Any, smoke: bool) -> None:
 
 
 def free_run_name(args: Any) -> str:
-    """Return the run's name, with the id of the job or the time where another run may have it.
-
-    Trackio would show both under one name; a Space is not asked.
-    """
+    """Return the run's name, with the id of the job or the time where another run may have it."""
     name = str(args.run_name)
     if "trackio" not in args.report_to:
         return name
@@ -146,10 +140,7 @@ def log_rollouts(step: int, rollouts: Sequence[Json]) -> None:
 
 
 def keep_rollouts(state: Any, rollouts: Sequence[Json]) -> None:
-    """Keep the first completions of some steps in the history of a `TrainerState`.
-
-    Checkpoints keep it, so a resumed training goes on with it.
-    """
+    """Keep the first completions of some steps in the history, which checkpoints and resumed runs keep."""
     step = state.global_step + 1
     if (step - 1) % max(1, state.max_steps // KEPT_STEPS) and step != state.max_steps:
         return

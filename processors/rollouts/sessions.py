@@ -140,7 +140,7 @@ def pair_session(row: Row, last: int, test_fraction: float, recorder: Sequence[s
             problem = "redacted"
         if problem is None and _without_ids(chosen) == _without_ids(rejected):
             problem = "identical_outcome"
-        pair = {"target": target, "prompt": select_context(turns[:at], goal, last, None)}
+        pair: Json = {"target": target, "prompt": select_context(turns[:at], goal, last, None)}
         for side, turn, score in (("chosen", chosen, 1.0), ("rejected", rejected, 0.0)):
             pair |= {side: [turn], f"score_{side}": [score], f"run_{side}": about["task_id"]}
         made.append({**dict.fromkeys(PAIR), **about, **pair, "problem": problem, "detail": None})
