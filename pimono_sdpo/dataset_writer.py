@@ -21,7 +21,7 @@ from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, TrainingInputError
 from pimono_sdpo.options import argument, check_shares, option, options, report_options, resume_key
 from pimono_sdpo.report import describe_unreadable
-from pimono_sdpo.runs.engine import Output, Part, add_counts, run_parts
+from pimono_sdpo.runs.engine import Output, Part, run_parts, sum_counts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import SPLITS, join_parts, read_rows
 from pimono_sdpo.runs.sessions import UNREADABLE, list_unreadable
@@ -139,10 +139,7 @@ class RunRowsOptions(WriterOptions, SourceOptions):
         ]
 
     def describe(self) -> tuple[Json, Json]:
-        """Return what the rows are made by, and the options for the report.
-
-        A tokenizer is known by its template and vocabulary, and named without a path of a machine.
-        """
+        """Return what the rows are made by, and the options for the report; a tokenizer is known by its content."""
         name, digest = self.tokenizer, None
         if name is not None:
             loaded = load_tokenizer(name)
@@ -190,10 +187,8 @@ def write_dataset(
 ) -> Json:
     """Run the parts, with rows and rejects of the columns in `table`; return the report of `out`.
 
-    `out` gets `data/`, `rejects/`, `report.json`, `README.md`, and with the format `together` its
-    lines; `source` is its kind and name, `used` are the options for the report. A run that keeps
-    nothing publishes its rejects. Raises OutputError, SourceError, and Leakage for training rows of tasks
-    of the test suite of `options`; then `out` is as it was.
+    `source` is its kind and name, `used` are the options for the report. A run that keeps nothing publishes its
+    rejects; training rows of tasks of the test suite of `options` raise Leakage and leave `out` as it was.
     """
     from cards.lint import check_licence
     from cards.render import render_stage_card
@@ -212,9 +207,7 @@ def write_dataset(
         if held_out is not None:
             used = {**used, "test_suite": held_out.name}
             check_leakage(read_task_ids(finished) if held["rows"] else [], held_out)
-        counts: Json = {}
-        for record in records.values():
-            add_counts(counts, record["counts"])
+        counts = sum_counts(records.values())
         dropped = counts.pop("dropped", {})
         unreadable = list_unreadable(counts)
         counts.pop(UNREADABLE, None)
@@ -253,10 +246,7 @@ def _export(finished: Path, stage: str) -> Json:
 
 
 def copy_lines(folder: Path, path: Path, report: Json) -> Json:
-    """Copy the lines to train on to `path` and NAME_meta.jsonl; return their counts.
-
-    Raises EmptySelection when there is none.
-    """
+    """Copy the lines to train on to `path` and NAME_meta.jsonl; return their counts."""
     counts: Json = report["together"].get("train", {})
     if not counts.get("written"):
         test = report["splits"].get("test", 0)

@@ -20,7 +20,15 @@ from cards.render import write_comparison
 from pimono_sdpo import __version__
 from pimono_sdpo.agent.rollout import Done, RolloutOptions, Tell, check_errors, require_stage, run_rollouts
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
-from pimono_sdpo.runs.folders import REPORT, make_output, only_run, publish_folder, read_json, require_disjoint
+from pimono_sdpo.runs.folders import (
+    REPORT,
+    make_output,
+    only_run,
+    publish_folder,
+    read_json,
+    require_disjoint,
+    writing,
+)
 from pimono_sdpo.runs.parquet import read_rows, write_atomically
 from pimono_sdpo.stats import cluster_interval
 from pimono_sdpo.suites.stored_rollouts import open_rollouts
@@ -111,11 +119,9 @@ def evaluate_to_file(
         check_errors(run_rollouts(options, made, tell, done), tell)
     given = {**stored, "tuned" if baseline else "model": made}
     report = _compare(options.suite, given, options.limit)
-    try:
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         _write(report, file.parent, file.stem)
-    except OSError as error:
-        raise OutputError(f"Cannot write `{file}` ({error.strerror}); give another place.") from error
     return report
 
 

@@ -10,8 +10,9 @@ A command is one module of this package and its name in COMMANDS (command_line.p
 - `run(options)`, which reads every field.
 
 `--help`, report, resume key and the reference in the documentation follow from these. A command of
-two words, such as `suite build`, is the module `suite_build`. A module is imported only when its
-command is used, since importing `datasets` takes a second.
+two words, such as `suite build`, is the function `build` of the module `suite`: its docstring is the
+help, the class of its argument has the options. A module is imported only when its command is used,
+since importing `datasets` takes a second.
 """
 
 from pimono_sdpo.cli.command_line import app, main, run

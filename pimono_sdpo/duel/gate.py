@@ -8,10 +8,9 @@ repository are alike, so repositories are the independent units.
 Sources: Kim and DeMets, Design and analysis of group sequential tests based on the type I error
 spending rate function, 1987; Jennison and Turnbull, Group Sequential Methods, 1999, chapters 7, 19.
 
-The original rules take one order (the king first); averages over turns, then metrics, then judges;
-a bootstrap over single turns. Two defects are part of the rules: turns of one task count as
-independent, and a turn without a readable judgment is left out of the score but counts as lost in
-the bound.
+The original rules take one order (the king first); averages over turns, then metrics, then judges; a bootstrap
+over single turns. Two defects are part of the rules: turns of one task count as independent, and a turn without
+a readable judgment is left out of the score but counts as lost in the bound.
 """
 
 from collections import Counter

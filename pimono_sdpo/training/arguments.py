@@ -183,11 +183,7 @@ class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
 def parse_job(
     argv: list[str], options: type[CommonArguments], config: type, description: str | None, default_recipe: str
 ) -> tuple[Any, Any, ModelConfig, str]:
-    """Merge recipe, command line and environment into the job's arguments, TRL's and the model's.
-
-    `options` and `config` are the types of the first two. Returns the recipe's file name last.
-    Raises TrainingInputError for what cannot be used.
-    """
+    """Return the arguments of the job, TRL's and the model's, and the recipe's file name."""
     with_recipe = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     with_recipe.add_argument("--config", default=default_recipe)
     try:
@@ -227,11 +223,8 @@ def open_parser(options: type[CommonArguments], config: type, description: str |
 
 
 def _check_numbers(values: dict[str, Any]) -> None:
-    """Refuse NaN and infinity, too small numbers, and a training without steps.
-
-    Every comparison with NaN is false, so it would go unnoticed; the Trainer would make one step.
-    """
     for name, value in values.items():
+        # Every comparison with NaN is false, so it would go unnoticed.
         if isinstance(value, float) and not math.isfinite(value):
             raise TrainingInputError(f"--{name} is {value}; give a finite number.")
         if name in LEAST and value is not None and value < LEAST[name]:

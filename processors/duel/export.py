@@ -2,10 +2,9 @@
 
 reads  DUEL / writes  STEP (SFT), PAIR (DPO) or SDPO
 
-The challenger saw what the student will not see. SFT and DPO teach its answer alone; in SDPO the
-hidden pull request is the `privileged_context`. Answers with terms that only the pull request has
-are not imitated, because no blind agent could give them, and a challenger that lost is not
-preferred.
+The challenger saw what the student will not see. SFT and DPO teach its answer alone; in SDPO the hidden pull
+request is the `privileged_context`. Answers with terms that only the pull request has are not imitated, because
+no blind agent could give them, and a challenger that lost is not preferred.
 """
 
 from collections.abc import Mapping
