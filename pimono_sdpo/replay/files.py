@@ -354,6 +354,7 @@ class File:
             old, new = normalise_line_ends(edit.old), normalise_line_ends(edit.new)
             if self.whole is not None:
                 self.whole = replace_text(self.whole, old, new, edit.everywhere)
+            self._shift(old, new, edit.everywhere)
             is_found = any(old in text for text in (*self.pieces, *self.hints, *self.older))
             self.pieces, self.hints, self.older = (
                 [
@@ -368,4 +369,19 @@ class File:
             is_shown = any(new in piece for piece in self.pieces)
             if self.whole is None and new.strip() and not is_shown:
                 self.pieces.append(new)
-        self.placed = {}
+        self.placed = {text: place for text, place in self.placed.items() if text in self.pieces}
+
+    def _shift(self, old: str, new: str, everywhere: bool) -> None:
+        """Keep the positions of runs of lines through an edit in one of them."""
+        added = new.count("\n") - old.count("\n")
+        holding = [piece for piece in self.placed if piece.count(old) == 1 and not everywhere]
+        if len(holding) == 1:
+            (piece,), (start, _) = holding, self.placed[holding[0]]
+            self.placed = {
+                piece.replace(old, new) if text == piece else text: (first + added * (first > start), is_end)
+                for text, (first, is_end) in self.placed.items()
+            }
+        elif added:
+            self.placed = {}
+        else:
+            self.placed = {text: place for text, place in self.placed.items() if old not in text}
