@@ -103,14 +103,27 @@ def _place(bare: str, old: str, start: int) -> tuple[int, int]:
 
 def _follow(bare: str, hunks: Sequence["Edit"]) -> bool:
     """Whether the old lines of hunks follow each other; those that only add go to the end."""
-    at = 0
+    return _places(bare, hunks) is not None
+
+
+def _places(bare: str, hunks: Sequence["Edit"]) -> list[tuple[int, int]] | None:
+    """Return where the old lines of hunks begin and end, each after the one before; None if they do not."""
+    at, found = 0, []
     for hunk in hunks:
+        if hunk.after:
+            place, length = _place(bare, hunk.after, at)
+            if place < 0:
+                return None
+            at = place + length
         if hunk.old:
             place, length = _place(bare, hunk.old, at)
             if place < 0:
-                return False
+                return None
             at = place + length
-    return True
+            found.append((place, at))
+        else:
+            found.append((len(bare) - 1, len(bare) - 1))
+    return found
 
 
 MIN_IN_PARTS = 10
@@ -139,11 +152,12 @@ def _differs(old: str, piece: str) -> bool:
 
 
 class Edit(NamedTuple):
-    """Replace a text that occurs once in the file, or every occurrence."""
+    """Replace a text that occurs once in the file, every occurrence, or the first `after` a line."""
 
     old: str
     new: str
     everywhere: bool = False
+    after: str = ""
 
 
 @dataclass
@@ -327,17 +341,16 @@ class File:
         if self.whole is None:
             self.apply([hunk for hunk in hunks if hunk.old])
             return
-        lines, start, bare, made = self.whole.split("\n"), 0, _bare(self.whole), []
-        for hunk in hunks:
-            place, length = _place(bare, hunk.old, start) if hunk.old else (-1, 0)
-            if place < 0:
-                self.age()  # where it went is unknown
-                return
-            first = bare.count("\n", 0, place)
-            made.append((first, first + bare.count("\n", place, place + length), hunk.new))
-            start = place + length
-        for first, stop, new in reversed(made):
-            lines[first:stop] = new.split("\n")
+        lines, bare = self.whole.split("\n"), _bare(self.whole)
+        places = _places(bare, hunks)
+        if places is None:
+            self.age()  # where they went is unknown
+            return
+        for (start, stop), hunk in sorted(zip(places, hunks, strict=True), reverse=True):
+            first, last = bare.count("\n", 0, start), bare.count("\n", 0, stop)
+            if not hunk.old and lines[-1:] == [""]:
+                first = last = len(lines) - 1
+            lines[first:last] = hunk.new.split("\n")
         self.write("\n".join(lines))
 
     def _may_overlap(self, edits: Sequence[Edit]) -> bool:

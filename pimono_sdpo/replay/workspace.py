@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from pimono_sdpo.replay.calls import (
     Patch,
     Shown,
@@ -69,8 +71,10 @@ _CHANGED_BY_HAND = re.compile(
 )
 # Settings of a harness, which it may write itself, and where not everybody may write.
 _PROTECTED = re.compile(
-    r"/\.(?:pi|claude|codex|omp|openclaw)/(?!.*workspace/).*\.json$|^/(?:usr|etc|opt|var|lib|bin|root/\.\w+)/"
+    r"/\.[\w-]+/(?!.*workspace).*\.json$|^/(?:usr|etc|opt|var|lib|bin)/"
 )
+# It has read these itself.
+_MEMORIES = frozenset({"MEMORY.md", "CLAUDE.md", "CLAUDE.local.md"})
 # Claude Code puts this where a session was resumed.
 _RESUMED = "No response requested."
 _SPLIT = re.compile(r"[\s'\"`;|&<>=,:()/\\@]+")
@@ -98,6 +102,8 @@ class Workspace:
     last_heard: str = ""
     # The words of commands and of others: a file that they name may have been read for the agent.
     heard: set[str] = field(default_factory=set)
+    # A copy of another session begins without a request.
+    is_asked: bool = False
     # What was read before a resumption or a compaction is unknown.
     is_resumed: bool = False
     # Some versions of Claude Code refuse every edit of a path such as C:/a.ts.
@@ -147,17 +153,29 @@ class Workspace:
                 return "unread"
             if not file.is_read:
                 name = posixpath.basename(_use_slashes(path))
-                may_be_read = self.is_resumed or name in self.heard or not all(edit.old for edit in edits)
+                may_be_read = (
+                    self.is_resumed
+                    or not self.is_asked
+                    or name in self.heard
+                    or name in _MEMORIES
+                    or not all(edit.old for edit in edits)
+                )
                 return None if may_be_read else "unread"
             if _DRIVE.match(path) and not self.takes_drives and outcome == "ok":
                 return None
-        # OpenClaw, which writes Pi's format, refuses an empty text, and `file` beside `edits`; Pi does not.
-        may_fail = not all(edit.new for edit in edits) or given.keys() >= {"edits", "file"}
+        # Some versions of Pi and OpenClaw refuse an empty text, edits as JSON, and what their schema lacks.
+        several = given.get("edits")
+        may_fail = not self.tools.reads_first and (
+            not all(edit.new for edit in edits)
+            or (isinstance(several, list) and ("file" in given or any(len(one) > 2 for one in several)))
+        )
         return None if outcome == "ok" and (may_fail or _PROTECTED.search(self.absolute(path))) else outcome
 
     def predict_patch(self, patches: Sequence[Patch], trusting: bool = False) -> Outcome | None:
         """Predict how a patch of several files ends."""
         outcomes: list[Outcome | None] = []
+        if any(patch.kind == "Bad" for patch in patches):
+            return "invalid"
         for patch in patches:
             file = self.files.get(self.absolute(patch.path))
             known = file.predict_lines(patch.hunks, trusting) if file else None
@@ -178,6 +196,8 @@ class Workspace:
                 if file.held and file.held.predict_lines(patch.hunks) == "ok":
                     file.confirm()
                 file.apply_lines(patch.hunks)
+                if patch.target:
+                    self.files[self.absolute(patch.target)] = self.files.pop(self.absolute(patch.path))
 
     def observe(self, call: Event, result: Event) -> None:
         """Learn from a call that was answered."""
@@ -255,7 +275,13 @@ class Workspace:
 
     def ran(self, command: str, result: Event) -> None:
         """Learn from a command that has run."""
-        changes = find_changes(command, result.text)
+        if "*** Begin Patch" in command and (patches := read_patch({"input": command})):
+            if not has_failed(result):
+                self.patched(patches)
+            return
+        if self._garbles:
+            result = msgspec.structs.replace(result, text=_NOT_ASCII.sub("\ufffd", result.text))
+        changes = find_changes(command, result.text, self._show)
         if self.tools.reads_first:
             self.heard.update(_SPLIT.split(command))
         copies = [] if result.is_error or changes.anything else find_copies(command)
@@ -272,6 +298,15 @@ class Workspace:
             read = parse_read({"offset": shown.first, "limit": count}, result.text, self.tools)
             if read:
                 learn_shown(self.file(shown.path), read)
+
+    @property
+    def _garbles(self) -> bool:
+        """Whether commands print what is not ASCII in another encoding, as PowerShell does."""
+        return not self.tools.reads_first and bool(_DRIVE.match(_use_slashes(self.cwd)))
+
+    def _show(self, name: str) -> str | None:
+        """Return the text of a script, as far as the session knows it."""
+        return next((f.whole for path, f in self.files.items() if posixpath.basename(path) == name), None)
 
     def _hint(self, command: str, output: str) -> None:
         for path, text in find_shown_lines(command, output).items():
@@ -315,6 +350,7 @@ class Workspace:
         if event.kind == "bash":
             self.ran(event.arguments, event)
         elif event.kind == "user":
+            self.is_asked = True
             # Somebody else may have worked on the files while the session rested.
             rested = _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES
             if rested or _CHANGED_BY_HAND.search(event.text):
@@ -344,6 +380,8 @@ def _count_minutes(start: str, stop: str) -> float:
 
 
 _DRIVE = re.compile(r"[A-Za-z]:/")
+# The first bytes of an emoji become letters.
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]|dY(?=[\"'?Z-]|[^\x00-\x7f])")
 
 
 def _use_slashes(path: str) -> str:
