@@ -19,7 +19,8 @@ LONGEST_LINE = 2000
 # A fork may write the arguments of another harness; Pi's come first.
 _OLD_AND_NEW = tuple(dict.fromkeys(h.files.edit for h in reversed(HARNESSES) if h.files.edit))
 _NOTICE = re.compile(r"\n\n(?:\[[^\]\n]{0,400}\]|\.\.\. \([^\n]{0,300}\))\s*\Z")
-_REMINDER = re.compile(r"\s*<system-reminder>.*\Z", re.DOTALL)
+# Within a line it is code that speaks of it.
+_REMINDER = re.compile(r"(?:\A|\n)\s*<system-reminder>.*\Z", re.DOTALL)
 _NO_TEXT = re.compile(
     r"\s*(?:\Z|<?(?:tool_use_)?error\b|Read image|Image file|File not found|File unchanged"
     r"|\[(?:Line|Old tool result|Output|Image|Binary|Content)\b|\(no output\)|🔒)",

@@ -65,13 +65,13 @@ _QUOTED = re.compile(r"\"[^\"\n]{16,200}\"|`[^`\n]{16,200}`|'[^'\n]{16,200}'")
 _UNREAD = re.compile(r"has not been read yet|modified since read|unexpectedly modified")
 # A user who says that they changed something themselves, or pastes a diff of it.
 _CHANGED_BY_HAND = re.compile(
-    r"(?i)\bI(?:'ve| have| just| already| manually){0,3} (?:changed|edited|fixed|updated|added"
+    r"(?i)\A(?:done|fixed|ok,? done)\b|\bI(?:'ve| have| just| already| manually){0,3} (?:changed|edited|fixed|updated|added"
     r"|removed|deleted|modified|renamed|replaced|moved|reverted|restored)\b"
     r"|(?m:^(?:diff --git|\+\+\+ |@@ -\d))"
 )
 # Settings of a harness, which it may write itself, and where not everybody may write.
 _PROTECTED = re.compile(
-    r"/\.[\w-]+/(?!.*workspace).*\.json$|^/(?:usr|etc|opt|var|lib|bin)/"
+    r"/\.[\w-]+/.*\.json$|/\.openclaw/.*/memory/|/\.claude/CLAUDE\.md$|^/(?:usr|etc|opt|var|lib|bin)/"
 )
 # It has read these itself.
 _MEMORIES = frozenset({"MEMORY.md", "CLAUDE.md", "CLAUDE.local.md"})
@@ -338,7 +338,9 @@ class Workspace:
     def lose(self, tool_name: str, given: dict[str, Any]) -> None:
         """Mark what a call with an unknown outcome may have changed."""
         path = find_path(given)
-        if tool_name in {"edit", "write"} and path:
+        if tool_name == "read" and path:
+            self.heard.add(posixpath.basename(_use_slashes(path)))
+        elif tool_name in {"edit", "write"} and path:
             self.file(path).age()
         elif tool_name == "bash":
             self._note(find_changes(find_text(given, "command"), ""))
@@ -351,6 +353,8 @@ class Workspace:
             self.ran(event.arguments, event)
         elif event.kind == "user":
             self.is_asked = True
+            for file in self.files.values():
+                file.is_past = True
             # Somebody else may have worked on the files while the session rested.
             rested = _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES
             if rested or _CHANGED_BY_HAND.search(event.text):
