@@ -121,7 +121,9 @@ _IN_PLACE = {program: re.compile(option) for program, option in _TABLE["in_place
 _PACKAGES = re.compile(rf"\b(?:{'|'.join(sorted(_WORDS['packages']))})\b")
 # They read the manifests, and write elsewhere.
 _INSTALLS = re.compile(r"pip3? |uv (?:tool|pip|sync|run) ")
-_READING_TARGET = re.compile(rf"(?::?[\w-]+:)*(?:(?:assemble|bundle|compile)\w*|(?:{'|'.join(sorted(_WORDS['reading_targets']))})(?::[\w-]+)*)")
+_READING_TARGET = re.compile(
+    rf"(?::?[\w-]+:)*(?:(?:assemble|bundle|compile)\w*|(?:{'|'.join(sorted(_WORDS['reading_targets']))})(?::[\w-]+)*)"
+)
 
 
 def find_git_changes(arguments: Sequence[str]) -> set[str] | None:
@@ -154,7 +156,7 @@ def find_git_changes(arguments: Sequence[str]) -> set[str] | None:
 
 _REWRITES = re.compile(
     r"\b(?:fmt|format|prettier|fix|codegen|generate|release|sync|migrate)\b|(?<!-)\bversion\b"
-    r"|--write|--fix|--update|(?<=\s)-u\b"
+    r"|--write|--fix|\b(?:test|jest|vitest)\b.*\s(?:--update|-u)\b"
 )
 _SAYS_FIXED = re.compile(
     r"--fix\b|--write\b|(?<!\S)-w\b|\b(?:prettier|black|isort|autopep8|standard|gofmt|rustfmt) "
@@ -184,9 +186,12 @@ _WRITES = re.compile(
     r"|open\([^()\n]*['\"][wax]b?\+?['\"]|unlink|rename|remove\(|rmtree|copy|move\(|exec|spawn|system\(|subprocess"
     r"|\$`|(?:Set|Add)-Content|Out-File"
 )
-_MODE = re.compile(r"[rwax]b?\+?|utf-?8")
-_ANY_PATH = re.compile(r"\bglob|walk\(|listdir|iterdir|scandir|readdir|argv|(?:open|Path)\(\s*f['\"]|['\"]\s*\+|\$\{|\$\w|`")
-_LITERAL = re.compile(r"'([^'\n\\{ ]{1,200})'|\"([^\"\n\\{ ]{1,200})\"")
+# The mode of a file and the end of a heredoc are no names.
+_NO_NAME = re.compile(r",\s*(?:\w+\s*=\s*)?['\"](?:[rwax]b?\+?|utf-?8)['\"]|<<-?\s*['\"]?\w+['\"]?")
+_ANY_PATH = re.compile(
+    r"\bglob|walk\(|listdir|iterdir|scandir|readdir|argv|(?:open|Path)\(\s*f['\"]|['\"]\s*\+|\$\{|\$\w|`"
+)
+_LITERAL = re.compile(r"'([^'\n\\{ ]{1,200})'|\"([^\"'\n\\{ ]{1,200})\"")
 # A program that is named by its file, and one that runs tests.
 _SCRIPT = re.compile(r"(?i)\.(?:sh|bash|py|rb|pl|php|[cm]?[jt]s|ps1|bat|cmd)\Z|^\.{1,2}/[^.]*\Z")
 _TESTS = re.compile(r"(?i)(?:^|[/\\_.-])tests?(?:[/\\_.-]|\Z)")
@@ -351,4 +356,4 @@ def find_written(code: str) -> set[str] | None:
     # It goes through folders, or puts paths together.
     if _ANY_PATH.search(code):
         return None
-    return {name for quoted in _LITERAL.findall(code) for name in quoted if name and not _MODE.fullmatch(name)}
+    return {name for quoted in _LITERAL.findall(_NO_NAME.sub("", code)) for name in quoted if name}

@@ -26,7 +26,14 @@ from pimono_sdpo.replay.calls import (
     read_edits,
     read_patch,
 )
-from pimono_sdpo.replay.commands import Changes, find_changes, find_copies, find_shown_file, find_shown_lines
+from pimono_sdpo.replay.commands import (
+    Changes,
+    find_changes,
+    find_copies,
+    find_shown_file,
+    find_shown_lines,
+    find_written,
+)
 from pimono_sdpo.replay.files import File, Outcome, normalise_line_ends
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import HARNESSES, pi
@@ -35,7 +42,9 @@ from pimono_sdpo.traces.harness.blocks import is_refusal
 
 _KNOWN = re.compile("|".join(h.files.read_only for h in HARNESSES if h.files.read_only))
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_LOOKS = frozenset("search fetch lookup get list status read find query show view".split())
+_LOOKS = frozenset(
+    "search fetch lookup get list status read find query show view message wait await stdin ask".split()
+)
 _CHANGES = frozenset(
     """set update write patch edit delete remove create forget rid move rename apply insert replace
     save add put append modify change fix format run exec execute sync commit checkout restore reset
@@ -70,13 +79,14 @@ _CHANGED_BY_HAND = re.compile(
     r"|(?m:^(?:diff --git|\+\+\+ |@@ -\d))"
 )
 # Settings of a harness, which it may write itself, and where not everybody may write.
-_PROTECTED = re.compile(
-    r"/\.[\w-]+/.*\.json$|/\.openclaw/.*/memory/|/\.claude/CLAUDE\.md$|^/(?:usr|etc|opt|var|lib|bin)/"
-)
+_PROTECTED = re.compile(r"/\.[\w-]+/(?!.*workspace).*\.json$|^/(?:usr|etc|opt|var|lib|bin)/")
+# Other sessions write them, too.
+_SHARED = re.compile(r"/\.openclaw/.*\bmemory/|/\.claude/CLAUDE\.md$")
 # It has read these itself.
 _MEMORIES = frozenset({"MEMORY.md", "CLAUDE.md", "CLAUDE.local.md"})
 # Claude Code puts this where a session was resumed.
 _RESUMED = "No response requested."
+_OF_FILES = frozenset({"read", "write", "edit"})
 _SPLIT = re.compile(r"[\s'\"`;|&<>=,:()/\\@]+")
 
 
@@ -99,11 +109,10 @@ class Workspace:
     cwd: str
     files: dict[str, File] = field(default_factory=dict)
     tools: FileTools = pi.HARNESS.files
+    is_begun: bool = False
     last_heard: str = ""
     # The words of commands and of others: a file that they name may have been read for the agent.
     heard: set[str] = field(default_factory=set)
-    # A copy of another session begins without a request.
-    is_asked: bool = False
     # What was read before a resumption or a compaction is unknown.
     is_resumed: bool = False
     # Some versions of Claude Code refuse every edit of a path such as C:/a.ts.
@@ -154,11 +163,7 @@ class Workspace:
             if not file.is_read:
                 name = posixpath.basename(_use_slashes(path))
                 may_be_read = (
-                    self.is_resumed
-                    or not self.is_asked
-                    or name in self.heard
-                    or name in _MEMORIES
-                    or not all(edit.old for edit in edits)
+                    self.is_resumed or name in self.heard or name in _MEMORIES or not all(edit.old for edit in edits)
                 )
                 return None if may_be_read else "unread"
             if _DRIVE.match(path) and not self.takes_drives and outcome == "ok":
@@ -169,7 +174,9 @@ class Workspace:
             not all(edit.new for edit in edits)
             or (isinstance(several, list) and ("file" in given or any(len(one) > 2 for one in several)))
         )
-        return None if outcome == "ok" and (may_fail or _PROTECTED.search(self.absolute(path))) else outcome
+        is_written = file.is_past and _SHARED.search(self.absolute(path))
+        may_fail |= bool(is_written or _PROTECTED.search(self.absolute(path)))
+        return None if outcome == "ok" and may_fail else outcome
 
     def predict_patch(self, patches: Sequence[Patch], trusting: bool = False) -> Outcome | None:
         """Predict how a patch of several files ends."""
@@ -205,9 +212,11 @@ class Workspace:
             return
         given = decode_arguments(call)
         path = find_path(given)
-        if call.tool_name == "bash":
+        # Not every harness calls it `command`, nor every version the tool `bash`.
+        command = find_text(given, "command", "cmd", "input") if call.tool_name not in _OF_FILES else ""
+        if command or call.tool_name == "bash":
             cwd, self.cwd = self.cwd, find_text(given, "workdir") or self.cwd
-            self.ran(find_text(given, "command"), result)
+            self.ran(command, result)
             self.cwd = cwd
         elif call.tool_name == "read" and path:
             if not result.is_error:
@@ -220,10 +229,13 @@ class Workspace:
                 self.file(path).is_read, self.file(path).is_refused = True, False
         elif call.tool_name == "edit":
             self._edited(given, result)
-        elif command := find_text(given, "command", "cmd", "input"):
-            self.ran(command, result)
         elif call.tool_name == "grep":
             self._hint(path, result.text)
+        elif call.tool_name.startswith("gsd_"):
+            self._spoil(".gsd")
+        elif code := find_text(given, "code"):
+            written = find_written(code)
+            self._note(Changes(written or set(), anything=written is None))
         elif not is_read_only(call.tool_name) or call.tool_name == "write":
             self.spoil_all()
 
@@ -349,10 +361,12 @@ class Workspace:
 
     def hear(self, event: Event) -> None:
         """Learn from an event that is not a call."""
+        # What begins below an event that is not in it goes on with what another session has read.
+        self.is_resumed |= not self.is_begun and bool(event.parent_id)
+        self.is_begun = True
         if event.kind == "bash":
             self.ran(event.arguments, event)
         elif event.kind == "user":
-            self.is_asked = True
             for file in self.files.values():
                 file.is_past = True
             # Somebody else may have worked on the files while the session rested.

@@ -208,7 +208,8 @@ def test_a_malformed_edit_voids_the_call() -> None:
         ("python3 -c \"open('a.ts', 'w').write(open('b.ts').read())\"", "", False, {"a.ts", "b.ts"}),
         ("python3 -c \"open(f'{x}.ts', 'w').write('')\"", "", True, set()),
         ("python3 -c \"open('a' + x, 'w').write('')\"", "", True, set()),
-        ("python3 -c \"open('a'); Path('b').write_text('')\"", "", True, set()),
+        ("python3 -c \"open('a'); Path('b').write_text('')\"", "", False, {"a", "b"}),
+        ("python3 -c \"for p in Path('b').glob('*'): p.write_text('')\"", "", True, set()),
         ("npm run check -w @a/web 2>&1", "> npm run check -w @a/web\n", False, set()),
     ],
 )
