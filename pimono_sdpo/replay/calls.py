@@ -41,7 +41,8 @@ _LOOKS_NUMBERED = re.compile(r"\s*\d{1,7}(?:#\w{1,8})?\s?[→\t|:]")
 
 # What an extension, a hook or a queue did instead of the call.
 _VETO = re.compile(
-    r"\W{0,8}(?:Sibling tool call errored|Cancelled: parallel tool call|(?:HARD )?BLOCK(?:ED)?\b|[\w -]{3,40}Gate\]|RETRYABLE\b|(?:User )?cancelled\b"
+    r"\W{0,8}(?:Sibling tool call errored|Cancelled: parallel tool call"
+    r"|(?:HARD )?BLOCK(?:ED)?\b|[\w -]{3,40}Gate\]|RETRYABLE\b|(?:User )?cancelled\b"
     r"|Skipped due to queued user|Interrupted by user|execution error: Io\("
     r"|apply_patch[^\n]{0,500}sandbox helper failed|Failed to create parent directories"
     r"|\s*\"status\": \"error\",\s*\"tool\": \"\w+\",\s*\"error\": \"E(?:ACCES|PERM|ROFS):"

@@ -71,27 +71,52 @@ class Shows(NamedTuple):
     path: str
     first: int = 1
     last: int | None = None
+    is_numbered: bool = False
+
+
+_RANGE = re.compile(r"(\d{1,7}),(\d{1,7})p")
+# head -n 9, Get-Content -TotalCount 9, Select-Object -Skip 3 -First 9
+_COUNTS = re.compile(r"(?i)-(n|lines|skip|first|head|totalcount)\Z")
 
 
 def find_shown_file(command: str) -> Shows | None:
     """Return the file that a command shows, and which lines of it; None if it shows none.
 
-    >>> find_shown_file("cd /app && cat src/a.ts"), find_shown_file("sed -n '1,9p' a.ts")
-    (Shows(path='/app/src/a.ts', first=1, last=None), Shows(path='a.ts', first=1, last=9))
-    """
-    folder, pipelines = _split_folder(command)
-    if len(pipelines) != 1 or len(pipelines[0].stages) != 1:
+    >>> find_shown_file("cd /app && cat src/a.ts"), find_shown_file("nl -ba a.ts | sed -n '1,9p'")
+    (Shows(path='/app/src/a.ts', first=1, last=None, is_numbered=False), Shows(path='a.ts', first=1, last=9, is_numbered=True))
+    """  # noqa: E501
+    folder, pipelines = _split_folder(command.replace("\\", "/") if "Get-Content" in command else command)
+    if len(pipelines) != 1 or any(stage.targets for stage in pipelines[0].stages):
         return None
-    stage = pipelines[0].stages[0]
-    if stage.targets:
+    names: list[str] = []
+    first, last, is_numbered = 1, None, False
+    for at, stage in enumerate(pipelines[0].stages):
+        if (
+            stage.program
+            not in ({"cat", "nl", "sed", "head", "Get-Content"}, {"sed", "head", "Select-Object"})[at > 0]
+        ):
+            return None
+        is_numbered |= stage.program == "nl"
+        counts: dict[str, int] = {}
+        for before, word in pairwise(("", *stage.arguments, "")):
+            option, lines = _COUNTS.match(before), _RANGE.fullmatch(word)
+            if option and word.isdigit():
+                counts[option[1].lower()] = int(word)
+            elif stage.program == "sed" and lines:
+                first, last = int(lines[1]), int(lines[2])
+            elif word.startswith("-"):
+                if not re.fullmatch(r"(?i)-(?:ba|raw|path|encoding)", word) and not _COUNTS.match(word):
+                    return None
+            elif word and before.lower() != "-encoding":
+                names.append(word)
+        if stage.program == "sed" and last is None:
+            return None
+        if counts:
+            first = counts.pop("skip", 0) + 1
+            last = first - 1 + next(iter(counts.values())) if counts else last
+    if len(names) != 1 or not first:
         return None
-    if stage.program == "cat" and len(stage.arguments) == 1:
-        return Shows(_join_path(folder, stage.arguments[0]))
-    is_range = stage.program == "sed" and stage.arguments[:1] == ("-n",)
-    lines = re.fullmatch(r"(\d{1,7}),(\d{1,7})p", stage.arguments[1]) if is_range else None
-    if lines and len(stage.arguments) == 3 and int(lines[1]):
-        return Shows(_join_path(folder, stage.arguments[2]), int(lines[1]), int(lines[2]))
-    return None
+    return Shows(_join_path(folder, names[0]), first, last, is_numbered)
 
 
 def _split_folder(command: str) -> tuple[str, list[Pipeline]]:
@@ -330,7 +355,8 @@ def _find_stage_changes(stage: Stage, command: str, show: Show) -> set[str] | No
         # The code of a script is unknown, unless the session has shown it.
         code = show(program)
         return None if code is None else find_written(code)
-    changes_manifests = _PACKAGES.search(text) and not _INSTALLS.match(text)
+    is_manager = stage.program in _WORDS["package_managers"]
+    changes_manifests = is_manager and _PACKAGES.search(text) and not _INSTALLS.match(text)
     return set(_WORDS["manifests"]) if changes_manifests else set()
 
 

@@ -126,6 +126,8 @@ def _places(bare: str, hunks: Sequence["Edit"]) -> list[tuple[int, int]] | None:
 
 
 MIN_IN_PARTS = 10
+# No text that is looked for has this line.
+_GAP = "\n\ufffd\n"
 # Older texts beyond these are forgotten.
 MOST_OLDER = 50
 MIN_GONE = 12
@@ -319,29 +321,39 @@ class File:
             return None if self._may_have_changed("\n".join(hunk.old for hunk in hunks)) else "not_found"
         if any("\ufffd" in hunk.old for hunk in hunks):
             return None
-        texts = [*map(_bare, (*self.pieces, *self.hints, *(self.older if trusting else ())))]
-        if any(_follow(text, hunks) for text in texts):
-            return "ok"
-        found = [[_follow(text, [hunk]) for text in texts] for hunk in hunks]
-        is_disordered = any(map(all, zip(*found, strict=True)))
-        return "ok" if all(map(any, found)) and not is_disordered else None
+        placed = _GAP.join(sorted(self.placed, key=self.placed.__getitem__))
+        texts = (placed, *self.pieces, *self.hints, *(self.older if trusting else ()))
+        return "ok" if any(_follow(_bare(text), hunks) for text in texts) else None
 
     def apply_lines(self, hunks: Sequence[Edit]) -> None:
         """Apply a patch that the harness has applied."""
-        if self.whole is None:
-            self.apply([hunk for hunk in hunks if hunk.old])
-            return
-        lines, bare = self.whole.split("\n"), _bare(self.whole)
+        runs = sorted(self.placed, key=self.placed.__getitem__) if self.whole is None else [self.whole]
+        lines = _GAP.join(runs).split("\n")
+        bare = _bare("\n".join(lines))
         places = _places(bare, hunks)
-        if places is None:
-            self.age()  # where they went is unknown
+        if places is None or (self.whole is None and not all(hunk.old for hunk in hunks)):
+            if self.whole is None:
+                self.apply([hunk for hunk in hunks if hunk.old])
+            else:
+                self.age()  # where they went is unknown
             return
         for (start, stop), hunk in sorted(zip(places, hunks, strict=True), reverse=True):
             first, last = bare.count("\n", 0, start), bare.count("\n", 0, stop)
             if not hunk.old and lines[-1:] == [""]:
                 first = last = len(lines) - 1
             lines[first:last] = hunk.new.split("\n")
-        self.write("\n".join(lines))
+        if self.whole is not None:
+            self.write("\n".join(lines))
+            return
+        texts, added, placed = "\n".join(lines).split(_GAP), 0, {}
+        for run, text in zip(runs, texts, strict=True):
+            first, is_end = self.placed[run]
+            placed[text] = first + added, is_end
+            added += text.count("\n") - run.count("\n")
+        self.pieces = [piece for piece in self.pieces if piece not in self.placed]
+        self.apply(hunks)
+        loose = [piece for piece in self.pieces if not any(piece in text for text in placed)]
+        self.pieces, self.placed = [*loose, *placed], placed
 
     def _may_overlap(self, edits: Sequence[Edit]) -> bool:
         for text in (*self.texts, *self.hints, *self.older):

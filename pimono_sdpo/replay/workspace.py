@@ -74,8 +74,8 @@ _QUOTED = re.compile(r"\"[^\"\n]{16,200}\"|`[^`\n]{16,200}`|'[^'\n]{16,200}'")
 _UNREAD = re.compile(r"has not been read yet|modified since read|unexpectedly modified")
 # A user who says that they changed something themselves, or pastes a diff of it.
 _CHANGED_BY_HAND = re.compile(
-    r"(?i)\A(?:done|fixed|ok,? done)\b|\bI(?:'ve| have| just| already| manually){0,3} (?:changed|edited|fixed|updated|added"
-    r"|removed|deleted|modified|renamed|replaced|moved|reverted|restored)\b"
+    r"(?i)\A(?:done|fixed)\b|\bI(?:'ve| have| just| already| manually){0,3} (?:changed|edited|fixed"
+    r"|updated|added|removed|deleted|modified|renamed|replaced|moved|reverted|restored)\b"
     r"|(?m:^(?:diff --git|\+\+\+ |@@ -\d))"
 )
 # Settings of a harness, which it may write itself, and where not everybody may write.
@@ -87,6 +87,7 @@ _MEMORIES = frozenset({"MEMORY.md", "CLAUDE.md", "CLAUDE.local.md"})
 # Claude Code puts this where a session was resumed.
 _RESUMED = "No response requested."
 _OF_FILES = frozenset({"read", "write", "edit"})
+_NUMBER = re.compile(r"(?m)^ *\d{1,7}\t")
 _SPLIT = re.compile(r"[\s'\"`;|&<>=,:()/\\@]+")
 
 
@@ -307,7 +308,8 @@ class Workspace:
         shown = find_shown_file(command)
         if shown and not result.is_error and not TRUNCATED.search(result.text):
             count = shown.last and shown.last + 1 - shown.first
-            read = parse_read({"offset": shown.first, "limit": count}, result.text, self.tools)
+            text = _NUMBER.sub("", result.text) if shown.is_numbered else result.text
+            read = parse_read({"offset": shown.first, "limit": count}, text, self.tools)
             if read:
                 learn_shown(self.file(shown.path), read)
 
