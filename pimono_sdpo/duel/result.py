@@ -39,7 +39,7 @@ from pimono_sdpo.schema import DUEL, DUEL_METRICS
 from pimono_sdpo.stage import Stage
 from processors.duel.answers import classify_action
 from processors.duel.export import TABLES, Kind, build_stages
-from processors.duel.scores import (
+from processors.duel.judge import (
     Array,
     Bucket,
     choose_bucket,
