@@ -33,7 +33,7 @@ from pimono_sdpo.runs.folders import make_output, only_run, publish_folder, requ
 from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.schema import ROLLOUT, Turn
 from pimono_sdpo.stage import text_for_json
-from pimono_sdpo.suites.stored_rollouts import write_shards
+from pimono_sdpo.suites.stored_rollouts import describe_file, write_shards
 from pimono_sdpo.traces.sources import find_parquet_files
 from pimono_sdpo.traces.trajectories import FORMATS, find_runs, openai_messages
 from pimono_sdpo.traces.trajectories.base import Format, Message, Trajectory, pair_results
@@ -135,8 +135,7 @@ def _divide(files: Sequence[Found]) -> Iterator[list[Found]]:
 
 
 def _make_part(number: int, files: Sequence[Found]) -> Part:
-    stats = [(name, Path(path).stat()) for path, _, name in files]
-    given = {"files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]}
+    given = {"files": [[name, describe_file(Path(path))] for path, _, name in files]}
     return Part(number, files[0][2], sum(map(_count_runs, files)), given, {}, partial(_import_files, files))
 
 
@@ -237,11 +236,7 @@ def make_rollout(run: Trajectory, suite: str, number: int) -> tuple[Json, Counte
 
 
 def read_turns(messages: Sequence[Message]) -> tuple[list[Turn], list[Json], Counter[str]]:
-    """Return turns, steps, and the number of messages by what became of them.
-
-    A call without a result is left out, except for the one that ends the run, whose text is then
-    the final answer.
-    """
+    """Return turns, steps, and the number of messages by what became of them."""
     pair_results(messages)
     answered = {id(call.result) for message in messages for call in message.calls}
     turns: list[Turn] = []
@@ -272,6 +267,7 @@ def _add_calls(message: Message, turns: list[Turn], steps: list[Json]) -> None:
             add_call(turns, steps, text, call.id, call.name, call.arguments, result.text, bool(failed))
             text = ""
         elif call.name in ENDS:
+            # Its text is the final answer; other calls without a result are left out.
             ends = True
             values = call.arguments.values() if isinstance(call.arguments, dict) else ()
             text = "\n\n".join(filter(None, [text, *(v for v in values if type(v) is str)]))

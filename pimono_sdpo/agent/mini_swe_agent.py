@@ -217,7 +217,6 @@ async def run_task(
     run.run_id, run.tools = run_id, [BASH_TOOL]
     row, _ = make_rollout(run, task["suite"], task["seed"])
     if trace is not None:
-        trace.parent.mkdir(parents=True, exist_ok=True)
         trace.write_bytes(encode_session({**row, "suite": "mini-swe-agent"}))
     costs = [reply.cost for reply in model.replies]
     texts = {

@@ -23,8 +23,7 @@ from typing import Any, Literal
 from datasets import Dataset, Features, List, Value
 
 from pimono_sdpo import __version__
-from pimono_sdpo.agent.driver import Rules, Run, status_of
-from pimono_sdpo.agent.protocol import PARAPHRASE
+from pimono_sdpo.agent.driver import PARAPHRASE, Rules, Run, status_of
 from pimono_sdpo.agent.task_tests import TaskTests, hash_repo, list_repo
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.errors import InferenceError, OutputError
@@ -150,10 +149,7 @@ class Roller:
             self.write_paraphrases(options.write_paraphrases, tell)
 
     def write_paraphrases(self, number: int, tell: Tell) -> None:
-        """Have the model word each goal in `number` other ways; what loses an identifier is refused.
-
-        Raises InferenceError if the endpoint fails; what it answered is in the journal.
-        """
+        """Have the model word each goal in `number` other ways; what loses an identifier is refused."""
         request = replace(self.make_request([], 0), tools=None)
 
         async def word(task: Json) -> Json:
@@ -235,7 +231,6 @@ class Roller:
             about["paraphrase"] = self.goals[task["task_id"]].index(task["goal"])
         await run.drive(task["goal"], about)
         if trace is not None:
-            trace.parent.mkdir(exist_ok=True)
             write_atomically(trace, "".join(dump_json(one) + "\n" for one in run.events).encode())
         return {
             **{name: getattr(run, name) for name in ROLLOUT if name in Run.__slots__},
@@ -327,6 +322,7 @@ def run_rollouts(options: RolloutOptions, out: Path, tell: Tell, done: Done, rep
             f"rollouts) with {options.max_workers} workers"
         )
         roller.traces, roller.done, suite = work / "traces", done, roller.suite
+        roller.traces.mkdir(exist_ok=True)
         made = roller.roll_out_all(work)
         report = _report(made, roller)
         finished = make_output(work, "data", "traces")

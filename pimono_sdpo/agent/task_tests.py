@@ -64,10 +64,7 @@ Written = Mapping[str, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """Whether tests pass; `ok` is None when nothing was tested, and `error` then says why.
-
-    `output` is the same text for the same files; `error` is never the agent's fault.
-    """
+    """Whether tests pass; `ok` is None when nothing was tested, and `error` then says why."""
 
     ok: bool | None
     output: str

@@ -43,10 +43,7 @@ class ToolResult:
 
 @dataclass(slots=True)
 class Workspace:
-    """A repository as an agent sees it: `repo` has its files by path, `written` what it wrote.
-
-    `before` has the original content of written files, None for new ones.
-    """
+    """A repository as an agent sees it, by path; `before` has what written files held, None for new ones."""
 
     repo: Mapping[str, Path]
     max_chars: int

@@ -29,11 +29,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Request:
-    """One request to a chat model, in the terms of the OpenAI API.
-
-    `extra` are further fields to send. `sample` distinguishes draws of the same request; it is part
-    of the key in the journal and is not sent.
-    """
+    """One request to a chat model, in the terms of the OpenAI API."""
 
     model: str
     messages: Sequence[Mapping[str, Any]]
@@ -41,8 +37,8 @@ class Request:
     temperature: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    sample: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further fields to send
+    sample: int = 0  # of several draws of the same request: part of the key, not sent
 
     @cached_property
     def body(self) -> Json:
@@ -74,21 +70,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer, or in `error` one sentence why there is none.
-
-    `tool_calls` are `{"id", "type", "function": {"name", "arguments"}}` with the arguments as the
-    text the model wrote. Tokens are the provider's counts, `cached_tokens` being part of
-    `prompt_tokens`; `latency` is in seconds; `cost` is in USD, None when the model has no price.
-    """
+    """An answer, or in `error` one sentence why there is none."""
 
     text: str = ""
-    tool_calls: Sequence[Json] = ()
+    tool_calls: Sequence[Json] = ()  # as in the API, with the arguments as the text the model wrote
     finish_reason: str | None = None
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # by the provider's count, like those below
     completion_tokens: int = 0
-    cached_tokens: int = 0
-    latency: float = 0.0
-    cost: float | None = None
+    cached_tokens: int = 0  # a part of the prompt's
+    latency: float = 0.0  # seconds
+    cost: float | None = None  # USD, None when the model has no price
     error: str | None = None
     from_journal: bool = False
 
@@ -309,7 +300,7 @@ def format_dollars(usd: float) -> str:
 
 
 def need_prices(models: Sequence[str], prices: Mapping[str, Price]) -> None:
-    """Raise InferenceError when one of the models has no price."""
+    """Refuse a limit when one of the models has no price."""
     if missing := next((model for model in models if model not in prices), None):
         raise InferenceError(
             f'--max-cost needs the price of `{missing}`; set [prices."{missing}"] with input and output in chain.toml.'
@@ -331,13 +322,11 @@ class Budget:
 
     @asynccontextmanager
     async def hold(self, request: Request) -> AsyncIterator[str | None]:
-        """Reserve what the call may cost; yield why it may not be made, or None.
-
-        A call that does not fit waits until calls in flight have reported their real cost.
-        """
+        """Reserve what the call may cost; yield why it may not be made, or None."""
         prompt = len(request.canonical) // BYTES_PER_TOKEN
         bound = Usage(prompt_tokens=prompt, completion_tokens=request.max_tokens or MOST_TOKENS)
         most = cost(self.prices, request.model, bound) or 0.0
+        # A call that does not fit waits until calls in flight have reported their real cost.
         while (too_much := self.spent + math.fsum(self._held) + most > self.most) and self._held:
             await asyncio.sleep(POLL_SECONDS)
         if too_much:
