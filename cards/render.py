@@ -15,13 +15,12 @@ from typing import Any
 
 import yaml
 from datasets import Features
-from huggingface_hub import EvalResult
-from huggingface_hub.repocard_data import eval_results_to_model_index
+from huggingface_hub import CardData, DatasetCardData, EvalResult, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cards.lint import is_repo_id, lint_file
 from cards.plots import CURVES, write_comparison_plot, write_report_plots, write_run_plot
-from cards.view.page import render_page, run_view
+from cards.view import render_page, run_view
 from pimono_sdpo.report import MEASURES
 from pimono_sdpo.schema import DUEL, DUEL_METRICS, FINAL_SCORE, REFINED_SCORE, SDPO_ROW
 from pimono_sdpo.text import shorten
@@ -46,8 +45,7 @@ def render_dataset_card(report: Json) -> str:
         files = {"train": "rejects/rejects-*.parquet"}
         configs.append(describe_config("rejects", files, hashes["rejects"]))
     metadata: Json = {"pretty_name": f"SDPO rows from {source}", "tags": ["sdpo", "trl"]}
-    if report["input"]["kind"] == "hub":
-        metadata["source_datasets"] = source.split(", ")
+    metadata["source_datasets"] = source.split(", ") if report["input"]["kind"] == "hub" else None
     columns = [(name, name_type(feature), COLUMNS["filter"][name]) for name, feature in SDPO_ROW.items()]
     sample = _shorten_sample(report["first_sample"])
     return _render_rows_card("dataset_card", report, report["kept"], configs, metadata, columns=columns, sample=sample)
@@ -57,84 +55,88 @@ def _render_rows_card(
     template: str, report: Json, rows: int, configs: list[Json], metadata: Json, **values: Any
 ) -> str:
     """Render the card of a dataset with the front matter that all of them have in common."""
-    metadata = {
+    tags = ["agent-traces", "pimono-sdpo", *metadata.pop("tags")]
+    data = DatasetCardData(
+        configs=configs,
+        size_categories=[next((name for size, name in SIZES if rows < size), "n>1M")],
+        task_categories=["text-generation"],
+        tags=tags,
+        license=report["licence"] or None,
         **metadata,
-        "configs": configs,
-        "size_categories": [next((name for size, name in SIZES if rows < size), "n>1M")],
-        "task_categories": ["text-generation"],
-        "tags": ["agent-traces", "pimono-sdpo", *metadata["tags"]],
-    }
-    if report["licence"]:
-        metadata["license"] = report["licence"]
-    card = make_environment().get_template(f"{template}.md.j2")
-    return card.render(metadata=yaml.safe_dump(metadata, sort_keys=True, allow_unicode=True), report=report, **values)
+    )
+    return _render(template, data, report=report, **values)
+
+
+def _render(template: str, data: CardData, **values: Any) -> str:
+    fields = data.to_dict()  # type: ignore[no-untyped-call] # huggingface_hub leaves it untyped
+    metadata = yaml.safe_dump(fields, sort_keys=True, allow_unicode=True)
+    return make_environment().get_template(f"{template}.md.j2").render(metadata=metadata, **values)
 
 
 def render_model_card(report: Json | None, run: Json) -> str:
     """Return the model card of a training run; `report` is None when the rows had none."""
-    base = run["base_model"]
+    base, arguments, method = run["base_model"], run["arguments"], run["method"]
     # A run pins the commit of a model that is on the Hub.
     on_hub = run["base_model_revision"] is not None and is_repo_id(base)
-    tags = ["trl", run["method"], "lora", "pimono-sdpo", "agent-traces", "trackio"]
-    metadata: Json = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": tags}
-    if run["arguments"]["load_in_4bit"] or run["arguments"]["load_in_8bit"]:
+    tags = ["trl", method, "lora", "pimono-sdpo", "agent-traces", "trackio"]
+    if arguments["load_in_4bit"] or arguments["load_in_8bit"]:
         tags.append("qlora")
     if on_hub:
-        metadata |= {"base_model": base, "base_model_relation": "adapter"}
         tags.append(f"base_model:adapter:{base}")
     if run["trackio"]["url"]:
         tags.append(f"trackio:{run['trackio']['url']}")
     datasets = [run["dataset"]["id"]]
     if report is not None and report["input"]["kind"] == "hub":
         datasets += report["input"]["source"].split(", ")
-    if hub_datasets := sorted({name for name in datasets if is_repo_id(name) and "/" in name}):
-        metadata["datasets"] = hub_datasets
-    if run["licence"]:
-        metadata["license"] = run["licence"]
     name = run["hub_model_id"] or run["run_name"]
-    if run["evaluation"]:
-        metadata["model-index"] = _build_model_index(name, run)
-    arguments = run["arguments"]
-    batch = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
-    metrics = _summarize_metrics(run["log_history"], METRICS[run["method"]])
-    means = {name: mean for name, _, _, mean in metrics}
+    results = _list_results(run) if run["evaluation"] else None
+    data = ModelCardData(
+        library_name="peft",
+        pipeline_tag="text-generation",
+        tags=tags,
+        base_model=base if on_hub else None,
+        base_model_relation="adapter" if on_hub else None,
+        datasets=sorted({one for one in datasets if is_repo_id(one) and "/" in one}) or None,
+        license=run["licence"] or None,
+        model_name=name if results else None,
+        eval_results=results,
+    )
+    metrics = _summarize_metrics(run["log_history"], METRICS[method])
+    means = {metric: mean for metric, _, _, mean in metrics}
     # A finished run may not have logged each of its steps.
     steps = max((entry["step"] for entry in run["log_history"]), default=0)
     if arguments["max_steps"] > 0 and run["guards"]["stopped_by"] is None:
         steps = arguments["max_steps"]
-    template = "sdpo_card.md.j2" if run["method"] == "sdpo" else "recorded_card.md.j2"
-    return (
-        make_environment()
-        .get_template(template)
-        .render(
-            metadata=yaml.safe_dump(metadata, sort_keys=True, allow_unicode=True),
-            name=name,
-            base=base if on_hub else base.rstrip("/").rpartition("/")[2],
-            on_hub=on_hub,
-            report=report,
-            run=run,
-            arguments=arguments,
-            how=arguments.get("method", "sdpo"),
-            found=run.get("preflight") or {},
-            steps=steps,
-            completions=steps * batch * run["hardware"]["count"] // arguments.get("num_iterations", 1),
-            # One line, so that nothing in it can end the code block.
-            command=" ".join(shlex.join(run["command"]).split("\n")),
-            metrics=metrics,
-            meanings=METRICS,
-            mean_reward=means.get("self_distillation/reward_mean"),
-            successes=means.get("self_distillation/success_group_fraction"),
-            sample=_shorten_sample(report["first_sample"]) if report is not None else None,
-            measures=MEASURES[run["method"]],
-            curves=", ".join(title for _, title in CURVES[run["method"]]).capitalize(),
-        )
+    batch = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
+    return _render(
+        "sdpo_card" if method == "sdpo" else "recorded_card",
+        data,
+        name=name,
+        base=base if on_hub else base.rstrip("/").rpartition("/")[2],
+        on_hub=on_hub,
+        report=report,
+        run=run,
+        arguments=arguments,
+        how=arguments.get("method", "sdpo"),
+        found=run.get("preflight") or {},
+        steps=steps,
+        completions=steps * batch * run["hardware"]["count"] // arguments.get("num_iterations", 1),
+        # One line, so that nothing in it can end the code block.
+        command=" ".join(shlex.join(run["command"]).split("\n")),
+        metrics=metrics,
+        meanings=METRICS,
+        mean_reward=means.get("self_distillation/reward_mean"),
+        successes=means.get("self_distillation/success_group_fraction"),
+        sample=_shorten_sample(report["first_sample"]) if report is not None else None,
+        measures=MEASURES[method],
+        curves=", ".join(title for _, title in CURVES[method]).capitalize(),
     )
 
 
-def _build_model_index(name: str, run: Json) -> list[Json]:
-    """Return the scores on held-out rows in the Hub's `model-index` format."""
+def _list_results(run: Json) -> list[EvalResult]:
+    """Return the scores on held-out rows as the Hub shows them."""
     evaluation, dataset = run["evaluation"], run["dataset"]["id"]
-    results = [
+    return [
         EvalResult(
             task_type="text-generation",
             dataset_type=dataset,
@@ -146,7 +148,6 @@ def _build_model_index(name: str, run: Json) -> list[Json]:
         )
         for metric, title in MEASURES[run["method"]].items()
     ]
-    return eval_results_to_model_index(name, results)
 
 
 def _summarize_metrics(history: list[Json], names: Iterable[str]) -> list[tuple[str, float, float, float]]:
@@ -161,11 +162,8 @@ def _summarize_metrics(history: list[Json], names: Iterable[str]) -> list[tuple[
 
 
 def describe_config(name: str, data: dict[str, str], sha256: str) -> Json:
-    """Describe a configuration for `load_dataset`.
-
-    `datasets` caches a local folder by this description: the hash makes it reload a folder that
-    was written again.
-    """
+    """Describe a configuration for `load_dataset`."""
+    # `datasets` caches a local folder by this: the hash makes it reload one that was written again.
     files = [{"split": split, "path": path} for split, path in data.items()]
     return {"config_name": name, "data_files": files, "description": f"sha256 {sha256}"}
 

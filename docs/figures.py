@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 IMAGES = Path(__file__).parent / "images"
 INK, GREY, BLUE, PALE, AMBER = "#1f2933", "#6b7785", "#4a6fa5", "#ccd3df", "#b06a00"
-SAMPLE = "14_cut_last_line.jsonl"
+SAMPLE = "11_abandoned_branch.jsonl"
 
 
 def text(x: float, y: float, words: str, size: int = 13, colour: str = INK, **more: str) -> str:

@@ -74,9 +74,9 @@ def describe_command(name: str) -> str:
     from typer import Context
     from typer.cli import get_docs_for_click
 
-    from pimono_sdpo.cli.command_line import command_of, module_of
+    from pimono_sdpo.cli.command_line import command_of
 
-    command = command_of(name, module_of(name))
+    command = command_of(name)
     text = get_docs_for_click(obj=command, ctx=Context(command), name=f"pimono-sdpo {name}")
     # Backspaces tell Typer to keep lines as they are.
     text = text.replace("\b\n", "").replace("* `--help`", "* `-h, --help`")

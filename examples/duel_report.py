@@ -39,4 +39,4 @@ def spread(turn: dict[str, list[dict[str, float]]]) -> float:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1]) if len(sys.argv) == 2 else sys.exit(__doc__)

@@ -32,4 +32,4 @@ def main(adapter: str, question: str, base: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:]) if len(sys.argv) in {3, 4} else sys.exit(__doc__)

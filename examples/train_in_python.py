@@ -18,4 +18,4 @@ def main(source: str, recipe: str, model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:]) if len(sys.argv) == 4 else sys.exit(__doc__)

@@ -21,7 +21,7 @@ from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, TrainingInputError
 from pimono_sdpo.options import argument, check_shares, option, options, report_options, resume_key
 from pimono_sdpo.report import describe_unreadable
-from pimono_sdpo.runs.engine import Output, Part, add_counts, run_parts
+from pimono_sdpo.runs.engine import Output, Part, run_parts, sum_counts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import SPLITS, join_parts, read_rows
 from pimono_sdpo.runs.sessions import UNREADABLE, list_unreadable
@@ -31,6 +31,7 @@ from pimono_sdpo.suites.split import check_leakage, read_task_ids
 from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts
 from pimono_sdpo.suites.suite import load_suite
 from pimono_sdpo.traces.sources import Source
+from pimono_sdpo.training.token_budget import templated_ids
 from processors.redact import redact_text
 from processors.rollouts.steps import PROBLEM, drop_problems
 from processors.rollouts.together import make_dpo_line, make_sft_line, write_lines
@@ -65,16 +66,14 @@ def count_tokens(row: Row, tokenizer: str, max_length: int) -> Json:
     """Count the tokens of a row and say whether they are too many."""
     from jinja2 import TemplateError
 
-    template, encoded = load_tokenizer(tokenizer).apply_chat_template, []
+    loaded, encoded = load_tokenizer(tokenizer), []
     try:
         for end in [row[name] for name in ("completion", "chosen", "rejected") if name in row]:
             # Templates take no nulls.
             turns = [
                 {name: value for name, value in turn.items() if value is not None} for turn in (*row["prompt"], *end)
             ]
-            tools = list(row["tools"]) or None
-            found = template(turns, tools=tools, tokenize=True, return_dict=True)
-            encoded.append(list(found["input_ids"]))
+            encoded.append(templated_ids(loaded, turns, prompt=False, tools=list(row["tools"]) or None))
     # Templates raise many kinds of errors; a conversation that one refuses cannot be trained on.
     except (TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
         why = f"the chat template refuses it: {error}"[:300]
@@ -139,10 +138,7 @@ class RunRowsOptions(WriterOptions, SourceOptions):
         ]
 
     def describe(self) -> tuple[Json, Json]:
-        """Return what the rows are made by, and the options for the report.
-
-        A tokenizer is known by its template and vocabulary, and named without a path of a machine.
-        """
+        """Return what the rows are made by, and the options for the report; a tokenizer is known by its content."""
         name, digest = self.tokenizer, None
         if name is not None:
             loaded = load_tokenizer(name)
@@ -190,10 +186,8 @@ def write_dataset(
 ) -> Json:
     """Run the parts, with rows and rejects of the columns in `table`; return the report of `out`.
 
-    `out` gets `data/`, `rejects/`, `report.json`, `README.md`, and with the format `together` its
-    lines; `source` is its kind and name, `used` are the options for the report. A run that keeps
-    nothing publishes its rejects. Raises OutputError, SourceError, and Leakage for training rows of tasks
-    of the test suite of `options`; then `out` is as it was.
+    `source` is its kind and name, `used` are the options for the report. A run that keeps nothing publishes its
+    rejects; training rows of tasks of the test suite of `options` raise Leakage and leave `out` as it was.
     """
     from cards.lint import check_licence
     from cards.render import render_stage_card
@@ -212,9 +206,7 @@ def write_dataset(
         if held_out is not None:
             used = {**used, "test_suite": held_out.name}
             check_leakage(read_task_ids(finished) if held["rows"] else [], held_out)
-        counts: Json = {}
-        for record in records.values():
-            add_counts(counts, record["counts"])
+        counts = sum_counts(records.values())
         dropped = counts.pop("dropped", {})
         unreadable = list_unreadable(counts)
         counts.pop(UNREADABLE, None)
@@ -253,10 +245,7 @@ def _export(finished: Path, stage: str) -> Json:
 
 
 def copy_lines(folder: Path, path: Path, report: Json) -> Json:
-    """Copy the lines to train on to `path` and NAME_meta.jsonl; return their counts.
-
-    Raises EmptySelection when there is none.
-    """
+    """Copy the lines to train on to `path` and NAME_meta.jsonl; return their counts."""
     counts: Json = report["together"].get("train", {})
     if not counts.get("written"):
         test = report["splits"].get("test", 0)

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,17 @@ from typing import Any
 from cards.lint import check_licence
 from cards.plots import write_report_plots
 from cards.render import render_dataset_card
-from pimono_sdpo.errors import EmptySelection, OutputError
+from pimono_sdpo import __version__
+from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.options import check_shares, option, options, report_options, resume_key
 from pimono_sdpo.report import build_report, explain_empty
-from pimono_sdpo.runs import folders
+from pimono_sdpo.runs import folders, sessions
 from pimono_sdpo.runs.dedupe import choose_rows
-from pimono_sdpo.runs.engine import EngineName, add_counts, engine_of, run_parts
-from pimono_sdpo.runs.merge import Whole, describe_part, gather, write_part
-from pimono_sdpo.runs.sessions import OUTPUTS, files_of, list_unreadable, session_parts
+from pimono_sdpo.runs.engine import EngineName, code_of, engine_of, run_parts, sha256, sum_counts
+from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.stage import Stage
-from pimono_sdpo.traces.sources import Source, open_source
+from pimono_sdpo.traces.sources import Shard, Source, open_source
 from processors import pipeline
 from processors.corrections import Judge
 from processors.grade import WEIGHTS
@@ -28,6 +29,9 @@ from processors.keep import LEAST_WORTH
 from processors.redact import redact_text
 
 Json = dict[str, Any]
+Files = dict[str, Path]
+# What all parts of a run say alike.
+ALIKE = ("pimono_sdpo", "parts", "source", "options", "code")
 
 
 @options
@@ -43,7 +47,8 @@ class FilterOptions:
     )
     min_score: float = option("Drop rows with a lower score.", default=0.0, decides="row")
     min_worth: float = option(
-        "Drop episodes that are less probably worth training on; 0 keeps all with evidence.",
+        "Drop episodes that are less probably worth training on, the best of a session only below "
+        "0.57 of it; 0 keeps all with evidence.",
         default=LEAST_WORTH,
         share=True,
         decides="row",
@@ -116,6 +121,10 @@ class FilterOptions:
         if not math.isfinite(self.min_score):
             raise OutputError(f"--min-score {self.min_score} keeps or drops all; use a number.")
         check_shares(self)
+        if self.unit != "step" and (self.resolving_call or self.corrections):
+            raise OutputError("--resolving-call and --corrections are options of --unit step; give it, too.")
+        if self.judge_provider != "hf" and self.correction_judge is None:
+            raise OutputError("--judge-provider is the provider of --correction-judge; give its model, too.")
         if self.max_samples is not None and self.max_samples < 1:
             raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")
         self.licence = check_licence(self.licence)
@@ -149,16 +158,14 @@ def run_filter(
 ) -> Json:
     """Filter traces into SDPO rows under `out` and return the report.
 
-    `out` gets `data/*.parquet`, `rejects/*.parquet`, `report.json` and `README.md` with its
-    pictures. Raises SourceError, ShardError, OutputError,
-    EngineError or EmptySelection; then `out` is as it was before.
+    On any PimonoError, `out` is as it was before.
     """
     options, out = options or FilterOptions(), out.resolve()
     opened = _open(source, out)
     with folders.only_run(out) as work:
         records = _run_shards(opened, range(len(opened.shards)), work, options, workers, engine)
-        files = [files_of(work, index) for index in records]
-        return _publish(Whole(_redact_names(opened), files, [*records.values()]), work, out, report_options(options))
+        files = [sessions.files_of(work, index) for index in records]
+        return _publish(_redact_names(opened), files, [*records.values()], work, out, report_options(options))
 
 
 def run_part(
@@ -170,40 +177,120 @@ def run_part(
     workers: int = 1,
     engine: EngineName = "local",
 ) -> Json:
-    """Run every Nth shard, as part I of N, and return what `part.json` holds, with `dropped`.
-
-    `out` gets `rows`, `prints`, `rejects` and `part.json`, for `merge_parts`. Raises like
-    `run_filter`; a part without rows is not an error.
-    """
+    """Run every Nth shard, as part I of N, and return what `part.json` holds, with `dropped`."""
     options, out = options or FilterOptions(), out.resolve()
     opened = _open(source, out)
-    about = describe_part(part, _redact_names(opened), opened, options.stages(opened.recorder), resume_key(options))
     there = folders.read_json(out / folders.PART) if folders.mark_of(out) == folders.PART else None
     if isinstance(there, dict) and (there["part"], there["parts"]) != part:
         raise OutputError(f"`{out}` holds part {there['part']} of {there['parts']}; use a folder for each part.")
     with folders.only_run(out, folders.PART) as work:
         numbers = range(part[0] - 1, len(opened.shards), part[1])
         records = _run_shards(opened, numbers, work, options, workers, engine)
-        folders.publish_folder(write_part(work, about, records), out)
-    dropped: dict[str, int] = {}
-    for reasons in _add_up(records.values()).get("dropped", {}).values():
-        add_counts(dropped, reasons)
-    return {**json.loads((out / folders.PART).read_bytes()), "dropped": dict(sorted(dropped.items()))}
+        # The run's own folders stay, so that a kill in the middle costs nothing.
+        finished = folders.make_output(work, *sessions.OUTPUTS)
+        for index in records:
+            for kind, file in sessions.files_of(work, index).items():
+                link_or_copy(file, sessions.files_of(finished, index)[kind])
+        content = _describe_part(part, opened, options, records)
+        (finished / folders.PART).write_text(json.dumps(content, indent=2) + "\n")
+        folders.publish_folder(finished, out)
+    dropped = Counter[str]()
+    for reasons in sum_counts(records.values()).get("dropped", {}).values():
+        dropped.update(reasons)
+    return {**content, "dropped": dict(sorted(dropped.items()))}
+
+
+def _describe_part(part: tuple[int, int], source: Source, options: FilterOptions, records: Mapping[int, Json]) -> Json:
+    """Return what `part.json` holds: the same bytes wherever a part was made, and no secrets in names."""
+    redacted = _redact_names(source)
+    both = zip(source.shards, redacted.shards, strict=True)
+    shards = [{**sessions.describe(shard), "path": named.path} for shard, named in both]
+    return {
+        "pimono_sdpo": __version__,
+        "part": part[0],
+        "parts": part[1],
+        "source": {"name": redacted.name, "kind": source.kind, "revision": source.revision, "shards": shards},
+        "upstream": source.upstream,
+        "options": resume_key(options),
+        "code": code_of(sessions.filter_shard, options.stages(source.recorder)),
+        "sessions": sum(source.shards[index].sessions for index in records),
+        **{kind: sum(one["rows"][kind] for one in records.values()) for kind in (sessions.ROWS, sessions.REJECTS)},
+        # What a shard was made from has the times of one machine.
+        "records": {index: {**one, "made_from": None} for index, one in records.items()},
+    }
 
 
 def merge_parts(parts: Sequence[Path], out: Path, options: FilterOptions | None = None) -> Json:
     """Merge the parts of a source under `out`, to the bytes of one run; return the report.
 
-    The options that decide each row are those of the parts. Raises SourceError when parts are
-    missing, repeated, damaged or do not fit, OutputError or EmptySelection; then `out` is as it was
-    before.
+    The options that decide each row are those of the parts.
     """
     options, out = options or FilterOptions(), out.resolve()
     for folder in parts:
         folders.require_disjoint(folder.resolve(), out)
-    whole, decided = gather(parts)
+    source, files, records, decided = _gather(parts)
     with folders.only_run(out) as work:
-        return _publish(whole, work, out, report_options(options) | decided)
+        return _publish(source, files, records, work, out, report_options(options) | decided)
+
+
+def _gather(parts: Sequence[Path]) -> tuple[Source, list[Files], list[Json], Json]:
+    """Return a source from its parts, files and records of all its shards, and the options that made them."""
+    by_number: dict[int, tuple[Path, Json]] = {}
+    first: Json = {}
+    for folder in parts:
+        if not folder.is_dir() or folders.mark_of(folder) != folders.PART:
+            raise SourceError(f"`{folder}` is not a part of a divided run; give folders that `filter --shard` wrote.")
+        part = json.loads((folder / folders.PART).read_bytes())
+        first = first or part
+        if difference := _find_difference(first, part):
+            raise SourceError(
+                f"`{folder}` and `{parts[0]}` come from different runs ({difference}); make all parts from the "
+                "same files, with the same version and options."
+            )
+        if part["part"] in by_number:
+            raise SourceError(f"Part {part['part']} is in `{by_number[part['part']][0]}` and in `{folder}`; give one.")
+        by_number[part["part"]] = folder, part
+    if first["pimono_sdpo"] != __version__:
+        raise SourceError(
+            f"The parts were written by pimono-sdpo {first['pimono_sdpo']}; merge them with that version."
+        )
+    about, count = first["source"], first["parts"]
+    # What has no shards may be left out.
+    missing = [n for n in range(1, min(count, len(about["shards"])) + 1) if n not in by_number]
+    if missing:
+        wanted = ", ".join(f"--shard {n}/{count}" for n in missing)
+        raise SourceError(
+            f"Of the {count} parts of `{about['name']}` {len(missing)} are missing; make them with `filter` and "
+            f"{wanted}, and give them too."
+        )
+    files, records = [], []
+    for index in range(len(about["shards"])):
+        folder, part = by_number[index % count + 1]
+        files.append(sessions.files_of(folder, index))
+        records.append(part["records"][str(index)])
+        for kind, path in files[-1].items():
+            if not path.is_file() or sha256(path) != records[-1]["sha256"][kind]:
+                raise SourceError(
+                    f"`{folder}` does not hold shard {index:05} whole; copy the part again, or make it again with "
+                    f"--shard {part['part']}/{count}."
+                )
+    shards = tuple(
+        Shard(about["kind"], one["path"], one["layout"], one["sessions"], one["bytes"]) for one in about["shards"]
+    )
+    source = Source(about["name"], about["kind"], about["revision"], shards, first.get("upstream"))
+    return source, files, records, first["options"]
+
+
+def _find_difference(first: Json, other: Json) -> str:
+    """Return what shows that two parts are not of one run, "" if nothing does."""
+    for name in ALIKE:
+        ours, theirs = first[name], other[name]
+        if ours != theirs:
+            if isinstance(ours, dict):
+                name = next(key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key))
+                ours, theirs = ours.get(name), theirs.get(name)
+            return name if isinstance(ours, list) else f"{name}: {theirs}, not {ours}"
+    return ""
 
 
 def _open(source: str | Source, out: Path) -> Source:
@@ -219,24 +306,17 @@ def _run_shards(
 ) -> dict[int, Json]:
     """Run the shards of these numbers, with a progress bar, and return their records."""
     shards = {index: opened.shards[index] for index in numbers}
-    parts = session_parts(shards, options.stages(opened.recorder), resume_key(options))
-    return run_parts(parts, work, OUTPUTS, desc="filter", unit="session", engine=engine_of(engine, workers))
+    parts = sessions.session_parts(shards, options.stages(opened.recorder), resume_key(options))
+    return run_parts(parts, work, sessions.OUTPUTS, desc="filter", unit="session", engine=engine_of(engine, workers))
 
 
-def _add_up(records: Iterable[Json]) -> Json:
-    counts: Json = {}
-    for record in records:
-        add_counts(counts, record["counts"])
-    return counts
-
-
-def _publish(whole: Whole, work: Path, out: Path, options: Json) -> Json:
+def _publish(source: Source, files: list[Files], records: list[Json], work: Path, out: Path, options: Json) -> Json:
     """Choose among the rows of all shards, write the output and give the folder its name."""
     comparing = options["max_samples"], options["seed"], options["dedupe"]
-    finished, dropped = choose_rows(whole.files, work, *comparing)
-    counts = _add_up(whole.records)
-    report = build_report(whole.source.describe(), options, WEIGHTS, counts, dropped, finished)
-    if unreadable := list_unreadable(counts):
+    finished, dropped = choose_rows(files, work, *comparing)
+    counts = sum_counts(records)
+    report = build_report(source.describe(), options, WEIGHTS, counts, dropped, finished)
+    if unreadable := sessions.list_unreadable(counts):
         report["bytes"]["unreadable"] = sum(unreadable.values())
         report["unreadable"] = [redact_text(one, "")[0] for one in unreadable]
     if not report["kept"]:

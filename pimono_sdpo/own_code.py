@@ -45,10 +45,7 @@ def import_own(name: str) -> Any:
 
 
 def list_own_files(names: Iterable[str]) -> dict[str, Path]:
-    """Return the files that `module:name` needs on another machine, by their path there.
-
-    These are the module, or all Python files of its package.
-    """
+    """Return the module of `module:name`, or all files of its package, by their path on another machine."""
     files: dict[str, Path] = {}
     for module in {name.partition(":")[0] for name in names}:
         import_own(f"{module}:__file__")
@@ -60,11 +57,7 @@ def list_own_files(names: Iterable[str]) -> dict[str, Path]:
 
 
 def import_stages(names: Sequence[str], given: Features) -> list[Stage]:
-    """Import stages that are run one after the other on rows with the columns `given`.
-
-    Raises OwnCodeError for what is not a Map or a Filter, for two stages of one module, for columns
-    that are missing, and for ones that would change their type.
-    """
+    """Import stages that are run one after the other on rows with the columns `given`, and check them."""
     stages: list[Stage] = []
     for name in names:
         stage = import_own(name)

@@ -88,7 +88,7 @@ class PushResult(PushOptions):
     push: str | None = option("Push the result to this dataset (ns/name), private if new.", default=None)
 
     def check_push(self) -> None:
-        """Raise OutputError if the result could not be pushed, before any work is done.
+        """Check that the result can be pushed, before any work is done.
 
         A dataset that is missing is created for a moment, to find out whether the token may.
         """
@@ -125,10 +125,9 @@ class Upload(ABC):
         """Return what is to be added and deleted, compared with a repository as `repo_info` describes it."""
 
     def open(self) -> None:
-        """Create the repository if it is missing, and write to it; raises OutputError.
+        """Create the repository if it is missing, and write to it.
 
-        A fine-grained token may list an account and yet not write to its repositories. A name
-        without an account is of this one.
+        A fine-grained token may list an account and yet not write to its repositories.
         """
         problem: str | None = None
         branch = f"pimono-sdpo-check-{uuid4().hex[:8]}"
@@ -290,9 +289,7 @@ class RowsUpload(Upload):
 def push_folder(folder: Path, repo_id: str, options: PushOptions, only_private: bool = False) -> str:
     """Push what differs from the dataset's present commit; return a sentence on what was done.
 
-    A missing dataset is created, private unless `public`. The same content makes no commit. Raises
-    OutputError as `check_files` does, for a public dataset if `only_private`, and when the Hub
-    refuses; the folder stays as it is.
+    A missing dataset is created, private unless `public`; a public one is refused if `only_private`.
     """
     files = check_files(folder, options.allow_findings)
     report = read_json(folder / REPORT)
@@ -316,10 +313,7 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions, only_private: 
 
 
 def check_files(folder: Path, allow_findings: bool = False) -> dict[str, Path]:
-    """Return the files to publish by their path in the folder, in order.
-
-    Raises OutputError if the folder is not of a finished run, and as `check_texts` does.
-    """
+    """Return the files to publish by their path in the folder, in order."""
     if mark_of(folder) != REPORT or not (folder / CARD).is_file():
         raise OutputError(
             f"`{folder}` was not written by a finished `filter`, `steps` or `pairs`; push such a folder, unchanged."
@@ -332,10 +326,9 @@ def check_files(folder: Path, allow_findings: bool = False) -> dict[str, Path]:
 
 
 def check_texts(files: Iterable[Path], advice: str, allow_findings: bool = True) -> None:
-    """Raise OutputError for a card the Hub would refuse or what looks like a secret, SourceError for a damaged shard.
+    """Refuse a card that the Hub would refuse, and what looks like a secret.
 
-    Where the scanner kingfisher is installed, it searches as well, by rules of its own, unless its
-    findings are allowed; it only reads, and sends nothing.
+    Where the scanner kingfisher is installed, it searches as well, unless its findings are allowed; it sends nothing.
     """
     scanner = None
     if not allow_findings:
@@ -405,10 +398,9 @@ def path_in_repo(name: str, stage: str | None) -> str:
 
 
 def merge_cards(mine: str, theirs: bytes | None, stage: str | None, repo_id: str) -> str:
-    """Return the card of a dataset after a push: of all stages whose rows are there then.
+    """Return the card of a dataset after a push: of all stages whose rows are there then, in any order of pushes.
 
-    It is the same in whatever order they were pushed. Raises OutputError for a card on the Hub that
-    cannot be read, and for a dataset whose files no config names: a new config would hide them.
+    A dataset whose files no config names is refused: a new config would hide them.
     """
     own, body = _split_card(mine)
     try:

@@ -36,17 +36,10 @@ def build_report(
 ) -> Json:
     """Build the report of a run from the counts of its shards and the rows written to `folder/data`.
 
-    `described` is the input (`Source.describe`); `dropped` has the reasons of the steps that
-    compare rows, dedupe and choose.
-
-    Keys: pimono_sdpo, input, options, lines, bytes (every row and reject has its own `counts`),
-    stages, sessions, kept, rejected, drop_reasons, score (min, max, mean, histogram: `rows` kept
-    and `rejected` per bin; cut: what a row had to reach, None when no row was dropped for its
-    score), source_sessions and source_files (of the kept rows), splits, without_terms (rows whose
-    reward_terms are categories alone), exercises (rows of --unit step by their goal),
-    category_counts, sources, weights, secrets_redacted, licence, sha256 (of all files of a kind),
-    first_sample. Without kept rows, what describes them is left out. The filter adds `unreadable`,
-    the session files that could not be read, and their bytes, if there are any.
+    `described` is the input (`Source.describe`); `dropped` has the reasons of the steps that compare rows. Every
+    row and reject has its own `counts`. `cut` is what a score had to reach, None when no row was dropped for it;
+    `without_terms` counts rows whose reward_terms are categories alone. Without kept rows, what describes them is
+    left out.
     """
     stages = [
         {"stage": name, "rows_in": rows["in"], "rows_out": rows["out"], "dropped": counts["dropped"].get(name, {})}

@@ -3,9 +3,8 @@
 Open-ended values (tool arguments, verifier specs) are `Json` or JSON text, so that the schema of a
 shard never depends on its contents.
 
-In a duel, two players answer the same turn of a recorded trajectory: the king without a hint, the
-challenger with the pull request that solved the task. A panel of judges compares the answers in
-both orders.
+In a duel, two players answer the same turn of a recorded trajectory: the king without a hint, the challenger
+with the pull request that solved the task. A panel of judges compares the answers in both orders.
 """
 
 from typing import Any, Literal, NotRequired, TypedDict
@@ -52,6 +51,7 @@ EVIDENCE = Features(
         "tools": STRINGS,
         "workspace": List(KNOWN_FILE),
         "problem": Value("string"),
+        **columns(float64="worth", bool="is_best"),
         "counts": COUNTS,
         # Not among the counts of a row: the layouts of an export space the same JSON differently.
         "volume": columns(int64="bytes_parsed"),
@@ -191,8 +191,7 @@ STEP = Features(
         "split": Value("string"),
     }
 )
-# A step that was dropped, or a whole run (then `step` is null), and why. The run holds what the
-# model had read.
+# A step that was dropped, or a whole run (then `step` is null), and why. The run holds what the model had read.
 DROPPED_STEP = Features(
     {**{name: STEP[name] for name in STEP if name not in {"prompt", "tools"}}, **columns(string="drop_reason detail")}
 )

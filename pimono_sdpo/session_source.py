@@ -39,10 +39,7 @@ class SourceOptions:
         return [f"--{name}" for name in names if getattr(self, name)]
 
     def open_sessions(self, out: Path) -> Source:
-        """Open all sources, and print what was found of this user's own sessions.
-
-        Raises SourceError, and OutputError if `out` lies in one of them or the other way round.
-        """
+        """Open all sources, and print what was found of this user's own sessions."""
         given = list(dict.fromkeys(self.source))
         for one in given:
             if one and one not in WORDS and Path(one).exists():

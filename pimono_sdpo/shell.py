@@ -1,7 +1,6 @@
 """Parse a command line: which program its output comes from, and whose exit status it reports.
 
-Words, quotes, heredocs and operators are recognised; nothing is expanded. What programs do is in
-shell.toml.
+Words, quotes, heredocs and operators are recognised; nothing is expanded. What programs do is in shell.toml.
 """
 
 import re

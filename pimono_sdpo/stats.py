@@ -5,7 +5,6 @@ from math import nan
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 
 class Interval(NamedTuple):
@@ -30,6 +29,8 @@ def cluster_interval(
     >>> found.mean, round(found.low, 2), round(found.high, 2)
     (0.5, 0.12, 0.88)
     """
+    from scipy import stats
+
     filled = [cluster for cluster in clusters if len(cluster)]
     if not filled:
         return Interval(nan, nan, nan)
@@ -64,6 +65,8 @@ def wilson_interval(successes: int, trials: int) -> Interval:
     >>> found.mean, round(found.low, 3), round(found.high, 3)
     (0.45, 0.307, 0.602)
     """
+    from scipy import stats
+
     if not trials:
         return Interval(nan, nan, nan)
     found = stats.binomtest(successes, trials).proportion_ci(0.95, "wilson")

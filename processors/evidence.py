@@ -27,6 +27,7 @@ from pimono_sdpo.traces.parse import find_branches, match_results, read_trace
 from processors.corrections import Judge, find_corrections
 from processors.corrections.features import ASKED_CHARS, is_automated, list_edited, read_cues, strip_wrapper
 from processors.diagnostics import NOTHING_KNOWN, find_failures
+from processors.keep import rate_episodes
 from processors.outcome import describe_outcomes
 from processors.redact import identify
 
@@ -99,6 +100,7 @@ def gather_evidence(
                 **count_row(span, found, row, trace.lines, episode == 0),
             }
         )
+    rate_episodes(rows)
     return rows
 
 

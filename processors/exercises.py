@@ -165,6 +165,8 @@ def gather_exercises(
                 "tools": [],
                 "workspace": [one._asdict() for one in known],
                 "problem": problem,
+                "worth": 0.0,
+                "is_best": True,
                 "fingerprints": hash_messages(events[begin : begin + 1]) if item else [],
                 **count_row(events[before:stop], evidence, row, trace.lines, not made),
                 "exercise": json.dumps(exercise),

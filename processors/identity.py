@@ -66,9 +66,7 @@ def find_identity(
     for hit in _find(trace, _NO_ADDRESS, _GOT):
         users.append(_decode(hit[1]))
         hosts.append(hit[2].decode())
-    for who in {user or "root", "root"}:
-        prompts = _find(trace, f"{who}@".encode(), _prompt_of(who))
-        hosts += (hit[1].decode() for hit in prompts)
+    hosts += (hit[1].decode() for hit in _find(trace, b"@", _prompt_of(user or "root")))
     for hit in _find(trace, b"Author: ", _AUTHOR) if user else ():
         name = _decode(hit[1])
         if _fits(user.lower(), name.lower(), hit[2].decode().lower()):
@@ -84,7 +82,8 @@ def find_identity(
 def _prompt_of(user: str) -> re.Pattern[bytes]:
     # Unlike an address, a host at a prompt has no domain but that of a local network.
     domain = r"(?:\.(?:local|lan|home|internal))?(?=:[~/\\$]|[ \]])"
-    return re.compile(rf"{re.escape(user)}@([\w-]{{3,60}}){domain}".encode())
+    # The single sign is found many times faster than the names before it.
+    return re.compile(rf"(?:(?<=root)|(?<={re.escape(user)}))@([\w-]{{3,60}}){domain}".encode())
 
 
 def _find(trace: bytes, start: bytes, pattern: re.Pattern[bytes]) -> Iterator[re.Match[bytes]]:

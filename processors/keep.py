@@ -1,9 +1,9 @@
 """Drop rows without a substantive prompt, without evidence, or that are hardly worth training on.
 
-reads   problem, prompt, findings
+reads   problem, prompt, findings, worth, is_best
 drops   no_messages, unknown_harness, no_prompt, no_evidence; expected_failure, no_information,
         only_a_slip, service_outage or permission_not_granted when none of it teaches anything;
-        hardly_worth_it below `--min-worth`
+        hardly_worth_it below `--min-worth`, or below BEST_SHARE of it for the best of a session
 
 The worth of an episode is the probability that somebody who reads it finds that its prompt can be
 understood, that the evidence belongs to it and is real, and that a competent agent could have done
@@ -14,6 +14,7 @@ tests/benchmarks/fit_worth.py fitted the weights to rows that were judged by han
 import math
 import re
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from pimono_sdpo.stage import Filter, Row
@@ -25,22 +26,19 @@ _REASONS = {
     "outside": "service_outage",
     "not_granted": "permission_not_granted",
 }
-LEAST_WORTH = 0.55
-INTERCEPT = -1.2
+LEAST_WORTH, BEST_SHARE = 0.75, 0.57
+INTERCEPT = -0.87
 # What each property of `describe` adds to the log-odds.
 LOG_ODDS = {
-    "own_faults": 1.24,
-    "own_code": 0.53,
-    "own_call": 0.78,
-    "other_failures": 0.62,
+    "own_faults": 1.15,
+    "own_code": 0.27,
+    "other_failures": 0.42,
     "correction": 0.48,
-    "changed_again": 0.92,
-    "short_request": -0.57,
+    "changed_again": 0.56,
+    "no_call": -1.05,
 }
 _SURE = 0.997
 _DIGITS = re.compile(r"\d+")
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
-_FEW_WORDS = 8
 
 
 def keep(row: Row, min_worth: float = 0.0) -> str | None:
@@ -54,7 +52,7 @@ def keep(row: Row, min_worth: float = 0.0) -> str | None:
         return next(reason for excuse, reason in _REASONS.items() if excuse in excuses)
     if not excuses:
         return "no_evidence"
-    return "hardly_worth_it" if min_worth > 0 and estimate_worth(row) < min_worth else None
+    return "hardly_worth_it" if row["worth"] < min_worth * (BEST_SHARE if row["is_best"] else 1) else None
 
 
 def estimate_worth(row: Row) -> float:
@@ -63,16 +61,24 @@ def estimate_worth(row: Row) -> float:
     return 1 / (1 + math.exp(-odds))
 
 
+def rate_episodes(rows: list[dict[str, Any]]) -> None:
+    """Set the `worth` of each episode of a session, and `is_best` of the first that none exceeds."""
+    for row in rows:
+        row["worth"] = estimate_worth(row) if any(not item["excuse"] for item in row["findings"]) else 0.0
+    best = max(rows, key=itemgetter("worth"))
+    for row in rows:
+        row["is_best"] = row is best
+
+
 def describe(row: Row) -> dict[str, float]:
     """Describe the evidence that is not excused.
 
     own_faults      the logarithm to base 2 of the number of different faults of the agent + 1
     own_code        one of these is code that does not run
-    own_call        one of these is a call that is not understood
     other_failures  as own_faults, of the failures that do not show a fault
     correction      the log-odds of the surest correction, at least 0
     changed_again   on a correction the agent changed a file again
-    short_request   the prompt has fewer than eight words
+    no_call         the agent only answered
     """
     own: list[Any] = [item for item in row["findings"] if not item["excuse"]]
     failures = [item for item in own if item["kind"] == "failure"]
@@ -83,11 +89,10 @@ def describe(row: Row) -> dict[str, float]:
     return {
         "own_faults": math.log2(1 + len(alike[0])),
         "own_code": float("code" in faults),
-        "own_call": float("call" in faults),
         "other_failures": math.log2(1 + len(alike[1])),
         "correction": max([0.0, *(_weigh(i) for i in own if i["kind"] == "correction")]),
         "changed_again": float("again" in faults),
-        "short_request": float(len(_WORD.findall(row["prompt"][:1000])) < _FEW_WORDS),
+        "no_call": float(row["counts"]["tool_calls"] == 0),
     }
 
 
@@ -99,4 +104,4 @@ def _weigh(item: Any) -> float:
 
 def stage(min_worth: float) -> Filter:
     """Build the filter for a least worth, 0 to keep all that has evidence."""
-    return Filter(partial(keep, min_worth=min_worth), reads=("problem", "prompt", "findings"))
+    return Filter(partial(keep, min_worth=min_worth), reads=("problem", "prompt", "findings", "worth", "is_best"))

@@ -48,6 +48,11 @@ _FRAME_SOURCE = re.compile(
     r"(?m)^ *File [^\n]{0,300}(?:/lib/python3\.\d|-packages/|<frozen |Python[3.][\w.]{1,40}[/\\]+Lib[/\\])"
     r"[^\n]*(?:\n {4,}(?! *File )[^\n]*){1,2}"
 )
+# A frame of a traceback that only imports the file of the next one.
+_IMPORTS = re.compile(
+    r"(?m)^ *(?:File [^\n]{1,300}, line \d+,|[^\s:]{1,300}:\d+:) in <module>\n[> ] *(?:from|import) [^\n]*\n"
+    r"(?:[ ^~]+\n)?(?= *(?:File |[^\s:]{1,300}:\d))"
+)
 # One of them is in every such line.
 _IN_INTERNAL = (
     *("node:", "/lib/python3.", "-packages/", "<frozen ", "/rustc/", "/go/src/runtime/", "node_modules"),
@@ -93,7 +98,7 @@ _RANDOM = re.compile(
 )
 _GENERIC = frozenset(
     """
-    error exception file node_modules package.json package-lock.json index.ts index.js node.js utf-8
+    error errors exception file node_modules package.json package-lock.json index.ts index.js node.js utf-8
     dev/null content-type application/json appdata iphone ipad github powershell in_progress
     exec_command write_stdin apply_patch createprocess createprocesscommon exit_code is_error env:1
     sessionid sessionkey tool_use_id message_id status_code remoteexception nativecommanderror
@@ -156,6 +161,7 @@ def _drop_noise(text: str) -> str:
         text = _WINDOWS_PATH.sub(lambda m: _DRIVE.sub("", re.sub(r"\\+", "/", m[0])), text)
     lines = text.replace("\\n", "\n").split("\n")
     text = "\n".join(line for line in lines if len(line) < MAX_LINE)
+    text = _IMPORTS.sub("", text) if "in <module>" in text else text
     if shown := [sign for sign in _IN_INTERNAL if sign in text]:
         lines = _FRAME_SOURCE.sub("", text).split("\n")
         text = "\n".join(

@@ -49,10 +49,7 @@ def trace_grounding_reward(
     privileged_context: Sequence[str | None] | None = None,
     **_: object,
 ) -> list[float | None]:
-    """Score each completion by the concrete terms of its row that its own sentences use.
-
-    Usable as it is in TRL's SDPO and GRPO trainers, which pass every dataset column. A row without
-    `reward_terms`, or with nothing but categories among them, gives None.
+    """Score each completion by the concrete terms of its row that its own sentences use; None for a row without any.
 
     >>> answer = "The build stops because src/cli.ts is missing, so I restore that file with git."
     >>> ask = "Why does the build fail?"
@@ -96,18 +93,17 @@ def _said(parts: Sequence["Sentence"], named: Named, terms: int) -> float:
     novel: set[str] = set()
     for part in parts:
         mine = named(part.text)
-        free = [(word, new) for word, new in part.own if not any(word in term or term in word for term in mine)]
-        own = {word for word, _ in free}
+        free = {word: new for word, new in part.own if not any(word in term or term in word for term in mine)}
         is_question = part.text.rstrip().endswith(("?", "\uff1f"))
-        is_list = len(mine) > MAX_TERMS_PER_SENTENCE and len(own) < OWN_PER_TERM * len(mine)
-        is_own = len(own) >= MIN_OWN_WORDS and len(part.own) >= MIN_OWN_WORDS_SHARE * part.length
+        is_list = len(mine) > MAX_TERMS_PER_SENTENCE and len(free) < OWN_PER_TERM * len(mine)
+        is_own = len(free) >= MIN_OWN_WORDS and len(part.own) >= MIN_OWN_WORDS_SHARE * part.length
         if is_own and not is_question and not is_list:
-            said[part.text.strip()] = mine, own
-            novel |= {word for word, is_new in free if is_new}
+            said[part.text.strip()] = mine, {*free}
+            novel |= {word for word, is_new in free.items() if is_new}
     credited: set[str] = set()
     for text, (mine, own) in said.items():
         others = (other for key, (terms_of, other) in said.items() if key != text and terms_of)
-        if mine and not any(len(own & o) >= ALIKE * len(own | o) for o in others):
+        if not any(len(own & o) >= ALIKE * len(own | o) for o in others):
             credited.update(sorted(mine - credited)[:MAX_TERMS_PER_SENTENCE])
     breadth = BREADTH[min(len(credited), 3)] if len(credited) < terms else 1.0
     return GROUNDING_WEIGHT * breadth * min(1.0, len(novel) / NOVEL_NEEDED)
@@ -122,21 +118,19 @@ def _pattern(terms: frozenset[str]) -> re.Pattern[str]:
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _REFUSAL = re.compile("|".join(_TABLE["refusals"]))
+_PROGRAMS = frozenset(_TABLE["programs"].split())
 MAX_ACTIONS = 16  # of a kind
 MAX_TERMS_AIMED = 2  # more is a list
 MIN_NAMES = 3  # what code must consist of, besides its strings
 MIN_OWN = 2
-MIN_OWN_SHARE = 0.2
 SHORT = 300  # an argument that says where, not what
 
-_PROGRAMS = frozenset(_TABLE["programs"].split())
 _TOOL = re.compile(
     r"(?:^|[._-])(?:read|view|open|cat|edit|replace|patch|write|create|insert|bash|sh|shell|run|exec|"
     r"execute|terminal|command|grep|rg|search|find|glob|python|test)(?:$|[._-])"
 )
 _RUNS = re.compile(r"(?:^|[._-])(?:bash|sh|shell|run|exec|execute|terminal|command)(?:$|[._-])")
 _SEGMENT = re.compile(r"&&|\|\||[;|\n]")
-_LEADING = re.compile(r"\A(?:sudo |time |env |\w{1,40}=\S{0,80} )*")
 _STRING = re.compile(r'"[^"\n]*"|\'[^\'\n]*\'|`[^`\n]*`')
 _STATEMENT = re.compile(
     r"[(){};=]|^\s*(?:return|import|from|def|fn|func|if|for|case|select|let|const|var|use|pub|class)\b"
@@ -167,12 +161,12 @@ def _command(text: str, named: Named, references: tuple[str, str]) -> Act:
     # A command that a reference shows, be it the one that failed, is a copy however short it is.
     if any(text.strip() in reference for reference in references):
         return Act.NOTHING
-    parts = [_LEADING.sub("", part.strip(), count=1).split(None, 1) for part in _SEGMENT.split(text)]
-    working = [part for part in parts if len(part) == 2 and part[0] in _PROGRAMS]
-    if not working or not _count_own(text, references):
+    parts = [part.split(None, 1) for part in _SEGMENT.split(text)]
+    given = [part[1] for part in parts if len(part) == 2 and part[0] in _PROGRAMS]
+    if not given or not _count_own(text, references):
         return Act.NOTHING
-    is_aimed = any(named(given.lower()) for _, given in working)
-    return Act.AIMED if is_aimed and len(named(text.lower())) <= MAX_TERMS_AIMED else Act.SOMETHING
+    is_aimed = named("\n".join(given).lower()) and len(named(text.lower())) <= MAX_TERMS_AIMED
+    return Act.AIMED if is_aimed else Act.SOMETHING
 
 
 def _called(call: Call, named: Named, references: tuple[str, str]) -> Act:
@@ -204,18 +198,15 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _code(text: str, named: Named, references: tuple[str, str]) -> Act:
-    """Judge code or a diff: it must hold words of its own and no list; a term makes it aimed."""
+    """Judge code or a diff: it must hold words of its own; a term makes it aimed."""
     changed = [line[1:] for line in text.split("\n") if _CHANGED.match(line)]
     lines = [line for line in changed or text.split("\n") if line.strip()]
     if sum(map(bool, map(_STATEMENT.search, lines))) * 2 < max(len(lines), 1):
         return Act.NOTHING
     body = "\n".join(lines).strip()
-    own, count = _count_own(body, references), len(words(body))
     is_data = body.startswith("{") and body.endswith("}") and '":' in body
     bare = body if is_data else _STRING.sub("''", body)
-    is_thin = len(words(bare)) < MIN_NAMES or min(own, _count_own(bare, references)) < MIN_OWN
-    is_list = any(len(named(line.lower())) > MAX_TERMS_AIMED for line in text.split("\n"))
-    if is_thin or is_list or own < MIN_OWN_SHARE * count:
+    if len(words(bare)) < MIN_NAMES or min(_count_own(one, references) for one in (body, bare)) < MIN_OWN:
         return Act.NOTHING
     return Act.AIMED if named(text.lower()) else Act.EDIT
 
@@ -228,22 +219,18 @@ COPY_LENGTH = 5
 COPY_CONTENT = 4  # in the order of a reference, whatever stands between
 SHORT_WORD = 3
 SHORT_WORDS, SHORT_CHARS = 4, 40  # a heading, or an item too short to stand alone
-WRAPPED_CHARS = 60
+HEADING_CHARS = 60
 
 _SIGN = r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 # One sign of a script without spaces says little: its words are overlapping pairs of signs.
 _WORD = re.compile(rf"{_SIGN}(?={_SIGN})|[a-z0-9_$][\w./:@$+-]*|(?!{_SIGN})[^\W\d_]\w*")
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?])\s|(?<=[\u3002\uff01\uff1f])")
 _MARK = re.compile(r"^[ \t]*(?:#{1,6}[ \t]|[-*+\u2022][ \t]|\d{1,3}[.)][ \t])?[ \t]*")
-_BULLET = re.compile(r"[ \t]*(?:[-*+\u2022]|\d{1,3}[.)])[ \t]")
 _CJK = re.compile(_SIGN)
 
 
 class Sentence(NamedTuple):
-    """A sentence or a line: its lower-cased text, how many words it has, and those not copied.
-
-    With each of its own words stands whether no reference has the word at all.
-    """
+    """A lower-cased sentence, how many words it has, and those not copied: whether no reference has them at all."""
 
     text: str
     length: int
@@ -260,57 +247,41 @@ def words(text: str) -> list[str]:
 
 
 def unwrapped(text: str) -> str:
-    """Drop Markdown's marks; join headings to what they head, and lines that were wrapped.
+    """Drop Markdown's marks; join headings to what they head.
 
     >>> unwrapped("**Cause**\\n\\n- the loop in the parser ends early")
     'Cause: the loop in the parser ends early'
     """
     lines: list[str] = []
-    short = before = ""
+    heading = ""
     for raw in text.replace("**", "").split("\n"):
         line = _MARK.sub("", raw, count=1).rstrip()
         is_short = len(line) < SHORT_CHARS and len(line.split()) <= SHORT_WORDS
-        is_heading = is_short and line[-1:] not in ".!?;\u3002" and len(short) < WRAPPED_CHARS
-        if is_heading:
-            short += line.rstrip(":") + ": "
-        elif line and len(before) >= WRAPPED_CHARS and not short and not _BULLET.match(raw):
-            lines[-1] += " " + line
+        if is_short and line[-1:] not in ".!?;\u3002" and len(heading) < HEADING_CHARS:
+            heading += line.rstrip(":") + ": "
         elif line:
-            lines.append(short + line)
-            short = ""
-        before = raw if line and not is_heading else ""
-    return "\n".join([*lines, short] if short else lines)
+            lines.append(heading + line)
+            heading = ""
+    return "\n".join([*lines, heading] if heading else lines)
 
 
 def sentences(text: str, references: Iterable[str]) -> list[Sentence]:
-    """Split a text; words inside a run of COPY_LENGTH words of a reference are not its own.
-
-    A copy stays a copy when other words are woven in: the words of content that a reference knows
-    are also compared without those between them.
-    """
+    """Split a text; words inside a run of COPY_LENGTH words of a reference are not its own."""
     text = text.lower()
-    known = list(map(_words_by_line, references))
-    whole = {tuple(line) for lines in known for line in lines}
-    vocabulary = {word for lines in known for line in lines for word in line}
+    known = list(map(_words_of, references))
+    vocabulary = set(chain.from_iterable(known))
     starts, flow = _placed(text)
-    copied = {index for lines in known for index in _copied_from(flow, [*chain.from_iterable(lines)])}
+    copied = {index for found in known for index in _copied_from(flow, found)}
     out = []
     ends = [(0, 0), *(match.span() for match in _SENTENCE_END.finditer(text)), (len(text), len(text))]
     for (_, begin), (end, _) in pairwise(ends):
         first, last = bisect_left(starts, begin), bisect_left(starts, end)
-        is_copy = tuple(flow[first:last]) in whole
-        own = (
-            []
-            if is_copy
-            else [(flow[at], flow[at] not in vocabulary) for at in range(first, last) if at not in copied]
-        )
+        own = [(flow[at], flow[at] not in vocabulary) for at in range(first, last) if at not in copied]
         out.append(Sentence(text[begin:end], last - first, own))
     return out
 
 
-@lru_cache(maxsize=64)
-def _words_by_line(text: str) -> list[list[str]]:
-    return list(map(words, text.split("\n")))
+_words_of = lru_cache(maxsize=64)(words)
 
 
 def _placed(lowered: str) -> tuple[list[int], list[str]]:
@@ -322,7 +293,10 @@ def _placed(lowered: str) -> tuple[list[int], list[str]]:
 
 
 def _copied_from(flow: list[str], found: list[str]) -> Iterator[int]:
-    """Yield the places of words in runs of a reference, of all its words or of those of content."""
+    """Yield the places of words in runs of a reference, of all its words or of those of content.
+
+    So a copy stays a copy when other words are woven in.
+    """
     # A longer word carries content rather than holding a sentence together.
     content = [word for word in found if len(word) > SHORT_WORD or _CJK.match(word)]
     known = set(content)

@@ -4,11 +4,11 @@ import ast
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from docs.generate import describe_command
 from pimono_sdpo import cli
 from pimono_sdpo.cli import app
-from pimono_sdpo.cli.command_line import COMMANDS, module_of, summary_of
+from pimono_sdpo.cli.command_line import COMMANDS, Command, load, summary_of
 from tests.plug import copy_project, insert_line, run_python
 
 OPTIONS = """
@@ -30,7 +30,7 @@ import json, sys
 sys.path.insert(0, {root!r})
 from typer.testing import CliRunner
 from pimono_sdpo.cli import app
-from pimono_sdpo.cli.command_line import module_of
+from pimono_sdpo.cli.command_line import load
 from docs.generate import describe_command
 from pimono_sdpo.filtering import FilterOptions
 from pimono_sdpo.options import report_options, resume_key
@@ -41,15 +41,15 @@ print(json.dumps({{
     "reference": describe_command("filter"),
     "report": report_options(given),
     "key": resume_key(given),
-    "unread": find_unread(module_of("filter")),
+    "unread": find_unread(load("filter")),
 }}))
 """
 
 
-def read_names(module: ModuleType) -> set[str]:
-    """Return the names that a module reads of its options."""
+def read_names(code: Any) -> set[str]:
+    """Return the names that a module or a function reads of its options."""
     names = set()
-    for node in ast.walk(ast.parse(inspect.getsource(module))):
+    for node in ast.walk(ast.parse(inspect.getsource(code))):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             owner, name = node.value, node.attr
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
@@ -61,42 +61,49 @@ def read_names(module: ModuleType) -> set[str]:
     return names
 
 
-def find_unread(module: ModuleType) -> list[str]:
+def find_unread(command: Command) -> list[str]:
     """Return the options of a command that neither it nor the modules of its options read."""
-    homes = {inspect.getmodule(one) for one in module.Options.__mro__}
+    module = sys.modules[command.run.__module__]
+    homes = {inspect.getmodule(one) for one in command.options.__mro__}
     called = {inspect.getmodule(value) for value in vars(module).values() if callable(value)}
-    read: set[str] = set()
-    for one in {module, *homes, *called}:
+    # What other commands of the module read does not count.
+    read = read_names(module if command.run.__name__ == "run" else command.run)
+    for one in {*homes, *called} - {module}:
         if one and one.__name__.partition(".")[0] in {"pimono_sdpo", "processors", "rewards"}:
             read |= read_names(one)
-    return [field.name for field in fields(module.Options) if field.name not in read]
+    return [field.name for field in fields(command.options) if field.name not in read]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_read(command: str) -> None:
-    assert find_unread(module_of(command)) == []
+    assert find_unread(load(command)) == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_has_a_sentence(command: str) -> None:
     assert summary_of(command).endswith(".")
-    assert f"pimono-sdpo {command} " in (module_of(command).__doc__ or ""), "it shows an example"
-    for field in fields(module_of(command).Options):
+    assert f"pimono-sdpo {command} " in load(command).help, "it shows an example"
+    for field in fields(load(command).options):
         text = field.metadata["help"]
         assert text[0].isupper() or text[0] == "`", field.name
         assert text.endswith("."), field.name
 
 
-def test_every_module_of_a_command_is_in_the_list() -> None:
-    folder = Path(str(cli.__file__)).parent
-    there = {path.stem for path in folder.glob("*.py") if "\nclass Options" in path.read_text()}
-    assert there == {name.replace(" ", "_").replace("-", "_") for name in COMMANDS}
+def test_every_class_of_options_is_that_of_a_command() -> None:
+    there = {
+        (f"pimono_sdpo.cli.{path.stem}", name)
+        for path in Path(str(cli.__file__)).parent.glob("*.py")
+        for name in re.findall(r"^@options\nclass (\w+)", path.read_text(), re.MULTILINE)
+    }
+    classes = [load(command).options for command in COMMANDS]
+    assert there == {(one.__module__, one.__name__) for one in classes}
+    assert len(there) == len(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_examples_name_options_that_exist(command: str) -> None:
     shown = CliRunner().invoke(app, [*command.split(), "--help"]).output
-    for line in (module_of(command).__doc__ or "").splitlines():
+    for line in load(command).help.splitlines():
         words = line.partition("#")[0].split()
         if words[:1] == ["pimono-sdpo"]:
             assert line.strip().startswith(f"pimono-sdpo {command} "), line
@@ -175,7 +182,7 @@ def test_a_new_option_is_one_field(tmp_path: Path) -> None:
 
 def test_the_reference_has_every_option() -> None:
     for command in COMMANDS:
-        assert all(one.metadata["help"] in describe_command(command) for one in fields(module_of(command).Options))
+        assert all(one.metadata["help"] in describe_command(command) for one in fields(load(command).options))
 
 
 @pytest.mark.parametrize("group", ["suite", "demo"])

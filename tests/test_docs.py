@@ -16,7 +16,7 @@ from typing import get_args, get_type_hints
 import pytest
 from typer.testing import CliRunner
 
-from pimono_sdpo.cli.command_line import COMMANDS, app, module_of
+from pimono_sdpo.cli.command_line import COMMANDS, app, load
 from pimono_sdpo.options import flag_of
 from pimono_sdpo.samples import write_samples
 
@@ -99,8 +99,9 @@ TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULT
 def options_of(command: str) -> set[str]:
     """The options of a command, `--no-...` included."""
     found = {"--help"}
-    types = get_type_hints(module_of(command).Options)
-    for one in fields(module_of(command).Options):
+    given = load(command).options
+    types = get_type_hints(given)
+    for one in fields(given):
         if not one.metadata.get("argument"):
             flag = flag_of(one)
             both = types[one.name] in (bool, bool | None) and one.default is not False

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pimono_sdpo.agent.evaluation import compare_rollouts
+from pimono_sdpo.agent.evaluation import Json, evaluate_models
+from pimono_sdpo.agent.rollout import RolloutOptions
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import EmptySelection, SourceError
 from tests.rollout_data import OTHER, final, prose, read, rollout, write, write_folder
@@ -23,6 +24,10 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
         write_folder(tmp_path / "before", before, split="test"),
         write_folder(tmp_path / "after", after, split="test"),
     )
+
+
+def compare_rollouts(suite: Path, baseline: Path, tuned: Path | None, out: Path) -> Json:
+    return evaluate_models(RolloutOptions(suite=suite), out, print, lambda row, place: None, baseline, tuned)
 
 
 def test_the_difference_is_paired_by_task(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -96,3 +98,11 @@ def test_train_in_python_and_load_adapter(run_example: Run, tmp_path: Path) -> N
     adapter = tmp_path / "outputs" / "example" / "adapter"
     assert json.loads((adapter / "run.json").read_text())["dataset"]["id"] == "rows"
     assert run_example("load_adapter.py", adapter, "What now?", tmp_path / "tiny", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_a_script_without_arguments_says_how_it_is_called(script: Path) -> None:
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"python examples/{script.name} " in done.stderr
+    assert "Traceback" not in done.stderr

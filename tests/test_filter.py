@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -277,6 +278,19 @@ def test_an_empty_selection_names_the_reasons(traces: Path, tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"resolving_call": True}, "options of --unit step"),
+        ({"corrections": True}, "options of --unit step"),
+        ({"judge_provider": "together"}, "provider of --correction-judge"),
+    ],
+)
+def test_an_option_without_the_one_that_it_needs_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(OutputError, match=words):
+        FilterOptions(**given)
+
+
 def test_an_unknown_licence_is_refused_before_any_work(traces: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"licence `mine`.*such as mit"):
         run_filter(str(traces), tmp_path / "rows", FilterOptions(licence="mine"))
@@ -346,7 +360,7 @@ def test_an_output_that_cannot_be_written_is_told(traces: Path, tmp_path: Path) 
     ):
         done = cli(*words)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert ("use" if words[0] == "filter" else "give") in done.stderr
+        assert "; use " in done.stderr
 
 
 def test_one_odd_row_never_ends_the_run(tmp_path: Path) -> None:

@@ -176,9 +176,14 @@ RED = [
 ]
 
 
+PATCH = "apply_patch <<'E'\n*** Begin Patch\n*** Update File: a.ts\n@@\n-old\n+new\n*** End Patch\nE"
+MISQUOTED = bash(PATCH, "apply_patch verification failed: Failed to find expected lines in a.ts", error=True)
+
+
 @pytest.mark.parametrize(
     ("entries", "excuse"),
     [
+        ([*MISQUOTED, *bash(PATCH.replace("old", "odd"), "Success")], "slip"),
         ([*MISSING, *READ], "slip"),
         (bash("cat a.md", exited("cat: a.md: No such file or directory"), error=True), "slip"),
         (REFUSED, "slip"),
@@ -197,6 +202,12 @@ RED = [
 )
 def test_failures_that_teach_nothing(entries: list[Entry], excuse: str) -> None:
     assert only(*entries)["excuse"] == excuse
+
+
+def test_a_test_is_the_agents_own_work_once_it_has_changed_a_file() -> None:
+    failing = bash("npm test", exited("Tests  1 failed"), error=True)
+    assert only(*failing)["fault"] == ""
+    assert only(*bash(PATCH, "Success"), *failing)["fault"] == "work"
 
 
 EATEN = bash(r"ls C:\code\app", exited("ls: cannot access 'C:codeapp': No such file"), error=True)

@@ -14,7 +14,7 @@ from pimono_sdpo.traces.events import decode_json
 from pimono_sdpo.traces.harness import HARNESSES
 from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.parse import detect_harness, read_trace
-from rewards.verifiers.tool_schemas import check, tools_of
+from rewards.verifiers.tool_calls import check, tools_of
 from tests.plug import ROOT, copy_project, insert_line, run_python
 
 TOY_READER = '''

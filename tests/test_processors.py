@@ -11,7 +11,7 @@ from processors.context import write_context
 from processors.diagnostics import NOTHING_KNOWN
 from processors.evidence import is_substantive
 from processors.grade import WEIGHTS, grade
-from processors.keep import INTERCEPT, LEAST_WORTH, LOG_ODDS, estimate_worth, keep
+from processors.keep import INTERCEPT, LEAST_WORTH, LOG_ODDS, estimate_worth, keep, rate_episodes
 from processors.rows import write_verifier_spec
 from processors.salient_tokens import KINDS, Kind, find_salient_tokens, find_tokens
 from processors.threshold import check_score
@@ -63,9 +63,14 @@ def test_the_terms_of_a_score_add_up(names: list[str]) -> None:
             'File "C:\\Python312\\Lib\\pathlib.py", line 8, in stat\n    return os.st_mode\nTypeError: readConfig',
             ["typeerror", "readconfig"],
         ),
+        (
+            "tests/test_a.py:6: in <module>\n    from shop import b\nshop/b.py:2: in <module>\n    import yaml2\n"
+            "E   ModuleNotFoundError: No module named 'yaml2'",
+            ["yaml2", "shop/b.py:2", "modulenotfounderror", "shop/b.py"],
+        ),
     ],
 )
-def test_cut_words_parameters_and_placeholders_are_not_terms(text: str, terms: list[str]) -> None:
+def test_cut_words_placeholders_and_import_chains_are_not_terms(text: str, terms: list[str]) -> None:
     assert find_salient_tokens([text]) == terms
 
 
@@ -141,34 +146,38 @@ def test_words_without_the_needle_hold_no_token(kind: Kind) -> None:
     ],
 )
 def test_keep_says_why(row: dict[str, object], reason: str | None) -> None:
-    assert keep(row) == reason
+    assert keep({**row, "worth": 0.0, "is_best": False}) == reason
 
 
 def test_an_episode_must_be_worth_it() -> None:
     failed = failure(["test_or_assertion"], "boom", tool="bash", next="bash ls")
-    row: dict[str, Any] = {
-        "problem": None,
-        "prompt": "Move the fixtures to tests/data and adapt all tests that read them",
-    }
-    row |= {"findings": [failed]}
-    assert keep(row, LEAST_WORTH) == "hardly_worth_it"
-    assert keep(row) is None
-    assert estimate_worth({**row, "findings": [failed, failed]}) == estimate_worth(row)
     others = [failed, {**failed, "text": "bang"}]
-    assert estimate_worth({**row, "findings": others}) > estimate_worth(row)
-    own = [{**item, "fault": "work"} for item in others]
-    assert keep({**row, "findings": own[:1]}, LEAST_WORTH) == "hardly_worth_it"
-    assert keep({**row, "findings": own}, LEAST_WORTH) is None
-    assert estimate_worth({**row, "prompt": "Move them", "findings": own}) < estimate_worth({**row, "findings": own})
+    own = [{**item, "fault": "work"} for item in [*others, {**failed, "text": "crash"}]]
     unsure, sure = (
         {**NOTHING_KNOWN, "kind": "correction", "rule": "no", "probability": probability}
-        for probability in (0.9, 0.97)
+        for probability in (0.9, 0.995)
     )
-    assert keep({**row, "findings": [unsure]}, LEAST_WORTH) == "hardly_worth_it"
-    assert keep({**row, "findings": [sure]}, LEAST_WORTH) is None
-    assert keep({**row, "findings": [{**unsure, "fault": "again"}]}, LEAST_WORTH) is None
-    judged = {**unsure, "rule": "judge"}
-    assert keep({**row, "findings": [judged]}, LEAST_WORTH) is None
+
+    def find_worth(*findings: Any, tool_calls: int = 2) -> float:
+        return estimate_worth({"findings": findings, "counts": {"tool_calls": tool_calls}})
+
+    assert find_worth(failed, failed) == find_worth(failed)
+    assert find_worth(*others) > find_worth(failed)
+    assert find_worth(own[0]) < LEAST_WORTH < find_worth(*own)
+    assert find_worth(unsure) < LEAST_WORTH < find_worth(sure)
+    assert find_worth({**unsure, "fault": "again"}) > find_worth(unsure)
+    assert find_worth({**unsure, "rule": "judge"}) > LEAST_WORTH
+    assert find_worth(sure, tool_calls=0) < LEAST_WORTH
+
+
+def test_the_best_episode_of_a_session_needs_less_worth() -> None:
+    failed = failure(["test_or_assertion"], "boom", tool="bash", fault="work")
+    row = {"problem": None, "prompt": "p", "counts": {"tool_calls": 2}}
+    rows: list[dict[str, Any]] = [{**row, "findings": found} for found in ([], [failed], [failed])]
+    rate_episodes(rows)
+    assert [keep(one, LEAST_WORTH) for one in rows] == ["no_evidence", None, "hardly_worth_it"]
+    assert [keep(one) for one in rows] == ["no_evidence", None, None]
+    assert keep(rows[1], 1.0) == "hardly_worth_it"
 
 
 def test_the_weights_are_those_of_the_labels() -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from cards.view.page import render_page
-from cards.view.review import COLUMNS, describe_labels, read_labels
-from cards.view.rows import mark_text, split_blocks
+from cards.view import render_page
+from cards.view.rows import COLUMNS, describe_labels, mark_text, read_labels, split_blocks
 from pimono_sdpo.cli import view as view_command
 from pimono_sdpo.cli.view import find_folder, render_review, render_view
 from pimono_sdpo.errors import OutputError, SourceError
@@ -214,7 +213,7 @@ def test_labels_are_counted_with_intervals(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, r"There is no file `.*labels\.csv`"),
+        (None, r"Cannot read `.*labels\.csv` \(.*No such file"),
         ("", "has no column `source`"),
         ("source,session_id\n", "has no column `episode`"),
         (",".join(COLUMNS) + "\na,b,0,yes,selected,maybe,\n", "Row 1 of .* answer `maybe`"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cards.view.review import read_labels
+from cards.view.rows import read_labels
 from pimono_sdpo.cli.view import render_review, render_view
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import SAMPLE_SESSIONS

@@ -1,24 +1,28 @@
-"""Lay out a filter run or rollouts for the page: charts, and rows with their evidence marked.
+"""Lay out a filter run, rollouts, or a sample to be judged for the page; count what a judge answered.
 
-reads   report.json, data/*.parquet and rejects/*.parquet of a filter run; ROLLOUT rows
+reads   report.json, data/*.parquet and rejects/*.parquet of a filter run; ROLLOUT rows; the CSV that
+        the page saves: source, session_id, episode, kept, outcome, answer (y, n or empty), why
 """
 
+import csv
 import hashlib
 import json
 import os
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from cards.view.page import build_block
+from cards.view import build_block
+from pimono_sdpo.errors import SourceError
 from pimono_sdpo.failures import CATEGORIES, find_rules
 from pimono_sdpo.report import SCORE_IN_DETAIL
+from pimono_sdpo.stats import wilson_interval
 from pimono_sdpo.text import shorten
 
 Json = dict[str, Any]
@@ -34,42 +38,27 @@ class Chosen:
     rejected_total: int
 
 
-def choose_rows(folder: Path, limit: int) -> Chosen:
-    """Return the best `limit` rows and as many rejects; ties go to the earlier row."""
-    return _choose(folder, lambda scores: _sort_rows(scores).head(limit)["row"])
-
-
-def sample_rows(folder: Path, count: int, seed: int) -> Chosen:
-    """Return a random sample of `count` rows and as many rejects; same seed, same rows."""
+def choose_rows(folder: Path, limit: int, seed: int | None = None) -> Chosen:
+    """Return the best `limit` rows, ties by their order, or with a seed a random sample; as many rejects."""
     chooser = random.Random(seed)
+    ranking: Json = {"by": ["score", "row"], "descending": [True, False], "nulls_last": True}
 
-    def draw(scores: pl.DataFrame) -> pl.Series:
-        drawn = chooser.sample(range(scores.height), min(count, scores.height))
-        return scores["row"].gather(sorted(drawn))
+    def take(files: list[Path], *columns: pl.Expr) -> tuple[list[Json], int]:
+        if not files:
+            return [], 0
+        rows = pl.scan_parquet(files, row_index_name="row").with_columns(*columns)
+        ranked = rows.select("row", "score").sort(**ranking).collect()["row"]
+        picked = ranked.head(limit)
+        if seed is not None:
+            picked = pl.Series(chooser.sample(range(len(ranked)), min(limit, len(ranked))), dtype=ranked.dtype)
+        listed = rows.filter(pl.col("row").is_in(picked.implode())).collect(engine="streaming")
+        return listed.sort(**ranking).drop("row").to_dicts(), len(ranked)
 
-    return _choose(folder, draw)
-
-
-def _choose(folder: Path, pick: Callable[[pl.DataFrame], pl.Series]) -> Chosen:
-    """Read the rows and the rejects whose numbers `pick` returns, given `row` and `score`."""
     data = folder / "data"
-    kept, total = _take([*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))], pick)
+    kept, total = take([*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))])
     score = pl.col("detail").str.extract(SCORE_IN_DETAIL).cast(pl.Float64, strict=False)
-    others, rejected = _take(sorted((folder / "rejects").glob("*.parquet")), pick, score.alias("score"))
-    return Chosen(kept, others, total, rejected)
-
-
-def _take(files: list[Path], pick: Callable[[pl.DataFrame], pl.Series], *columns: pl.Expr) -> tuple[list[Json], int]:
-    if not files:
-        return [], 0
-    rows = pl.scan_parquet(files, row_index_name="row").with_columns(*columns)
-    scores = rows.select("row", "score").collect()
-    listed = rows.filter(pl.col("row").is_in(pick(scores).implode())).collect(engine="streaming")
-    return _sort_rows(listed).drop("row").to_dicts(), scores.height
-
-
-def _sort_rows(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.sort("score", "row", descending=[True, False], nulls_last=True)
+    rejected, rejected_total = take(sorted((folder / "rejects").glob("*.parquet")), score.alias("score"))
+    return Chosen(kept, rejected, total, rejected_total)
 
 
 Parts = list[list[str | None]]
@@ -107,10 +96,7 @@ def mark_text(text: str, categories: list[str], spans: list[str] | None = None) 
 
 
 def split_blocks(context: str, spans: list[str]) -> list[Json]:
-    """Split a privileged context into its numbered blocks: title, categories, parts.
-
-    `spans` are the words that made later messages count as corrections.
-    """
+    """Lay out each numbered block of a privileged context; `spans` are the words that correct."""
     heads = list(_HEADER.finditer(context))
     if not heads or heads[0].start() > 0:
         # The filter did not write it in this form: show it unchanged.
@@ -140,11 +126,7 @@ def key_of(row: Mapping[str, Any]) -> Key:
 
 
 def rows_view(report: Json, chosen: Chosen, around: Mapping[Key, Json], note: str) -> Json:
-    """Lay out a filter run: funnel, charts, and the list of rows and rejects.
-
-    `around` maps `key_of` a row to what `processors.event_window` found in its trace; `note` says
-    where the traces were found.
-    """
+    """Lay out a filter run; `around` maps keys of rows to what `processors.event_window` found in their traces."""
     score, at = report["score"], report["input"]["revision"]
     listed = [
         f"{'all' if len(rows) == total else f'the best {len(rows):,} of'} {total:,} {name}" if total else f"no {name}"
@@ -182,8 +164,8 @@ def rows_view(report: Json, chosen: Chosen, around: Mapping[Key, Json], note: st
 
 def build_rows(chosen: Chosen, around: Mapping[Key, Json]) -> list[Json]:
     """Lay out the chosen rows, the kept ones first; `around` as in `rows_view`."""
-    rows = [_build_kept(row, around.get(key_of(row))) for row in chosen.kept]
-    rows += [_build_rejected(row, around.get(key_of(row))) for row in chosen.rejected]
+    both = ((chosen.kept, True), (chosen.rejected, False))
+    rows = [_build_row(row, around.get(key_of(row)), kept) for those, kept in both for row in those]
     names = name_sessions(row["key"][0] or row["key"][1] for row in rows)
     for row in rows:
         source, session, episode = row["key"]
@@ -193,8 +175,7 @@ def build_rows(chosen: Chosen, around: Mapping[Key, Json]) -> list[Json]:
 
 
 def name_sessions(sources: Iterable[str]) -> dict[str, str]:
-    """Return a short name of each session: without the folders that all have in common, and with
-    its middle cut out, unless another one would then have the same name.
+    """Return a name of each session without common folders and, where it stays the only one, its middle.
 
     >>> name_sessions(["a/b/0190f3a2-7e1c-7000-8000-00000000c0de.jsonl", "a/b/x.jsonl"])
     {'a/b/0190f3a2-7e1c-7000-8000-00000000c0de.jsonl': '0190f3a2…0000c0de', 'a/b/x.jsonl': 'x'}
@@ -213,10 +194,7 @@ VERDICTS = {True: "pass", False: "fail", None: "not tested"}
 
 
 def rollouts_view(name: str, rows: Iterable[Json], total: int) -> Json:
-    """Lay out rollouts: the verdicts, and each run with its turns, cut to MAX_CHARS each.
-
-    `rows` are the first of `total` rows of ROLLOUT.
-    """
+    """Lay out the first of `total` rollouts: the verdicts, and each run with its turns."""
     listed = [_build_rollout(row, number) for number, row in enumerate(rows)]
     counts = Counter(row["outcome"] for row in listed)
     return {
@@ -243,9 +221,8 @@ def _build_rollout(row: Json, number: int) -> Json:
     blocks = []
     for turn in turns[first + 1 :]:
         calls = [json.dumps(call["function"], ensure_ascii=False) for call in turn["tool_calls"] or ()]
-        blocks.append(
-            build_block(turn["role"], shorten("\n".join(filter(None, [turn["content"], *calls])), MAX_CHARS))
-        )
+        text = "\n".join(filter(None, [turn["content"], *calls]))
+        blocks.append(build_block(turn["role"], shorten(text, MAX_CHARS)))
     facts = [(name, row[name]) for name in ("run_id", "task_id", "suite", "seed", "model", "ended")]
     facts += [("tokens", row["completion_tokens"]), ("error", row["error"]), ("patch", row["patch"])]
     return {
@@ -279,42 +256,26 @@ def _build_bars(title: str, filtered: str, counts: Mapping[str, int]) -> Json:
     return {"kind": "bars", "title": title, "filter": filtered, "bars": bars}
 
 
-def _build_kept(row: Json, found: Json | None) -> Json:
-    spans = [item["span"] for item in row["corrections"]]
-    facts = [
-        *_list_facts(row),
-        ("split", row["split"]),
-        ("correction rules", ", ".join(item["rule"] for item in row["corrections"]) or "-"),
-        ("verifier spec", "yes" if row["verifier_spec"] else "no"),
-    ]
-    return _build_row(row, found, "selected", facts, row["privileged_context"], spans) | {
-        "kept": True,
-        "prompt": row["prompt"][-1]["content"],
-        "history": row["prompt"][:-1],
-        "words": row["reward_terms"],
-    }
-
-
-def _build_rejected(row: Json, found: Json | None) -> Json:
-    facts = [("stage", row["stage"]), ("detail", row["detail"]), *_list_facts(row)]
-    trace = found or {"prompt": "", "words": [], "context": "", "spans": []}
-    return _build_row({**trace, **row}, found, row["drop_reason"], facts, trace["context"], trace["spans"]) | {
-        "kept": False,
-        "prompt": trace["prompt"],
-        "history": [],
-        "words": trace["words"],
-    }
-
-
-def _build_row(
-    row: Json, found: Json | None, outcome: str, facts: list[tuple[str, Any]], context: str, spans: list[str]
-) -> Json:
-    key = key_of(row)
+def _build_row(row: Json, found: Json | None, kept: bool) -> Json:
+    key, facts = key_of(row), _list_facts(row)
+    if kept:
+        spans = [item["span"] for item in row["corrections"]]
+        context, prompt, words = row["privileged_context"], row["prompt"][-1]["content"], row["reward_terms"]
+        facts += [
+            ("split", row["split"]),
+            ("correction rules", ", ".join(item["rule"] for item in row["corrections"]) or "-"),
+            ("verifier spec", "yes" if row["verifier_spec"] else "no"),
+        ]
+    else:
+        trace = found or {"prompt": "", "words": [], "context": "", "spans": []}
+        spans, context, prompt, words = (trace[name] for name in ("spans", "context", "prompt", "words"))
+        facts = [("stage", row["stage"]), ("detail", row["detail"]), *facts]
+        row = {**trace, **row}
     places = {} if found is None else {place["title"]: place["events"] for place in found["places"]}
     return {
         # A row keeps its address when the page is made again.
         "id": hashlib.sha256(json.dumps(key).encode()).hexdigest()[:10],
-        "outcome": outcome,
+        "outcome": "selected" if kept else row["drop_reason"],
         "score": row["score"],
         "terms": [[item["term"], item["value"]] for item in row.get("score_terms", [])],
         "categories": row.get("categories", []),
@@ -322,6 +283,10 @@ def _build_row(
         "facts": facts,
         # Each block with the session events around it.
         "blocks": [{**block, "events": places.get(block["title"], [])} for block in split_blocks(context, spans)],
+        "kept": kept,
+        "prompt": prompt,
+        "history": row["prompt"][:-1] if kept else [],
+        "words": words,
     }
 
 
@@ -329,3 +294,79 @@ def _list_facts(row: Json) -> list[tuple[str, Any]]:
     facts = [("file", row["source"]), ("session", row["session_id"])]
     facts += [("harness", row["harness"])] if "harness" in row else []
     return facts + [(name, row["counts"][key]) for key, name in COUNTED.items() if row["counts"][key]]
+
+
+COLUMNS = ("source", "session_id", "episode", "kept", "outcome", "answer", "why")
+# What would tell a judge whether the filter kept the row.
+_FACTS = frozenset({"file", "session", "user messages", "tool calls"})
+
+
+def review_view(name: str, chosen: Chosen, around: Mapping[Key, Json], seed: int) -> Json:
+    """Lay out a random sample; whether a row was kept shows only once it is answered."""
+    rows = [
+        {
+            **row,
+            "facts": [fact for fact in row["facts"] if fact[0] in _FACTS],
+            "terms": [],
+            "events": around[row["key"]]["events"] if row["key"] in around else [],
+        }
+        for row in build_rows(chosen, around)
+        # Nothing of a reject can be judged without its trace.
+        if row["kept"] or row["key"] in around
+    ]
+    random.Random(seed).shuffle(rows)
+    keys = json.dumps([row["key"] for row in rows])
+    kept = sum(row["kept"] for row in rows)
+    return {
+        "title": f"Review of {name}",
+        "subtitle": f"A random sample with seed {seed}: {kept:,} of {chosen.kept_total:,} selected "
+        f"and {len(rows) - kept:,} of {chosen.rejected_total:,} rejected rows, in random order.",
+        "categories": list(CATEGORIES),
+        "rows": rows,
+        "review": {
+            "columns": COLUMNS,
+            "file": f"{name.rpartition('/')[2]}-labels.csv",
+            # Answers are kept in the browser under this name until they are saved.
+            "id": hashlib.sha256(keys.encode()).hexdigest()[:16],
+        },
+    }
+
+
+def read_labels(path: Path) -> list[Json]:
+    """Return the lines of a CSV that the page saved, checked; raises SourceError."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            columns = reader.fieldnames or ()
+            labels = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SourceError(f"Cannot read `{path}` ({error}).") from error
+    if missing := [name for name in COLUMNS if name not in columns]:
+        raise SourceError(f"`{path}` has no column `{missing[0]}`; use a CSV that the page of --review saved.")
+    for number, label in enumerate(labels, start=1):
+        label["answer"] = (label["answer"] or "").strip().lower()
+        if label["answer"] not in {"y", "n", ""} or label["kept"] not in {"yes", "no"}:
+            raise SourceError(
+                f"Row {number} of `{path}` has the answer `{label['answer']}` and kept "
+                f"`{label['kept']}`; an answer is y, n or empty, and kept is yes or no."
+            )
+    return labels
+
+
+def describe_labels(labels: Sequence[Json]) -> Iterator[str]:
+    """Yield a line per share: selected and rejected rows worth training on, rejected by reason."""
+    outcomes = sorted({label["outcome"] for label in labels if label["kept"] == "no"})
+    groups = [("selected rows", "yes", None), ("rejected rows", "no", None)]
+    for name, kept, outcome in [*groups, *((f"  {one}", "no", one) for one in outcomes)]:
+        of_group = [label for label in labels if label["kept"] == kept and outcome in (None, label["outcome"])]
+        answers = [label["answer"] for label in of_group if label["answer"]]
+        if not answers:
+            yield f"{name}: none answered"
+            continue
+        good = answers.count("y")
+        share = wilson_interval(good, len(answers))
+        yield (
+            f"{name}: {good} of {len(answers)} worth training on, {share.mean:.1%} "
+            f"(95 % interval {share.low:.1%} to {share.high:.1%})"
+        )
+    yield f"not answered: {sum(not label['answer'] for label in labels)} of {len(labels)}"

@@ -1,4 +1,11 @@
-"""Drive one run: query the model, do its tool call, run the tests, until it is done.
+"""Drive one run: query the model, read its answer as one action, run tool and tests, until it is done.
+
+json    the answer is exactly one object, {"type": "tool_call", "name", "args"} or
+        {"type": "final", "summary", "changes"}; results come back as user messages
+native  OpenAI's `tool_calls`, one at a time; a text without a call is the final report
+
+Nothing else is accepted. The history then has the action in canonical form, so that no rollout
+teaches a malformed one. The trace has events:
 
     {"kind": "final", "run_id": "...", "t": 4, "final": {...}}
 
@@ -11,33 +18,48 @@ Only the driver runs tests, by its policy: `on_write` runs them after every writ
 file and shows the result to the model, `on_final` when the run has ended, `never` not at all.
 Unless it is `never`, the final files are always tested.
 
-Each turn of the model is one step and one message: step i answers `messages[:n_context]`, and the
-answer is `messages[n_context]`. One message follows each answer: of the user in the json protocol,
-where two user messages never follow each other, of a tool or the user in the native one.
+Each turn of the model is one step and one message, and one message follows it: of the user in the json
+protocol, where two user messages never follow each other, of a tool or the user in the native one.
 """
 
 import asyncio
 import json
+import re
+import tomllib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pimono_sdpo.agent.protocol import LOOP, Action, describe_problem, read_action, system_prompt
+import msgspec
+
 from pimono_sdpo.agent.task_tests import TaskResult
 from pimono_sdpo.agent.tools import Workspace, unified_diff
 from pimono_sdpo.llm.calls import Reply
 from pimono_sdpo.options import option, options
 from pimono_sdpo.schema import Protocol, TestPolicy, Turn
 from pimono_sdpo.text import shorten
-from processors.rollouts.conversation import dump_json
+from processors.rollouts.conversation import dump_json, make_step
+from rewards.verifiers.tool_calls import definitions
 
-Event = dict[str, Any]
+Json = dict[str, Any]
 Ask = Callable[[list[Turn]], Awaitable[Reply]]
 RunTests = Callable[[Mapping[str, bytes]], Awaitable[TaskResult]]
 LOOP_REPEATS = 2  # repetitions of a call before it counts as a loop
 MOST_LOOPS = 3
 MOST_PARSE_ERRORS = 4  # in a row
+# The limits of JSON columns and of other parsers.
+MAX_DEPTH, MOST_INTEGER = 64, 2**63 - 1
+_THOUGHT = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
+_FENCE = re.compile(r"\A\s*```[a-zA-Z]*[ \t]*\n(.*?)\n?[ \t]*```\s*\Z", re.DOTALL)
+_MARKUP = re.compile(
+    r"<\|?tool_calls?\b|\[TOOL_CALLS\]|<function=|<invoke\b"
+    r'|\A\s*(?:```(?:json)?\s*)?\{\s*"(?:type|name)"\s*:'
+)
+_TEXTS = tomllib.loads(Path(__file__).with_name("prompts.toml").read_text(encoding="utf-8"))
+LOOP: str = _TEXTS["loop"]
+PARAPHRASE: str = _TEXTS["paraphrase"]
 
 
 @options
@@ -54,13 +76,120 @@ class Rules:
     max_tool_chars: int = option("Shorten longer tool results.", default=8000, minimum=200)
 
 
+class _Call(msgspec.Struct, tag_field="type", tag="tool_call", forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(pattern=r"\S")]
+    args: Json
+    thought: Any = None
+
+
+class _Final(msgspec.Struct, tag_field="type", tag="final"):
+    summary: str
+    changes: list[Any] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A model's action: a call has `name` and `args`, a final report the fields in `args`."""
+
+    kind: Literal["tool_call", "final", "parse_error"]
+    name: str | None = None
+    args: Json | None = None
+    text: str = ""  # beside a native call
+    malformed: str = ""  # the problem of a `parse_error`, or what was left out of another action
+
+    def render(self) -> Json:
+        """Return the object of the json protocol."""
+        if self.kind == "final":
+            return {"type": "final", **(self.args or {})}
+        return {"type": "tool_call", "name": self.name, "args": self.args}
+
+
+def read_action(reply: Reply, protocol: Protocol) -> Action:
+    """Read an answer; of several native calls the first is taken.
+
+    >>> read_action(Reply('{"type": "tool_call", "name": "grep", "args": {"pattern": "x"}}'), "json").name
+    'grep'
+    >>> read_action(Reply("Sure! I will look first."), "json").malformed
+    'it is prose and not one JSON object'
+    """
+    bare = _THOUGHT.sub("", reply.text).strip()
+    calls, cut = reply.tool_calls, reply.finish_reason == "length"
+    try:
+        if calls and protocol == "native":
+            function, several = calls[0]["function"], ""
+            if len(calls) > 1:
+                several = f"{len(calls)} calls in one answer, of which the first was taken"
+            action = _read_object(function["arguments"] or "{}", function["name"])
+            return replace(action, text=bare, malformed=several)
+        if protocol == "json" and bare.startswith("{"):
+            return _read_object(bare)
+        problem = _explain(bare, protocol, bool(calls))
+    except msgspec.DecodeError as error:
+        problem = str(error)
+        problem = f"its call cannot be read, {problem}" if protocol == "native" else f"it is not valid: {problem}"
+    if protocol == "native" and not problem and not cut:
+        return Action("final", args={"summary": bare})
+    reasons = ["it was cut off at the maximum length" * cut, problem]
+    return Action("parse_error", malformed=": ".join(filter(None, reasons)))
+
+
+def _explain(text: str, protocol: Protocol, has_calls: bool) -> str:
+    """Return why a text is neither an object nor, in the native protocol, a final report."""
+    if not text:
+        return "it is a native call and no text" if has_calls else "it is empty"
+    if protocol == "native":
+        return "it has a call written into its text" if _MARKUP.search(text) else ""
+    if _FENCE.match(text):
+        return "the JSON object stands in a code fence"
+    has_object = "{" in text and '"type"' in text
+    return "there is text before the JSON object" if has_object else "it is prose and not one JSON object"
+
+
+def _read_object(text: str, name: str | None = None) -> Action:
+    """Read an action, or the arguments of a call of `name`; raises msgspec.DecodeError."""
+    try:
+        value = msgspec.json.decode(text)
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply") from None
+    found = msgspec.convert(
+        value if name is None else {"type": "tool_call", "name": name, "args": value}, _Call | _Final
+    )
+    if not _is_storable(value):
+        raise msgspec.DecodeError(f"a number is too large, or it is nested deeper than {MAX_DEPTH}")
+    if isinstance(found, _Call):
+        return Action("tool_call", found.name.strip(), found.args)
+    return Action("final", args={key: one for key, one in value.items() if key != "type"})
+
+
+def _is_storable(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, int):
+        return abs(value) <= MOST_INTEGER
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth <= MAX_DEPTH and all(_is_storable(one, depth + 1) for one in items)
+
+
+def system_prompt(protocol: Protocol, test_policy: TestPolicy) -> str:
+    """Return the first message of every run, which does not depend on the task."""
+    if protocol == "native":
+        return "\n\n".join((_TEXTS["task"], _TEXTS["native"], _TEXTS["tests"][test_policy]))
+    tools = "\n".join(
+        json.dumps({"name": one["name"], "description": one["description"], "args": one["parameters"]})
+        for one in (tool["function"] for tool in definitions("repo_agent"))
+    )
+    return "\n\n".join((_TEXTS["task"], _TEXTS["json"] + tools, _TEXTS["tests"][test_policy]))
+
+
+def describe_problem(action: Action, protocol: Protocol) -> str:
+    """Return the note on an answer that could not be read."""
+    return f"[driver] Your last answer could not be read: {action.malformed}. {_TEXTS['again'][protocol]}"
+
+
 @dataclass(slots=True)
 class Run:
-    """A run of the agent; it is finished when `ended` is set.
+    """A run of the agent; it is finished when `ended` is set, to a word of that column of ROLLOUT.
 
-    `run_tests` is None for a task without tests. `steps` are rows of STEP_TAKEN. `ended` is one of
-    `final`, `max_iters`, `loop`, `parse_errors` and `error`. `error` is a fault of ours or of the
-    endpoint; such a run says nothing about the model. `report` is the model's final report, if any.
+    `run_tests` is None for a task without tests. `error` is a fault of ours or of the endpoint; such a
+    run says nothing about the model.
     """
 
     run_id: str
@@ -70,10 +199,10 @@ class Run:
     rules: Rules
     messages: list[Turn] = field(default_factory=list)
     turn: int = 0
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    steps: list[Json] = field(default_factory=list)
+    events: list[Json] = field(default_factory=list)
     ended: str | None = None
-    report: dict[str, Any] | None = None
+    report: Json | None = None
     tests_ok: bool | None = None
     test_output: str | None = None
     tested: dict[str, bytes] | None = None
@@ -89,12 +218,8 @@ class Run:
     patch: str = ""
     files_touched: tuple[str, ...] = ()
 
-    async def drive(self, goal: str, about: dict[str, Any]) -> None:
-        """Run the agent until it ends; `about` goes into the trace's first event.
-
-        Failures of the endpoint or the sandbox become `error`; raises OSError when a file of the
-        repository cannot be read.
-        """
+    async def drive(self, goal: str, about: Json) -> None:
+        """Run the agent until it ends; `about` goes into the trace's first event."""
         rules = self.rules
         system = system_prompt(rules.protocol, rules.test_policy)
         self.messages = [{"role": "system", "content": system}, {"role": "user", "content": f"GOAL:\n{goal}"}]
@@ -108,12 +233,10 @@ class Run:
         self.patch = unified_diff(self.space.before, changed)
         self.files_touched = tuple(changed)
         if self.report is not None:
-            changes = [{"path": path, "description": "written"} for path in changed]
             report = {**self.report}
-            report.setdefault("changes", changes)
+            report.setdefault("changes", [{"path": path, "description": "written"} for path in changed])
             if self.tests_ok is not None:
-                output = shorten(self.test_output or "", 500)
-                report["test_result"] = {"ok": self.tests_ok, "output": output}
+                report["test_result"] = {"ok": self.tests_ok, "output": shorten(self.test_output or "", 500)}
             self.log("final", final=report)
         self.log(
             "run_end",
@@ -167,7 +290,7 @@ class Run:
         else:
             await self._do_call(str(action.name), action.args or {}, action)
 
-    async def _do_call(self, name: str, args: dict[str, Any], action: Action) -> None:
+    async def _do_call(self, name: str, args: Json, action: Action) -> None:
         """Do a tool call, run the tests when it changed a file, and show both to the model."""
         key = json.dumps([name, {one: value for one, value in args.items() if one != "thought"}], sort_keys=True)
         self.seen[key] += 1
@@ -223,8 +346,8 @@ class Run:
     def _add_step(
         self, action: Action, error: str | None = None, kind: str | None = None, tests_ok: bool | None = None
     ) -> None:
-        step = {"index": len(self.steps), "kind": kind or action.kind, "name": action.name, "args": action.args}
-        step |= {"ok": error is None, "error": error, "n_context": len(self.messages) - 1}
+        at = len(self.messages) - 1
+        step = make_step(len(self.steps), kind or action.kind, at, action.name, action.args, error)
         self.steps.append({**step, "tests_ok": tests_ok, "malformed": action.malformed or None})
 
 
@@ -236,10 +359,7 @@ def status_of(row: Mapping[str, Any]) -> str:
 
 
 def _render_turn(action: Action, reply: Reply, context: int, rules: Rules) -> Turn:
-    """Return the model's turn for the history: in canonical form, unless it could not be read.
-
-    Call ids are replaced, because those of providers differ from run to run.
-    """
+    """Return the model's turn for the history: in canonical form, unless it could not be read."""
     text = reply.text.strip()
     if action.kind == "parse_error":
         functions = [call["function"] for call in reply.tool_calls]
@@ -252,6 +372,7 @@ def _render_turn(action: Action, reply: Reply, context: int, rules: Rules) -> Tu
         text = action.render()["summary"]
     else:
         function = {"name": action.name, "arguments": action.args}
+        # Ids of providers differ from run to run.
         call = {"id": f"call{context:05d}", "type": "function", "function": function}
         return {"role": "assistant", "content": action.text, "tool_calls": [call]}
     return {"role": "assistant", "content": text}

@@ -20,7 +20,15 @@ from cards.render import write_comparison
 from pimono_sdpo import __version__
 from pimono_sdpo.agent.rollout import Done, RolloutOptions, Tell, check_errors, require_stage, run_rollouts
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
-from pimono_sdpo.runs.folders import REPORT, make_output, only_run, publish_folder, read_json, require_disjoint
+from pimono_sdpo.runs.folders import (
+    REPORT,
+    make_output,
+    only_run,
+    publish_folder,
+    read_json,
+    require_disjoint,
+    writing,
+)
 from pimono_sdpo.runs.parquet import read_rows, write_atomically
 from pimono_sdpo.stats import cluster_interval
 from pimono_sdpo.suites.stored_rollouts import open_rollouts
@@ -53,69 +61,51 @@ COMPARED = (
 )  # fmt: skip
 
 
-def compare_rollouts(suite: Path, baseline: Path, tuned: Path | None, out: Path) -> Json:
-    """Compare two folders of rollouts of the suite under `out` and return the report.
-
-    `out` gets `report.json`, `report.md` and `report.svg`. Raises SourceError, OutputError or
-    EmptySelection; then `out` is as it was.
-    """
-    out = out.resolve()
-    given = {"baseline": baseline, **({"tuned": tuned} if tuned else {})}
-    report = _compare(suite, given, written=[out])
-    require_stage(out, STAGE)
-    with only_run(out) as work:
-        _publish(report, work, out)
-    return report
-
-
 def evaluate_models(
     options: RolloutOptions,
-    made: Path,
     out: Path,
     tell: Tell,
     done: Done,
     baseline: Path | None = None,
+    tuned: Path | None = None,
     baseline_model: str | None = None,
 ) -> Json:
-    """Run the rollouts of `options.model`, and of a baseline, and compare them under `out`.
+    """Compare stored rollouts, and those of models that are run now, and write the report under `out`.
 
-    Each model gets a folder named after it below `made`; the journal beside these folders has the
-    answers of both, so `options.max_cost` limits them together. Stored rollouts may be given as the
-    baseline; without one the report has no differences. Raises like `run_rollouts` and
-    `compare_rollouts`; all answers stay in the journal.
+    Each model gets a folder named after it below OUT_rollouts; the journal beside these folders has
+    all answers, so `options.max_cost` limits the models together.
     """
-    out, suite = out.resolve(), options.suite
-    models: dict[str, str | None] = {"baseline": baseline_model} if baseline_model else {}
-    models["tuned" if baseline or baseline_model else "model"] = options.model
+    out = out.resolve()
+    made = out.with_name(f"{out.name}_rollouts")
+    stored = {label: folder for label, folder in (("baseline", baseline), ("tuned", tuned)) if folder}
+    label = "tuned" if baseline or baseline_model else "model"
+    models = {name: model for name, model in (("baseline", baseline_model), (label, options.model)) if model}
     folders = {
-        label: made / (re.sub(r"[^A-Za-z0-9._-]+", "--", model or "").strip(".-") or "model")
-        for label, model in models.items()
+        name: made / (re.sub(r"[^A-Za-z0-9._-]+", "--", model).strip(".-") or "model")
+        for name, model in models.items()
     }
     if len(set(folders.values())) < len(folders):
         raise SourceError(f"The baseline `{baseline_model}` is the model itself; name another, or none.")
-    require_stage(out, STAGE)
-    require_disjoint(made, out)
-    stored = {"baseline": baseline} if baseline else {}
     # What cannot be compared is refused before the first call.
-    _compare(suite, stored, options.limit, [out, *folders.values()])
+    report = _compare(options.suite, stored, options.limit, [out, *folders.values()])
+    require_stage(out, STAGE)
     options = replace(options, journal=options.journal or made / "calls.sqlite")
     with only_run(out) as work:
         for label, folder in folders.items():
             tell(f"Model: {models[label]}")
-            one = replace(options, model=models[label])
-            check_errors(run_rollouts(one, folder, tell, done), tell)
-        report = _compare(suite, {**stored, **folders}, options.limit)
-        _publish(report, work, out)
+            check_errors(run_rollouts(replace(options, model=models[label]), folder, tell, done), tell)
+        if folders:
+            report = _compare(options.suite, {**stored, **folders}, options.limit)
+        finished = make_output(work)
+        _write(report, finished, "report")
+        publish_folder(finished, out)
     return report
 
 
 def evaluate_to_file(
     options: RolloutOptions, made: Path, file: Path, tell: Tell, done: Done, baseline: Path | None = None
 ) -> Json:
-    """Run rollouts, or take those in `made` when no model is named, and write a report file.
-
-    Writes `file`, NAME.json, and beside it NAME.md and NAME.svg. Raises like `evaluate_models`.
-    """
+    """Run rollouts, or take those in `made` when no model is named; write NAME.json, NAME.md and NAME.svg."""
     if file.suffix != ".json":
         raise OutputError(f"`{file}` is not a name for a JSON file; give NAME.json.")
     files = [file.with_suffix(ending) for ending in (".json", ".md", ".svg")]
@@ -129,18 +119,10 @@ def evaluate_to_file(
         check_errors(run_rollouts(options, made, tell, done), tell)
     given = {**stored, "tuned" if baseline else "model": made}
     report = _compare(options.suite, given, options.limit)
-    try:
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         _write(report, file.parent, file.stem)
-    except OSError as error:
-        raise OutputError(f"Cannot write `{file}` ({error.strerror}); give another place.") from error
     return report
-
-
-def _publish(report: Json, work: Path, out: Path) -> None:
-    finished = make_output(work)
-    _write(report, finished, "report")
-    publish_folder(finished, out)
 
 
 def _write(report: Json, folder: Path, stem: str) -> None:
@@ -150,10 +132,7 @@ def _write(report: Json, folder: Path, stem: str) -> None:
 
 
 def _compare(suite: Path, given: Mapping[str, Path], limit: int | None = None, written: Sequence[Path] = ()) -> Json:
-    """Compare the rollouts of the first `limit` tasks, by label; differences are tuned - baseline.
-
-    Raises SourceError, EmptySelection, and OutputError for folders that contain one of `written`.
-    """
+    """Compare the rollouts of the first `limit` tasks, by label; refuse folders that contain one of `written`."""
     name, wanted = _find_tasks(suite, limit)
     report: Json = {
         "pimono_sdpo": __version__, "stage": STAGE, "suite": name, "models": {}, "runs": {}, "tasks": {},

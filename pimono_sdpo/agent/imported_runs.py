@@ -10,12 +10,11 @@ our own. Every message of the source is counted: as a turn, or with the reason w
 
 import gc
 import re
-import shutil
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import chain, count, groupby, islice
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -29,13 +28,12 @@ from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.options import argument, option
 from pimono_sdpo.options import options as option_class
-from pimono_sdpo.runs.engine import Output, Part, Piece, add_counts, run_parts
+from pimono_sdpo.runs.engine import Output, Part, Piece, add_counts, run_parts, sum_counts
 from pimono_sdpo.runs.folders import make_output, only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.schema import ROLLOUT, Turn
 from pimono_sdpo.stage import text_for_json
-from pimono_sdpo.suites.stored_rollouts import write_shards
-from pimono_sdpo.traces.rollout_sessions import encode_session
+from pimono_sdpo.suites.stored_rollouts import describe_file, write_shards
 from pimono_sdpo.traces.sources import find_parquet_files
 from pimono_sdpo.traces.trajectories import FORMATS, find_runs, openai_messages
 from pimono_sdpo.traces.trajectories.base import Format, Message, Trajectory, pair_results
@@ -61,6 +59,7 @@ ENDS = frozenset({"finish", "submit", "attempt_completion", "task_complete", "ma
 _CHANGED = re.compile(r"^\+\+\+ (?:b/)?(?P<path>[^\t\r\n]+)", re.MULTILINE)
 _NAME = re.compile(r"[^\w.-]+", re.ASCII)
 _ENCODER = msgspec.json.Encoder()
+KNOWN = "these are read: " + "; ".join(form.about for form in FORMATS) + "."
 
 
 @option_class
@@ -71,42 +70,32 @@ class ImportOptions:
         "Folder or file of runs, or a Hub dataset such as `nebius/SWE-rebench-openhands-trajectories`."
     )
     out: Path = option("Folder to write; an earlier output is replaced.")
-    sessions: bool = option(
-        "Also write each run to OUT/sessions, as the Hub's trace viewer shows it.", default=False, decides="row"
-    )
+    sessions: bool = option("Also write each run to OUT/sessions, as the Hub's trace viewer shows it.", default=False)
 
 
 def import_runs(options: ImportOptions) -> Json:
-    """Write the rollouts below `out` and return the report.
-
-    Raises SourceError, OutputError, or EmptySelection when no run can be read.
-    """
+    """Write the rollouts below `out` and return the report."""
     name, files = _find_files(options.source)
     out = options.out.resolve()
     if Path(options.source).exists():
         require_disjoint(Path(options.source).resolve(), out)
     with only_run(out) as work:
-        sessions = work / "sessions" if options.sessions else None
-        parts = [_make_part(number, few, sessions) for number, few in enumerate(_divide(files))]
+        parts = [_make_part(number, few) for number, few in enumerate(_divide(files))]
         # Rows are trees, which need no search for cycles; it takes a fifth of the time.
         gc.disable()
         try:
             records = run_parts(parts, work, OUTPUTS, desc="import", unit="run")
         finally:
             gc.enable()
-        counts: Json = {}
-        for record in records.values():
-            add_counts(counts, record["counts"])
+        counts = sum_counts(records.values())
         rows, rejects = ([work / OUTPUTS[kind].path.format(n) for n in records] for kind in ("rows", "rejects"))
         if not counts.get("runs"):
             problem = next((f" ({why})" for file in rejects for why in pq.read_table(file)["problem"]), "")
-            raise EmptySelection(f"`{options.source}` has no run that can be read{problem}; {_known()}")
+            raise EmptySelection(f"`{options.source}` has no run that can be read{problem}; {KNOWN}")
         finished = make_output(work, "data", "rejects")
-        write_shards(rows, finished)
+        write_shards(rows, finished, sessions=options.sessions)
         for number, file in enumerate(rejects):
             link_or_copy(file, finished / "rejects" / f"train-{number:05}-of-{len(parts):05}.parquet")
-            if sessions is not None:
-                shutil.copytree(sessions / f"{number:05}", finished / "sessions" / f"{number:05}")
         report = {
             "pimono_sdpo": __version__,
             "stage": "rollouts",
@@ -128,19 +117,14 @@ def _find_files(source: str) -> tuple[str, list[Found]]:
         root = path if path.is_dir() else path.parent
         found = [(str(file.absolute()), form, file.relative_to(root).as_posix()) for file, form in find_runs(path)]
         if not found:
-            raise SourceError(f"`{source}` holds no runs of a known format; {_known()}")
+            raise SourceError(f"`{source}` holds no runs of a known format; {KNOWN}")
         return path.resolve().name, found
     remote = find_parquet_files(source)
-    files = [remote.local(index) for index in range(len(remote.names))]
-    for file, shown in zip(files, remote.names, strict=True):
-        if not openai_messages.FORMAT.recognises(file):
+    files = [(str(remote.local(index)), openai_messages.FORMAT, name) for index, name in enumerate(remote.names)]
+    for file, form, shown in files:
+        if not form.recognises(Path(file)):
             raise SourceError(f"`{shown}` of `{source}` has no columns of messages and tasks.")
-    names = zip(files, remote.names, strict=True)
-    return source, [(str(file), openai_messages.FORMAT, name) for file, name in names]
-
-
-def _known() -> str:
-    return "these are read: " + "; ".join(form.about for form in FORMATS) + "."
+    return source, files
 
 
 def _divide(files: Sequence[Found]) -> Iterator[list[Found]]:
@@ -150,43 +134,40 @@ def _divide(files: Sequence[Found]) -> Iterator[list[Found]]:
         yield from (few[start : start + most] for start in range(0, len(few), most))
 
 
-def _make_part(number: int, files: Sequence[Found], sessions: Path | None) -> Part:
-    stats = [(name, Path(path).stat()) for path, _, name in files]
-    given = {"files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]}
-    units = sum(map(_count_runs, files))
-    run = partial(_import_files, files, sessions and sessions / f"{number:05}")
-    return Part(number, files[0][2], units, given, {"sessions": sessions is not None}, run)
+def _make_part(number: int, files: Sequence[Found]) -> Part:
+    given = {"files": [[name, describe_file(Path(path))] for path, _, name in files]}
+    return Part(number, files[0][2], sum(map(_count_runs, files)), given, {}, partial(_import_files, files))
 
 
-def _import_files(files: Sequence[Found], sessions: Path | None) -> Iterator[Piece]:
-    rows: list[Json] = []
-    rejects: list[Json] = []
-    counts: Json = {}
-    total, taken = 0, set[str]()
-    if sessions is not None:
-        shutil.rmtree(sessions, ignore_errors=True)
-        sessions.mkdir(parents=True)
-    for file in files:
-        _, form, name = file
-        is_single = _count_runs(file) == 1
-        for number, run in enumerate(_read_runs(file)):
+def _import_files(files: Sequence[Found]) -> Iterator[Piece]:
+    numbers, taken = count(), set[str]()
+    found = (
+        (file, is_single, one)
+        for file in files
+        for is_single in [_count_runs(file) == 1]
+        for one in enumerate(_read_runs(file))
+    )
+    is_last = False
+    while not is_last:
+        few = list(islice(found, ROWS))
+        is_last = len(few) < ROWS
+        rows, rejects, counts = list[Json](), list[Json](), Json()
+        for (_, form, name), is_single, (number, run) in few:
             if isinstance(run, str):
                 rejects.append({"file": name, "number": number, "problem": run})
                 add_counts(counts, {"unreadable": 1})
-            else:
-                run.run_id = _name_run(run, name if is_single else f"{name}-{number}", taken)
-                row, fates = make_rollout(run, form.name, total)
-                total += 1
-                _encode_calls(row)
-                rows.append(row)
-                if sessions is not None:
-                    (sessions / f"{run.run_id}.jsonl").write_bytes(encode_session(row))
-                verdict = {True: "PASS", False: "FAIL", None: "not tested"}[run.passed]
-                add_counts(counts, {"runs": 1, "messages": dict(fates), "verdicts": {verdict: 1}})
-            if len(rows) + len(rejects) >= ROWS:
-                yield _make_piece(rows, rejects, counts)
-                rows, rejects, counts = [], [], {}
-    yield _make_piece(rows, rejects, counts)
+                continue
+            run.run_id = _name_run(run, name if is_single else f"{name}-{number}", taken)
+            row, fates = make_rollout(run, form.name, next(numbers))
+            _encode_calls(row)
+            rows.append(row)
+            verdict = {True: "PASS", False: "FAIL", None: "not tested"}[run.passed]
+            add_counts(counts, {"runs": 1, "messages": dict(fates), "verdicts": {verdict: 1}})
+        tables = {
+            "rows": pa.Table.from_pylist(rows, WRITTEN).cast(ROLLOUT.arrow_schema),
+            "rejects": pa.Table.from_pylist(rejects, REJECT.arrow_schema),
+        }
+        yield Piece(tables, len(few), counts)
 
 
 def _count_runs(file: Found) -> int:
@@ -210,21 +191,10 @@ def _read_runs(file: Found) -> Iterator[Trajectory | str]:
 def _name_run(run: Trajectory, default: str, taken: set[str]) -> str:
     """Return a name for the run and its file, which no other run of the part has."""
     stem = run.run_id or re.sub(r"(\.traj)?(\.json)?$|\.parquet(?=-\d+$)", "", default)
-    name = stem = _NAME.sub("_", stem).lstrip(".")[:MAX_NAME] or "run"
-    number = 1
-    while name in taken:
-        number += 1
-        name = f"{stem}-{number}"
+    stem = _NAME.sub("_", stem).lstrip(".")[:MAX_NAME] or "run"
+    name = next(one for one in chain([stem], (f"{stem}-{number}" for number in count(2))) if one not in taken)
     taken.add(name)
     return name
-
-
-def _make_piece(rows: list[Json], rejects: list[Json], counts: Json) -> Piece:
-    tables = {
-        "rows": pa.Table.from_pylist(rows, WRITTEN).cast(ROLLOUT.arrow_schema),
-        "rejects": pa.Table.from_pylist(rejects, REJECT.arrow_schema),
-    }
-    return Piece(tables, len(rows) + len(rejects), counts)
 
 
 def _write_json(value: Any) -> str:
@@ -244,16 +214,14 @@ def _encode_calls(row: Json) -> None:
 
 
 def make_rollout(run: Trajectory, suite: str, number: int) -> tuple[Json, Counter[str]]:
-    """Return a ROLLOUT row, and how many messages of the source became turns, or why not.
-
-    `suite` names the origin; `number` stands for the seed, which orders runs that are equal.
-    """
+    """Return a ROLLOUT row, and how many messages of the source became turns, or why not."""
     turns, steps, fates = read_turns(run.messages)
     patch = run.patch or ""
     row: Json = {
         **{name: getattr(run, name, None) for name in ROLLOUT},
         **count_steps(steps),
         "suite": suite,
+        # It orders runs that are equal.
         "seed": number,
         "protocol": "native",
         "messages": turns,
@@ -268,11 +236,7 @@ def make_rollout(run: Trajectory, suite: str, number: int) -> tuple[Json, Counte
 
 
 def read_turns(messages: Sequence[Message]) -> tuple[list[Turn], list[Json], Counter[str]]:
-    """Return turns, steps, and the number of messages by what became of them.
-
-    A call without a result is left out, except for the one that ends the run, whose text is then
-    the final answer.
-    """
+    """Return turns, steps, and the number of messages by what became of them."""
     pair_results(messages)
     answered = {id(call.result) for message in messages for call in message.calls}
     turns: list[Turn] = []
@@ -303,6 +267,7 @@ def _add_calls(message: Message, turns: list[Turn], steps: list[Json]) -> None:
             add_call(turns, steps, text, call.id, call.name, call.arguments, result.text, bool(failed))
             text = ""
         elif call.name in ENDS:
+            # Its text is the final answer; other calls without a result are left out.
             ends = True
             values = call.arguments.values() if isinstance(call.arguments, dict) else ()
             text = "\n\n".join(filter(None, [text, *(v for v in values if type(v) is str)]))

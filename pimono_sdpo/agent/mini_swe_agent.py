@@ -23,7 +23,8 @@ import yaml
 os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
 from minisweagent.agents.default import DefaultAgent
 from minisweagent.config import builtin_config_dir
-from minisweagent.exceptions import FormatError, Submitted
+from minisweagent.environments.local import LocalEnvironment
+from minisweagent.exceptions import FormatError
 from minisweagent.models.utils.actions_toolcall import (
     BASH_TOOL,
     format_toolcall_observation_messages,
@@ -43,7 +44,6 @@ from pimono_sdpo.traces.trajectories.mini_swe_agent import read_trajectory
 from rewards import sandbox
 from rewards.sandbox import SandboxError
 
-SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 STATE = ".state.tar"
 # The files are packed in the sandbox, where the command has run.
 SCRIPT = (
@@ -58,6 +58,8 @@ Ask = Callable[[list[Json]], Reply]
 
 class Model:
     """The interface of its models, over our chat client."""
+
+    format_message = dict
 
     def __init__(self, name: str, ask: Ask) -> None:
         self.config = SimpleNamespace(model_name=name)
@@ -76,30 +78,22 @@ class Model:
         calls = [
             SimpleNamespace(id=call["id"], function=SimpleNamespace(**call["function"])) for call in reply.tool_calls
         ]
-        template = CONFIG["model"]["format_error_template"]
+        given = {"format_error_template": CONFIG["model"]["format_error_template"]}
         try:
-            actions = parse_toolcall_actions(
-                calls, format_error_template=template, template_kwargs={"finish_reason": reply.finish_reason}
-            )
+            actions = parse_toolcall_actions(calls, template_kwargs={"finish_reason": reply.finish_reason}, **given)
         except FormatError:
             self.parse_errors += 1
             raise
         message = {"role": "assistant", "content": reply.text, "tool_calls": [*reply.tool_calls]}
         return {**message, "extra": {"actions": actions}}
 
-    def format_message(self, **message: Any) -> Json:
-        """Return a message as it is."""
-        return message
-
     def format_observation_messages(
         self, message: Json, outputs: list[Json], template_vars: Json | None = None
     ) -> list[Json]:
         """Return what commands printed as messages."""
+        template, actions = CONFIG["model"]["observation_template"], message["extra"]["actions"]
         observed: list[Json] = format_toolcall_observation_messages(
-            actions=message["extra"]["actions"],
-            outputs=outputs,
-            observation_template=CONFIG["model"]["observation_template"],
-            template_vars=template_vars,
+            actions=actions, outputs=outputs, observation_template=template, template_vars=template_vars
         )
         return observed
 
@@ -112,17 +106,18 @@ class Model:
         return {"info": {"config": {"model": self.get_template_vars()}}}
 
 
-class Environment:
-    """The interface of its environments: the files of a task, and commands in the sandbox."""
+class Environment(LocalEnvironment):  # type: ignore[misc]
+    """The files of a task, and commands in the sandbox."""
 
     def __init__(self, task: Mapping[str, Any], run_id: str, tester: TaskTests) -> None:
+        super().__init__()
         self.task, self.tester = task, tester
         repo = list_repo(task["repo"], tuple(task["hide"]))
         self.before = {path: file.read_bytes() for path, file in repo.items()}
         self.files = dict(self.before)
         self.key = run_id + hash_repo(task)
 
-    def execute(self, action: Json, cwd: str = "") -> Json:
+    def execute(self, action: Json, cwd: str = "", *, timeout: int | None = None) -> Json:
         """Run a command; raises Submitted if it prints that the task is complete."""
         command = replace_surrogates(str(action["command"])).replace("\0", "")
         environment = {**CONFIG["environment"]["env"], "PYTHONDONTWRITEBYTECODE": "1"}
@@ -145,10 +140,7 @@ class Environment:
         if self.tester.store is not None:
             stored = TaskResult(True, json.dumps(made))
             made = json.loads(self.tester.store.put(self.key, stored).output)
-        first, _, rest = made["output"].lstrip().partition("\n")
-        if first.strip() == SUBMIT and made["returncode"] == 0:
-            extra = {"exit_status": "Submitted", "submission": rest}
-            raise Submitted({"role": "exit", "content": rest, "extra": extra})
+        self._check_finished(made)
         return made
 
     def _unpack(self, packed: bytes) -> dict[str, bytes]:
@@ -181,10 +173,6 @@ class Environment:
         """Return what prompts may say about the system: the same words on every machine."""
         return {"system": "Linux", "release": "", "version": "", "machine": ""}
 
-    def serialize(self) -> Json:
-        """Return nothing: a trajectory needs nothing of the environment."""
-        return {}
-
 
 async def run_task(
     task: Mapping[str, Any],
@@ -198,8 +186,7 @@ async def run_task(
 ) -> Json:
     """Run the agent on a task and return what ROLLOUT has beside sampling and rules.
 
-    `request` has how the model is sampled; `is_tested` says whether the files that the agent left
-    are tested. The run is written to `trace` in the Hub's Session Trace Simple Format.
+    `request` has how the model is sampled. The run is written to `trace` in the Hub's Session Trace Simple Format.
     """
     loop = asyncio.get_running_loop()
 
@@ -230,7 +217,6 @@ async def run_task(
     run.run_id, run.tools = run_id, [BASH_TOOL]
     row, _ = make_rollout(run, task["suite"], task["seed"])
     if trace is not None:
-        trace.parent.mkdir(parents=True, exist_ok=True)
         trace.write_bytes(encode_session({**row, "suite": "mini-swe-agent"}))
     costs = [reply.cost for reply in model.replies]
     texts = {

@@ -20,11 +20,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets import Dataset, Features, Value
+from datasets import Dataset, Features, List, Value
 
 from pimono_sdpo import __version__
-from pimono_sdpo.agent.driver import Rules, Run, status_of
-from pimono_sdpo.agent.paraphrases import write_paraphrases
+from pimono_sdpo.agent.driver import PARAPHRASE, Rules, Run, status_of
 from pimono_sdpo.agent.task_tests import TaskTests, hash_repo, list_repo
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.errors import InferenceError, OutputError
@@ -38,8 +37,9 @@ from pimono_sdpo.runs.parquet import link_or_copy, read_rows, write_atomically
 from pimono_sdpo.schema import ROLLOUT, TASK, TURN, Turn
 from pimono_sdpo.suites.stored_rollouts import ROLLOUTS, write_shards
 from pimono_sdpo.suites.suite import NAME, Suite, TaskRow, has_tests, load_suite, read_paraphrases, write_suite
+from processors.duel.answers import strip_reasoning
 from processors.rollouts.conversation import count_steps, dump_json
-from rewards.verifiers.tool_schemas import definitions
+from rewards.verifiers.tool_calls import definitions
 
 WORK = Features({**TASK, "seed": Value("int64")})
 STAGE = "rollouts"
@@ -48,6 +48,12 @@ SHOWN_ERRORS = 5
 ESTIMATED = 8  # rollouts of an estimate, each of another task
 SAMPLING = ("model", "temperature", "seed", "rollouts")
 OUTPUTS = {"rows": Output("rows/{:05}.parquet", ROLLOUT.arrow_schema)}
+TRIES = 3  # for each other wording of a goal that is wanted
+WORDED = Features({"goals": List(Value("string")), "refused": List(Value("string")), "error": Value("string")})
+_WORD = re.compile(r"\w(?:[\w./:-]*\w)?")
+_CALLED = re.compile(r"\w+(?=\()")
+_MARKED = re.compile(r"`([^`\n]+)`")
+_TELLING = re.compile(r"[_/\d]|\w\.\w|[a-z][A-Z]")
 Agent = Literal["repo-agent", "mini-swe-agent"]
 Json = dict[str, Any]
 Tell = Callable[[str], None]
@@ -96,12 +102,10 @@ class RolloutOptions(Rules):
 
 @dataclass
 class Roller:
-    """Makes the rollouts of a suite; `run` never raises on what a model does.
+    """Makes the rollouts of a suite; rollout i of a task has the seed `seed + i`.
 
-    `options` has what the settings filled in; rollout i of a task has the seed `seed + i`. `goals`
-    has the wordings of a task's goal, of which the seed chooses one, if there are several. `done`
-    gets each finished row and the progress, as `12/24`, but no rows that were not run any more.
-    Traces are written below `traces` unless it is None.
+    `goals` has the wordings of a task's goal, of which the seed chooses one, if there are several. `done`
+    gets each finished row and the progress, as `12/24`.
     """
 
     suite: Suite
@@ -135,25 +139,49 @@ class Roller:
         return rules
 
     def begin(self, tell: Tell) -> None:
-        """Print the lines before the first rollout, and have the model write the wordings that are asked for.
-
-        Raises InferenceError.
-        """
+        """Print the lines before the first rollout, and have the model write the wordings that are asked for."""
         options = self.options
         tell(f"Loaded suite: {self.suite.name} ({len(self.tasks)} tasks)")
         tell(f"Rollouts per task: {options.rollouts}")
         tell(f"Temperature: {options.temperature}")
         tell(f"Base seed: {options.seed}")
-        if not options.write_paraphrases:
-            return
+        if options.write_paraphrases:
+            self.write_paraphrases(options.write_paraphrases, tell)
+
+    def write_paraphrases(self, number: int, tell: Tell) -> None:
+        """Have the model word each goal in `number` other ways; what loses an identifier is refused."""
         request = replace(self.make_request([], 0), tools=None)
-        written, refused = write_paraphrases(
-            self.tasks, options.write_paraphrases, request, self.chat, options.max_workers
-        )
-        for task_id, goals in written.items():
-            self.goals[task_id] = [*self.goals.get(task_id, goals[:1]), *goals[1:]]
-        self.goals = {task_id: goals for task_id, goals in self.goals.items() if len(goals) > 1}
-        tell(f"Wrote {sum(len(goals) - 1 for goals in written.values())} wordings, refused {len(refused)}")
+
+        async def word(task: Json) -> Json:
+            goals, needed = [task["goal"]], find_identifiers(task["goal"])
+            asked = [{"role": "system", "content": PARAPHRASE}, {"role": "user", "content": goals[0]}]
+            refused: list[str] = []
+            for seed in range(TRIES * number):
+                reply = await self.chat.ask(replace(request, messages=asked, seed=seed))
+                if reply.error is not None:
+                    return {"goals": goals, "refused": refused, "error": reply.error}
+                text = strip_reasoning(reply.text)
+                if lost := sorted(needed - {*_WORD.findall(text)}):
+                    refused.append(f"{task['task_id']}: a wording without `{lost[0]}`")
+                elif not text or text in goals or reply.finish_reason == "length":
+                    refused.append(f"{task['task_id']}: a wording that is empty, cut off or a repeat")
+                else:
+                    goals.append(text)
+                if len(goals) > number:
+                    break
+            return {"goals": goals, "refused": refused, "error": None}
+
+        given = Dataset.from_list([{name: task[name] for name in ("task_id", "goal")} for task in self.tasks])
+        worded = map_rows(given, word, WORDED, in_flight=self.options.max_workers, desc="wordings")
+        if error := next(filter(None, worded["error"]), None):
+            raise InferenceError(
+                f"The wordings could not be written: {error.removesuffix('.')}; run the command again."
+            )
+        for task_id, goals in zip(given["task_id"], worded["goals"], strict=True):
+            if len(goals) > 1:
+                self.goals[task_id] = self.goals.get(task_id, goals[:1]) + goals[1:]
+        refused = [line for lines in worded["refused"] for line in lines]
+        tell(f"Wrote {sum(map(len, worded['goals'])) - len(given)} wordings, refused {len(refused)}")
         for line in refused[:SHOWN_ERRORS]:
             tell(f"Refused {line}")
 
@@ -203,7 +231,6 @@ class Roller:
             about["paraphrase"] = self.goals[task["task_id"]].index(task["goal"])
         await run.drive(task["goal"], about)
         if trace is not None:
-            trace.parent.mkdir(exist_ok=True)
             write_atomically(trace, "".join(dump_json(one) + "\n" for one in run.events).encode())
         return {
             **{name: getattr(run, name) for name in ROLLOUT if name in Run.__slots__},
@@ -229,11 +256,10 @@ class Roller:
             # The API takes arguments as text, and no name beside a call id.
             copy: Json = {key: value for key, value in turn.items() if key not in {"name", "tool_calls"}}
             if calls := turn.get("tool_calls"):
-                functions = [
-                    {**call["function"], "arguments": dump_json(call["function"]["arguments"])} for call in calls
-                ]
+                texts = [dump_json(call["function"]["arguments"]) for call in calls]
                 copy["tool_calls"] = [
-                    {**call, "function": function} for call, function in zip(calls, functions, strict=True)
+                    {**call, "function": {**call["function"], "arguments": text}}
+                    for call, text in zip(calls, texts, strict=True)
                 ]
             sent.append(copy)
         return Request(
@@ -271,14 +297,22 @@ class Roller:
         return [work / OUTPUTS["rows"].path.format(number) for number in run_parts(parts, work, OUTPUTS)]
 
 
+def find_identifiers(text: str) -> set[str]:
+    """Return the paths, names, numbers and whatever is marked as code in a text.
+
+    >>> sorted(find_identifiers("In `src`, a/b.py calls gcd(4) and readFile of my_module."))
+    ['4', 'a/b.py', 'gcd', 'my_module', 'readFile', 'src']
+    """
+    marked = [word for span in _MARKED.findall(text) for word in _WORD.findall(span)]
+    telling = [word for word in _WORD.findall(text) if _TELLING.search(word)]
+    return {*marked, *telling, *_CALLED.findall(text)}
+
+
 def run_rollouts(options: RolloutOptions, out: Path, tell: Tell, done: Done, replay: bool = False) -> Json:
     """Run the agent on a suite, write the rollouts below `out`, and return the report.
 
-    `out` gets `data/*.parquet`, `traces/*.jsonl`, `suite.json`, `report.json`, and if asked to
-    `sessions/*/*.jsonl`. `tell` receives the lines before the first rollout, `done` every finished
-    row and the progress, as `12/24`. With `replay` all answers come from the journal. Raises
-    SourceError, InferenceError or OutputError; then `out` is as it was, and all answers are in the
-    journal beside it.
+    With `replay` all answers come from the journal. When it raises, `out` is as it was, and all answers
+    are in the journal beside it.
     """
     roller = open_roller(options, out, replay)
     with only_run(out.resolve()) as work:
@@ -288,6 +322,7 @@ def run_rollouts(options: RolloutOptions, out: Path, tell: Tell, done: Done, rep
             f"rollouts) with {options.max_workers} workers"
         )
         roller.traces, roller.done, suite = work / "traces", done, roller.suite
+        roller.traces.mkdir(exist_ok=True)
         made = roller.roll_out_all(work)
         report = _report(made, roller)
         finished = make_output(work, "data", "traces")
@@ -352,13 +387,8 @@ def open_roller(options: RolloutOptions, out: Path, replay: bool) -> Roller:
 
 def _report(made: Sequence[Path], roller: Roller) -> Json:
     """Count what became of the rollouts; nothing here depends on time."""
-    ended, errors, verdicts = (Counter[str]() for _ in range(3))
-    cost: float | None = 0.0
-    for row in read_rows(made, ["ended", "error", "tests_ok", "cost"]):
-        ended[row["ended"]] += 1
-        verdicts[status_of(row)] += 1
-        errors.update([row["error"]] if row["error"] is not None else [])
-        cost = None if cost is None or row["cost"] is None else cost + row["cost"]
+    rows = list(read_rows(made, ["ended", "error", "tests_ok", "cost"]))
+    verdicts, costs = Counter(map(status_of, rows)), [row["cost"] for row in rows]
     judged = verdicts["PASS"] + verdicts["FAIL"]
     return {
         "pimono_sdpo": __version__,
@@ -366,24 +396,21 @@ def _report(made: Sequence[Path], roller: Roller) -> Json:
         "suite": roller.suite.name,
         "split": roller.suite.split,
         "tasks": len(roller.tasks),
-        "rollouts": sum(verdicts.values()),
+        "rollouts": len(rows),
         "sampling": roller.sampling,
         "rules": roller.rules,
         **({"paraphrases": roller.goals} if roller.goals else {}),
         "verdicts": dict(sorted(verdicts.items())),
         "pass_rate": verdicts["PASS"] / judged if judged else None,
-        "ended": dict(sorted(ended.items())),
-        "errors": dict(errors.most_common(SHOWN_ERRORS)),
-        "cost": cost,
+        "ended": dict(sorted(Counter(row["ended"] for row in rows).items())),
+        "errors": dict(Counter(row["error"] for row in rows if row["error"] is not None).most_common(SHOWN_ERRORS)),
+        "cost": None if None in costs else sum(costs, 0.0),
     }
 
 
 def rollouts_folder(trace_dir: Path, written: Path) -> Path:
-    """Return where rollouts go: TRACE_DIR, or TRACE_DIR/rollouts if `written` lies in TRACE_DIR.
-
-    A folder of rollouts is replaced as a whole, so nothing else may lie in it. Raises OutputError
-    when TRACE_DIR is such a folder already.
-    """
+    """Return where rollouts go: TRACE_DIR, or TRACE_DIR/rollouts if `written` lies in TRACE_DIR."""
+    # A folder of rollouts is replaced as a whole, so nothing else may lie in it.
     if not written.resolve().is_relative_to(trace_dir.resolve()):
         return trace_dir
     if (trace_dir / "data").exists():
@@ -395,7 +422,7 @@ def rollouts_folder(trace_dir: Path, written: Path) -> Path:
 
 
 def require_stage(out: Path, stage: str) -> None:
-    """Raise OutputError when a folder has the output of another stage."""
+    """Refuse a folder that has the output of another stage."""
     report = read_json(out / REPORT) if (out / REPORT).is_file() else None
     if isinstance(report, dict) and report.get("stage") != stage:
         raise OutputError(f"`{out}` has the output of another command; give another folder.")

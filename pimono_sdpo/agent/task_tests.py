@@ -64,10 +64,7 @@ Written = Mapping[str, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """Whether tests pass; `ok` is None when nothing was tested, and `error` then says why.
-
-    `output` is the same text for the same files; `error` is never the agent's fault.
-    """
+    """Whether tests pass; `ok` is None when nothing was tested, and `error` then says why."""
 
     ok: bool | None
     output: str
@@ -75,10 +72,7 @@ class TaskResult:
 
 
 def run_tests(task: Mapping[str, Any], written: Written) -> TaskResult:
-    """Test an answer to a task with the columns `TASK`: its repo with what was written.
-
-    Never raises for what an agent wrote; a spec that is not valid is an `error`.
-    """
+    """Test an answer to a task: its repo with what was written; a spec that is not valid is an `error`."""
     try:
         if task["verifier_spec"]:
             return _test_by_spec(task, written)
@@ -211,7 +205,7 @@ def _is_of_tests(path: str, command: str, hide: tuple[str, ...], test_files: tup
 
 @lru_cache(maxsize=256)
 def list_repo(repo: str, hide: tuple[str, ...]) -> Mapping[str, Path]:
-    """Return the files of a repo that are not hidden; `open_tester` begins anew."""
+    """Return the files of a repo that are not hidden; a new TaskTests begins anew."""
     return list_files(Path(repo), hide)
 
 
@@ -227,10 +221,8 @@ def _hash_folder(repo: str, hide: tuple[str, ...]) -> str:
 
 
 def hash_repo(task: Mapping[str, Any]) -> str:
-    """Hash what a task's runs and results depend on in its repo.
-
-    A test command finds hidden files, too: tests may be among them.
-    """
+    """Hash what a task's runs and results depend on in its repo."""
+    # A test command finds hidden files, too: tests may be among them.
     return _hash_folder(task["repo"], tuple(task["hide"]) if task["verifier_spec"] else ())
 
 
@@ -269,11 +261,7 @@ class TaskTests:
         return result if self.store is None or result.ok is None else self.store.put(key, result)
 
     def retest(self, task: Mapping[str, Any], patch: str) -> tuple[bool | None, str]:
-        """Apply a patch to a task's files and run its tests.
-
-        Returns True, False, or None when nothing could be tested, and why. A patch that does not
-        apply is False.
-        """
+        """Apply a patch and return whether the tests pass, None when nothing could be tested; and why."""
         if not has_tests(task):
             return None, "the task has no tests"
         try:
@@ -283,8 +271,8 @@ class TaskTests:
         applied = apply_patch(patch, {"files": files, "allowed": ["*"], "locked": []})
         if isinstance(applied, candidate.Refusal):
             return False, f"the patch does not apply, {applied.why}"
-        texts = {path: applied.files.get(path) for path in applied.changed}
-        result = run_tests(task, {path: None if text is None else text.encode() for path, text in texts.items()})
+        texts = ((path, applied.files.get(path)) for path in applied.changed)
+        result = run_tests(task, {path: None if text is None else text.encode() for path, text in texts})
         return result.ok, result.error or result.output
 
 

@@ -15,7 +15,7 @@ import re2
 
 from pimono_sdpo.suites.suite import decode_text
 from pimono_sdpo.text import replace_surrogates
-from rewards.verifiers.tool_schemas import AGENT_TOOLS, describe_problems
+from rewards.verifiers.tool_calls import AGENT_TOOLS, describe_problems
 
 MAX_FILES, MOST_FILES = 200, 1000
 MAX_HITS, MOST_HITS = 50, 500
@@ -43,10 +43,7 @@ class ToolResult:
 
 @dataclass(slots=True)
 class Workspace:
-    """A repository as an agent sees it: `repo` has its files by path, `written` what it wrote.
-
-    `before` has the original content of written files, None for new ones.
-    """
+    """A repository as an agent sees it, by path; `before` has what written files held, None for new ones."""
 
     repo: Mapping[str, Path]
     max_chars: int
@@ -208,8 +205,6 @@ def _compile(pattern: str) -> Any:
 
 
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\t": "\\t", "\n": "\\n"})
-
-
 Files = Mapping[str, bytes | None]
 
 
@@ -224,8 +219,7 @@ def unified_diff(before: Files, after: Files) -> str:
     -x = 1
     +x = 2
     """
-    changes = ((path, before.get(path), after[path]) for path in sorted(after))
-    return "".join(line for change in changes for line in _diff(*change))
+    return "".join(line for path in sorted(after) for line in _diff(path, before.get(path), after[path]))
 
 
 def _diff(path: str, before: bytes | None, after: bytes | None) -> Iterator[str]:

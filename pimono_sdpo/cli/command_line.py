@@ -11,8 +11,7 @@ from enum import StrEnum
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]
@@ -56,7 +55,7 @@ class CommandGroup(TyperGroup):
         """Return a command, a group of commands, or None."""
         name = self.prefix + cmd_name
         if name in COMMANDS:
-            return command_of(name, module_of(name))
+            return command_of(name)
         if any(other.startswith(f"{name} ") for other in COMMANDS):
             style = {key: STYLE[key] for key in ("context_settings", "rich_markup_mode")}
             return CommandGroup(f"{name} ", name=name, no_args_is_help=True, **style)
@@ -89,42 +88,61 @@ class CommandGroup(TyperGroup):
             raise
 
 
-def module_of(command: str) -> ModuleType:
-    """Import the module of a command."""
+class Command(NamedTuple):
+    """The function that runs a command, the class of its options, and its help."""
+
+    run: Callable[[Any], None]
+    options: Any
+    help: str
+
+
+def load(command: str) -> Command:
+    """Import a command."""
+    module_name, function = _find(command)
     # Modules and what they hold stay; looking for garbage among them takes a tenth of the time.
     gc.disable()
     try:
-        return import_module(f"pimono_sdpo.cli.{_module_name(command)}")
+        module = import_module(f"pimono_sdpo.cli.{module_name}")
     finally:
         gc.freeze()
         gc.set_threshold(OBJECTS)
         gc.enable()
+    run = getattr(module, function)
+    help = (module if function == "run" else run).__doc__
+    return Command(run, get_type_hints(run)["options"], inspect.cleandoc(help or ""))
 
 
 def summary_of(command: str) -> str:
-    """Read the first line of the module of a command, without importing it."""
-    with (Path(__file__).parent / f"{_module_name(command)}.py").open() as file:
-        return file.readline().strip().strip('"')
+    """Read the first line of the help of a command, without importing it."""
+    module_name, function = _find(command)
+    text = (Path(__file__).parent / f"{module_name}.py").read_text()
+    start = 0 if function == "run" else text.index(f"\ndef {function}(")
+    return text[start:].split('"""', 2)[1].partition("\n")[0]
 
 
-def _module_name(command: str) -> str:
-    return command.replace(" ", "_").replace("-", "_")
+def _find(command: str) -> tuple[str, str]:
+    """Return the module of a command, and its function there."""
+    module, _, function = command.rpartition(" ")
+    if command in GROUPS["Older names"]:
+        return "older_names", command.replace("-", "_")
+    return (module, function) if module else (command, "run")
 
 
-def command_of(name: str, module: ModuleType) -> Any:
-    """Return a command whose options are the fields of the module's `Options`."""
+def command_of(name: str) -> Any:
+    """Return a command whose options are the fields of its class of options."""
+    found = load(name)
 
     def call(**given: Any) -> None:
-        module.run(module.Options(**given))
+        found.run(found.options(**given))
 
-    types = get_type_hints(module.Options)
-    parameters = [_parameter(one, types[one.name]) for one in fields(module.Options)]
+    types = get_type_hints(found.options)
+    parameters = [_parameter(one, types[one.name]) for one in fields(found.options)]
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         sorted(parameters, key=lambda one: one.default is not inspect.Parameter.empty)
     )
     # The mark keeps the lines of examples as they are.
-    help = re.sub(r"\n\n(?= *pimono-sdpo )", "\n\n\b\n", inspect.cleandoc(module.__doc__ or ""))
-    passes = any(one.metadata.get("passes_options") for one in fields(module.Options))
+    help = re.sub(r"\n\n(?= *pimono-sdpo )", "\n\n\b\n", found.help)
+    passes = any(one.metadata.get("passes_options") for one in fields(found.options))
     settings = {**STYLE["context_settings"], "ignore_unknown_options": passes}
     command = typer.Typer(**STYLE)
     command.command(name.split(" ")[-1], help=help, context_settings=settings)(call)

@@ -19,7 +19,7 @@ from pimono_sdpo.dataset_writer import WriterOptions, summarize
 from pimono_sdpo.duel.result import RESULT, describe_report, describe_verdict, score_duel, write_training_rows
 from pimono_sdpo.duel.stages import Duel, Outcome, run_turns
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
-from pimono_sdpo.llm.money import need_prices
+from pimono_sdpo.llm.calls import need_prices
 from pimono_sdpo.llm.settings import Settings, load_settings, read_environment
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.push import PushResult, push_folder

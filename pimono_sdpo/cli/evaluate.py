@@ -11,7 +11,7 @@ from pathlib import Path
 
 import typer
 
-from pimono_sdpo.agent.evaluation import compare_rollouts, evaluate_models
+from pimono_sdpo.agent.evaluation import evaluate_models
 from pimono_sdpo.agent.rollout import RolloutOptions
 from pimono_sdpo.cli.rollout import print_as, print_rollout
 from pimono_sdpo.errors import SourceError
@@ -43,14 +43,10 @@ def run(options: Options) -> None:
             "The tuned model is given by --tuned or --model, the baseline by --baseline or, with "
             "--model, by --baseline-model; give one of each."
         )
-    if model is not None:
-        made = out.resolve().parent / f"{out.resolve().name}_rollouts"
-        tell = print_as("evaluate")
-        evaluate_models(options, made, out, tell, print_rollout(tell), baseline, options.baseline_model)
-    elif baseline is not None:
-        compare_rollouts(options.suite, baseline, options.tuned, out)
-    else:
+    if not model and not baseline:
         raise SourceError("There is nothing to evaluate; give --model, or --baseline with a folder of rollouts.")
+    tell = print_as("evaluate")
+    evaluate_models(options, out, tell, print_rollout(tell), baseline, options.tuned, options.baseline_model)
     print_table(out / "report.md")
     typer.echo(f"\nreport.json, report.md and report.svg are in {out}")
 

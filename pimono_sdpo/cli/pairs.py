@@ -60,12 +60,7 @@ def run(options: Options) -> None:
 
 
 def write_pairs(options: Options) -> Json:
-    """Pair the rollouts of each task, or edits of sessions, under `out`; return the report.
-
-    Its `counts` hold, for rollouts, `tasks`, `tasks_with_pairs` and `no_contrast_tasks`; there may
-    be no pairs. Raises SourceError, OutputError or TrainingInputError, and Leakage for training
-    pairs of tasks of `test_suite`.
-    """
+    """Pair the rollouts of each task, or edits of sessions, under `out`; return the report, also without pairs."""
     made_by, used = options.describe()
     runs = open_runs(options, options.out)
     warnings = []
@@ -127,10 +122,7 @@ def _pair_task(
 
 
 def check_dpo_lines(suite: Path, target: str, protocol: str) -> None:
-    """Refuse what cannot become JSON lines to train on, before anything is spent.
-
-    Raises OutputError, and SourceError for a suite that cannot be read or is held out.
-    """
+    """Refuse what cannot become JSON lines to train on, before anything is spent."""
     if target == "step" and protocol == "native":
         raise OutputError(
             "Native tool calls are not text, which JSON lines need; use --tool-protocol json, "

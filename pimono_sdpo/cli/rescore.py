@@ -49,10 +49,7 @@ def run(options: Options) -> None:
 
 
 def score_completions(options: Options) -> Json:
-    """Score the completions under `out` and return the report.
-
-    Raises SourceError, OutputError or EmptySelection.
-    """
+    """Score the completions under `out` and return the report."""
     rubric = rubric_of(options.gate, options.grade)
     if Path(options.source).exists():
         require_disjoint(Path(options.source).resolve(), options.out.resolve())

@@ -47,8 +47,7 @@ def run(options: Options) -> None:
     pairing = None
     if options.pairs is not None:
         pairing = pairs.Options(source=[str(options.out)], out=options.pairs)
-        require_disjoint(options.out.resolve(), options.pairs.resolve())
-        require_replaceable(options.pairs)
+        check_pairing(pairing, options.out)
     if options.estimate:
         typer.echo(estimate_rollouts(options, options.out, tell, options.replay))
         typer.echo(ADVICE)
@@ -64,6 +63,12 @@ def run(options: Options) -> None:
         tell(f"Wrote {report['rollouts']} rollouts to: {options.out}")
         tell(f"Wrote traces to: {options.out / 'traces'}")
     print_problems(report, tell)
+
+
+def check_pairing(pairing: pairs.Options, rollouts: Path) -> None:
+    """Refuse a folder of pairs that cannot be written, before anything is spent."""
+    require_disjoint(rollouts.resolve(), pairing.out.resolve())
+    require_replaceable(pairing.out)
 
 
 def print_as(name: str) -> Tell:
@@ -109,10 +114,7 @@ def print_summary(lines: Sequence[str], tell: Tell) -> None:
 
 
 def print_problems(report: Json, tell: Tell) -> None:
-    """Print failures that were not the model's, and what so few tasks are good for.
-
-    Raises InferenceError when every rollout failed.
-    """
+    """Print failures that were not the model's, and what so few tasks are good for."""
     check_errors(report, tell)
     if report["tasks"] < FEW_TASKS:
         typer.echo(ADVICE)

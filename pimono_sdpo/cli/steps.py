@@ -62,11 +62,7 @@ def advise(options: steps.Rules) -> str:
 
 
 def write_steps(options: Options) -> Json:
-    """Cut rollouts or sessions into rows under `out` and return the report.
-
-    Raises SourceError, OutputError or TrainingInputError, and Leakage for training rows of tasks
-    of `test_suite`.
-    """
+    """Cut rollouts or sessions into rows under `out` and return the report."""
     rules = steps.Rules(**{one.name: getattr(options, one.name) for one in fields(steps.Rules)})
     made_by, used = options.describe()
     table = (STEP, DROPPED_STEP)
@@ -114,7 +110,7 @@ def _rollout_parts(rollouts: Rollouts, passing: dict[str, Passing], stages: list
 
 
 def _cut_rollouts(rollouts: Rollouts, file: Path, stages: list[Stage]) -> Iterator[Piece]:
-    stages = [*stages, Filter(steps.Repeats(), reads=("prompt", "completion"))]
+    stages = [*stages, Filter(partial(steps.drop_repeat, seen=set()), reads=("prompt", "completion"))]
     for table in read_tables(file):
         splits = [rollouts.split_of(task_id) for task_id in table["task_id"].to_pylist()]
         for few in slice_table(table.append_column("split", pa.array(splits, pa.string()))):

@@ -26,7 +26,7 @@ import typer
 
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.options import argument, option, options
-from pimono_sdpo.runs.folders import REPORT, read_json
+from pimono_sdpo.runs.folders import REPORT, read_json, writing
 from pimono_sdpo.runs.parquet import read_rows, write_atomically
 from pimono_sdpo.schema import SESSION
 from pimono_sdpo.session_source import open_one
@@ -78,7 +78,7 @@ class Options:
 def run(options: Options) -> None:
     """Write the page, check a card, or count labels."""
     if options.labels is not None:
-        from cards.view.review import describe_labels, read_labels
+        from cards.view.rows import describe_labels, read_labels
 
         for line in describe_labels(read_labels(options.labels)):
             typer.echo(line)
@@ -94,20 +94,15 @@ def run(options: Options) -> None:
     else:
         page, kind = render_view(folder, name, options.traces, options.rows or 500), ""
     out = options.out or Path(f"{name.rpartition('/')[2]}{kind}.html")
-    try:
+    with writing(out, "use --out"):
         write_atomically(out, page.encode())
-    except OSError as error:
-        raise OutputError(f"Cannot write `{out}` ({error.strerror}); use --out.") from error
     typer.echo(f"the page is {out} ({len(page) / 1e6:.1f} MB), on this machine only")
     if sys.stdout.isatty() if options.open is None else options.open:
         webbrowser.open(out.resolve().as_uri())
 
 
 def find_folder(source: str) -> tuple[Path, str]:
-    """Return a local folder and its name; a repository of the Hub is downloaded into the cache.
-
-    Raises SourceError.
-    """
+    """Return a local folder and its name; a repository of the Hub is downloaded into the cache."""
     folder = Path(source)
     if source and folder.is_dir():
         return folder, folder.resolve().name
@@ -117,13 +112,11 @@ def find_folder(source: str) -> tuple[Path, str]:
 
 
 def render_view(folder: Path, name: str, traces: list[str], limit: int) -> str:
-    """Return the page of a folder that the filter, a training or an agent wrote.
+    """Return the page of a folder that the filter, a training or an agent wrote, with `limit` rows and rejects.
 
-    `traces` is where the sessions are; without any they are looked for under the name they had,
-    beside the folder and in the current one. At most `limit` rows and as many rejects are listed.
-    Raises SourceError.
+    Without `traces`, sessions are looked for under the name they had, beside the folder and in the current one.
     """
-    from cards.view.page import render_page, run_view
+    from cards.view import render_page, run_view
     from cards.view.rows import choose_rows, rollouts_view, rows_view
 
     if (folder / RUN).is_file():
@@ -146,15 +139,11 @@ def render_view(folder: Path, name: str, traces: list[str], limit: int) -> str:
 
 
 def render_review(folder: Path, name: str, traces: list[str], count: int, seed: int) -> str:
-    """Return the page to judge a random sample of `count` rows and as many rejects on.
+    """Return the page to judge a random sample of `count` rows and as many rejects on."""
+    from cards.view import render_page
+    from cards.view.rows import choose_rows, review_view
 
-    `traces` is as in `render_view`. Raises SourceError.
-    """
-    from cards.view.page import render_page
-    from cards.view.review import review_view
-    from cards.view.rows import sample_rows
-
-    report, chosen = _read(folder / REPORT), sample_rows(folder, count, seed)
+    report, chosen = _read(folder / REPORT), choose_rows(folder, count, seed)
     windows = _find_around(traces, report, folder, [*chosen.kept, *chosen.rejected], whole=True)
     if windows is None and chosen.rejected:
         note = "The traces were not found, so rejected rows are left out; use --source with those that were filtered."
@@ -236,11 +225,7 @@ def _read(path: Path, of_run: bool = False) -> Json:
 
 
 def _check_card(path: Path, write: bool) -> None:
-    """Check a card or that of a folder by the rules of the Hub, written again if asked to.
-
-    The same report or run gives the same bytes. Raises SourceError, and OutputError with what the
-    Hub would refuse.
-    """
+    """Check a card or that of a folder by the rules of the Hub, written again if asked to."""
     from cards.lint import lint_file
     from cards.plots import write_report_plots
     from cards.render import render_dataset_card, write_model_card

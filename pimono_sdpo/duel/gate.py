@@ -8,15 +8,13 @@ repository are alike, so repositories are the independent units.
 Sources: Kim and DeMets, Design and analysis of group sequential tests based on the type I error
 spending rate function, 1987; Jennison and Turnbull, Group Sequential Methods, 1999, chapters 7, 19.
 
-The original rules take one order (the king first); averages over turns, then metrics, then judges;
-a bootstrap over single turns. Two defects are part of the rules: turns of one task count as
-independent, and a turn without a readable judgment is left out of the score but counts as lost in
-the bound.
+The original rules take one order (the king first); averages over turns, then metrics, then judges; a bootstrap
+over single turns. Two defects are part of the rules: turns of one task count as independent, and a turn without
+a readable judgment is left out of the score but counts as lost in the bound.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -27,7 +25,7 @@ from scipy import stats
 
 from pimono_sdpo.llm.settings import Duel, Gate
 from pimono_sdpo.schema import PARITY
-from processors.duel.scores import Array, Votes, nan_mean
+from processors.duel.judge import Array, nan_mean
 
 # Shares of the planned turns after which the calls are looked at.
 LOOKS = (1 / 6, 0.3, 0.47, 0.7, 1.0)
@@ -49,31 +47,8 @@ Unit = Literal["repo", "task"]
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """Single judgments, arrays of one length: index of the turn, index of the judge, order (0 shows
-    the opponent first), and the score of 0 to 100 in favour of the challenger.
-    """
-
-    turn: NDArray[np.int64]
-    judge: NDArray[np.int64]
-    order: NDArray[np.int64]
-    score: Array
-
-    @property
-    def seat(self) -> NDArray[np.int64]:
-        """A number for each judge and order."""
-        return self.judge * 2 + self.order
-
-    def select(self, kept: NDArray[np.bool_]) -> "Calls":
-        """Return some of the calls."""
-        return Calls(self.turn[kept], self.judge[kept], self.order[kept], self.score[kept])
-
-
 class Estimate(NamedTuple):
-    """A mean score, its standard error with its degrees of freedom, and the effective number of
-    clusters; nan without any.
-    """
+    """A mean score, its error with its degrees of freedom, and the effective number of clusters; nan without any."""
 
     mean: float
     error: float
@@ -86,10 +61,7 @@ class Estimate(NamedTuple):
 
 
 def choose_unit(repos: Sequence[str], cluster: Literal["auto", "repo", "task"]) -> Unit:
-    """Return `repo` or `task`, whichever is the unit of independence of these turns.
-
-    A repository that is not known is empty; turns without one count as one repository together.
-    """
+    """Return the unit of independence of turns; those without a repository count as one repository together."""
     if cluster != "auto":
         return cluster
     return "repo" if len({repo for repo in repos if repo}) > 1 else "task"
@@ -141,70 +113,66 @@ def find_boundaries(shares: tuple[float, ...], alpha: float) -> list[float]:
     return found
 
 
-def adjust_scores(calls: Calls) -> Array:
+def adjust_scores(scores: Array) -> Array:
     """Return the scores without what judge and position add: each judge and order has one mean."""
-    if not len(calls.score):
-        return calls.score
-    _, seat = np.unique(calls.seat, return_inverse=True)
-    means = np.bincount(seat, calls.score) / np.bincount(seat)
-    adjusted: Array = calls.score - means[seat] + means.mean()
+    means = nan_mean(scores, axis=0)
+    adjusted: Array = scores - means + mean_of(means)
     return adjusted
 
 
-def estimate_score(calls: Calls, clusters: Sequence[str]) -> Estimate:
+def estimate_score(scores: Array, clusters: Sequence[str]) -> Estimate:
     """Return the weighted mean over clusters; `clusters` is by turn."""
-    if not len(calls.score):
+    by_turn = nan_mean(adjust_scores(scores), axis=(1, 2))
+    read = ~np.isnan(by_turn)
+    if not read.any():
         return Estimate(np.nan, np.nan, 0.0, 0.0)
-    turns, place = np.unique(calls.turn, return_inverse=True)
-    by_turn = np.bincount(place, adjust_scores(calls)) / np.bincount(place)
-    names, inside = np.unique([clusters[turn] for turn in turns], return_inverse=True)
+    names, inside = np.unique(np.asarray(clusters)[read], return_inverse=True)
     sizes = np.bincount(inside)
-    means = np.bincount(inside, by_turn) / sizes
+    means = np.bincount(inside, by_turn[read]) / sizes
     weights = weigh_clusters(sizes)
     mean, squares = float(weights @ means), float((weights**2).sum())
     # The means of judges and orders were estimated from the same calls.
-    free = 1 - (len(np.unique(calls.seat)) - 1) / len(by_turn)
-    if len(names) < 2 or free <= 1 / len(by_turn):
+    free = 1 - (_count_seats(scores) - 1) / len(by_turn[read])
+    if len(names) < 2 or free <= 1 / len(by_turn[read]):
         return Estimate(mean, np.nan, 0.0, 1 / squares)
     variance = float((weights**2 * (means - mean) ** 2).sum()) / (1 - squares)
     return Estimate(mean, float(np.sqrt(variance / free)), free / squares - 1, 1 / squares)
 
 
-def describe_judges(calls: Calls, names: Sequence[str]) -> list[Json]:
-    """Return what each judge's calls say, in the panel's order.
+def _count_seats(scores: Array) -> int:
+    return int(np.isfinite(scores).any(axis=0).sum())
 
-    Their number, the judge's own `score`, the mean advantage in points of the answer shown first,
-    the score `without` it, and whether its own is higher by more than OUTLYING standard errors. A
-    judge that decides nothing by what it reads has no spread of its own, so the spread is that
-    within judges and orders.
+
+def describe_judges(scores: Array, names: Sequence[str]) -> list[Json]:
+    """Return what each judge's calls say: number, score, points for the first answer, and the score without it.
+
+    A judge is outlying when it is higher by more than OUTLYING standard errors. One that decides nothing by what
+    it reads has no spread of its own, so the spread is that within judges and orders.
     """
-    rest = adjust_scores(calls)
-    free = len(rest) - len(np.unique(calls.seat))
+    rest = adjust_scores(scores)
+    rest = rest[~np.isnan(rest)]
+    free = len(rest) - _count_seats(scores)
     spread = float(rest.std() * np.sqrt(len(rest) / free)) if free > 0 else np.nan
     found = []
     for index, name in enumerate(names):
-        own = calls.judge == index
-        ours, others = calls.select(own), calls.select(~own)
-        first, second = (mean_of(ours.score[ours.order == order]) for order in (0, 1))
-        score, without = map(_mean_of_seats, (ours, others))
-        counts = len(ours.score), len(others.score)
+        ours, others = scores[:, index], np.delete(scores, index, axis=1)
+        first, second = map(mean_of, ours.T)
+        score, without = (mean_of(nan_mean(part, axis=0)) for part in (ours, others))
+        counts = np.isfinite(ours).sum(), np.isfinite(others).sum()
         error = spread * np.sqrt(1 / counts[0] + 1 / counts[1]) if all(counts) else np.nan
         judge = {"name": name, "calls": counts[0], "score": score, "first_bias": (second - first) / 2}
         found.append({**judge, "without": without, "outlying": bool(score - without > OUTLYING * error)})
     return found
 
 
-def _mean_of_seats(calls: Calls) -> float:
-    return mean_of(np.array([calls.score[calls.seat == one].mean() for one in np.unique(calls.seat)]))
-
-
 def mean_of(values: NDArray[Any]) -> float:
-    """Return the mean, nan for no values."""
+    """Return the mean of all values that are not nan, nan for none."""
+    values = values[~np.isnan(values)]
     return float(values.mean()) if len(values) else np.nan
 
 
 def decide(
-    calls: Calls,
+    scores: Array,
     names: Sequence[str],
     clusters: Sequence[str],
     unit: Unit,
@@ -215,22 +183,23 @@ def decide(
 ) -> Json:
     """Return the verdict after look number `look`, from 0, of looks after so many turns.
 
-    `clusters` is by turn of those answered so far; `unanswered` counts turns on which a player gave
+    `scores` has the shape (turns, judges, 2 orders), nan where nobody was asked or the reply could not be read;
+    order 0 shows the opponent first. `clusters` is by turn; `unanswered` counts turns on which a player gave
     nothing to judge: one that fails often must not be judged by the other turns alone.
 
-    In the verdict, `conclusion` is "accepted", "not accepted", "no verdict" or "open"; `low` and
-    `high` bound the mean score at the chance of error that the look may spend, `clusters` is the
-    effective number of `unit`, `reasons` are what speaks against acceptance, `if_lost` the score if
-    every turn without a readable judgment had been lost. What is not known is None.
+    In the verdict, `low` and `high` bound the mean score at the chance of error that the look may spend,
+    `clusters` is the effective number of `unit`, `if_lost` the score if every turn without a readable judgment had
+    been lost. What is not known is None.
     """
-    found = estimate_score(calls, clusters)
+    found = estimate_score(scores, clusters)
     z = find_boundaries(tuple(turns / looks[-1] for turns in looks), rules.alpha)[look]
     margin = found.find_margin(z)
     low, high = np.clip([found.mean - margin, found.mean + margin], 0, 100).tolist()
-    by_turn = np.bincount(calls.turn, calls.score) / np.maximum(np.bincount(calls.turn), 1)
-    scored, turns = len(np.unique(calls.turn)), len(clusters) + unanswered
-    judges = describe_judges(calls, names)
-    agreement, pairs = _measure_agreement(calls)
+    by_turn = nan_mean(scores, axis=(1, 2))
+    scored, turns = int(np.isfinite(by_turn).sum()), len(clusters) + unanswered
+    judges = describe_judges(scores, names)
+    ratings = adjust_scores(scores).reshape(len(scores), 2 * len(names))
+    agreement, pairs = krippendorff_alpha(ratings.T), int((np.isfinite(ratings).sum(axis=1) > 1).sum())
 
     reasons = []
     # Without the sign of a lead that is 0 but for rounding.
@@ -247,7 +216,7 @@ def decide(
         share = f"{scored / turns:.0%} of the turns have a readable judgment"
         reasons.append(f"{share}, fewer than {rules.min_parsed:.0%}")
     if len(judges) > 1:
-        reasons += [_doubt_judge(calls, index, judge, clusters, z) for index, judge in enumerate(judges)]
+        reasons += [_doubt_judge(scores, index, judge, clusters, z) for index, judge in enumerate(judges)]
     # With fewer pairs nothing can be said about the judges' agreement.
     if pairs > 3 and np.tanh(np.arctanh(min(agreement, 0.999)) + 1.645 / np.sqrt(pairs - 3)) < 0:
         reasons.append(f"the judges agree less than by chance (alpha {agreement:.2f})")
@@ -272,11 +241,11 @@ def decide(
             "high": high,
             "turns": turns,
             "scored": scored,
-            "calls": len(calls.score),
+            "calls": np.isfinite(scores).sum(),
             "unit": unit,
             "clusters": found.clusters,
             "missing_clusters": missing,
-            "if_lost": by_turn.sum() / turns if turns else None,
+            "if_lost": np.nansum(by_turn) / turns if turns else None,
             "agreement": agreement,
             "agreement_turns": pairs,
             "judges": judges,
@@ -285,14 +254,14 @@ def decide(
     )
 
 
-def _doubt_judge(calls: Calls, index: int, judge: Json, clusters: Sequence[str], z: float) -> str:
+def _doubt_judge(scores: Array, index: int, judge: Json, clusters: Sequence[str], z: float) -> str:
     """Say why the verdict would not hold without a judge, "" if it would."""
     name, without = judge["name"], judge["without"]
     if np.isnan(without):
         return f"no judgment but those of {name} can be read"
     if not without > PARITY:
         return f"without {name} the score is {without:.1f}"
-    rest = estimate_score(calls.select(calls.judge != index), clusters)
+    rest = estimate_score(np.delete(scores, index, axis=1), clusters)
     bound = rest.mean - rest.find_margin(z)
     if judge["outlying"] and not bound > PARITY:
         score = f"{name} scores {judge['score']:.1f}, far above the other judges"
@@ -300,15 +269,6 @@ def _doubt_judge(calls: Calls, index: int, judge: Json, clusters: Sequence[str],
     if not judge["outlying"] and not rest.mean - WITHOUT * rest.error > PARITY:
         return f"without {name} the score is {rest.mean:.1f}, within {WITHOUT:g} standard errors of {PARITY:g}"
     return ""
-
-
-def _measure_agreement(calls: Calls) -> tuple[float, int]:
-    """Return Krippendorff's alpha over the turns that two judges read, and their number."""
-    by_turn: dict[int, list[float]] = {}
-    for turn, score in zip(calls.turn.tolist(), adjust_scores(calls).tolist(), strict=True):
-        by_turn.setdefault(turn, []).append(score)
-    pairs = [values for values in by_turn.values() if len(values) == 2]
-    return krippendorff_alpha(np.array(pairs).reshape(-1, 2).T), len(pairs)
 
 
 def krippendorff_alpha(ratings: Array) -> float:
@@ -337,17 +297,14 @@ def krippendorff_alpha(ratings: Array) -> float:
     return 1 - observed / expected
 
 
-def decide_by_original_rules(votes: Votes, rules: Duel) -> Json:
-    """Return the verdict on the votes of order 0, by the thresholds of `[duel]`.
-
-    Scores are points, `lcb` is a share, None if too few turns parsed.
-    """
-    single = votes.values[:, :, 0]
+def decide_by_original_rules(votes: Array, rules: Duel) -> Json:
+    """Return the verdict on the votes of order 0; `lcb` is a share, None if too few turns parsed."""
+    single = votes[:, :, 0]
     judge_means = nan_mean(nan_mean(single, axis=0), axis=1)
     present = ~np.isnan(judge_means)
     score = round(float(100 * judge_means[present].mean()), 4) if present.any() else 0.0
     king = round(100 - score, 4) if present.any() else 0.0
-    turns = len(votes.turns)
+    turns = len(votes)
     valid = int((~np.any(np.isnan(single), axis=(1, 2))).sum())
     # A turn that no judge could be read on counts as lost.
     shares = nan_mean(np.round(nan_mean(single, axis=2), 6), axis=1)

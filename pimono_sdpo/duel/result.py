@@ -29,8 +29,7 @@ from pimono_sdpo.dataset_writer import WriterOptions, write_dataset
 from pimono_sdpo.duel.gate import OUTLYING, WITHOUT, decide_by_original_rules, krippendorff_alpha, mean_of, to_json
 from pimono_sdpo.duel.stages import ANSWERS, EQUALS, GATE, JOURNAL, JUDGMENTS, VOTE_COLUMNS, Duel
 from pimono_sdpo.errors import EmptySelection, SourceError
-from pimono_sdpo.llm.calls import Journal
-from pimono_sdpo.llm.money import sum_costs
+from pimono_sdpo.llm.calls import Journal, sum_costs
 from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.engine import Part, Piece, sha256
 from pimono_sdpo.runs.folders import REPORT, make_output, only_run, publish_folder, require_disjoint
@@ -38,38 +37,24 @@ from pimono_sdpo.runs.parquet import read_tables, write_tables
 from pimono_sdpo.runs.sessions import rows_and_rejects
 from pimono_sdpo.schema import DUEL, DUEL_METRICS
 from pimono_sdpo.stage import Stage
+from processors.duel import judge as panel
 from processors.duel.answers import classify_action
 from processors.duel.export import TABLES, Kind, build_stages
-from processors.duel.scores import (
-    Array,
-    Bucket,
-    Votes,
-    choose_bucket,
-    collect_votes,
-    group_by_turn,
-    limit_score,
-    make_duels,
-    nan_mean,
-    score_judgment,
-    score_turn,
-)
 
 Json = dict[str, Any]
 RESULT = "result"
 GROUP_ROWS = 256
-BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
+BUCKETS: tuple[panel.Bucket, ...] = get_args(panel.Bucket)
 # Answers whose lengths differ by less than this share count as equally long.
 SAME_LENGTH = 0.1
 REPORTED = ("turn_id", "instance_id", "action_style", "score", "metrics", "bucket", "leaked_terms")
 
 
 def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -> Json:
-    """Score the judgments of a duel and return the report.
+    """Score the judgments of a duel by its registered rules and return the report.
 
-    The verdict is by the registered rules. Where the settings have others, what they would say
-    stands beside it as exploratory. With `original`, the original rules are applied to the whole
-    panel's judgments. Raises SourceError when there is nothing to score, OutputError when it cannot
-    be written.
+    Where the settings have other rules, what they would say stands beside it as exploratory; with `original`, also
+    the verdict of the original rules on the whole panel's judgments.
     """
     folder, settings, opponent = duel.folder, duel.settings, duel.settings.duel.opponent
     if not any(duel.find(GATE).glob("*.parquet")):
@@ -83,9 +68,9 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
     scores = np.array([row["score"] for row in singles])
     lengths = [[row["lengths"][side] for row in singles] for side in (0, 1)]
     read = list(duel.read(JUDGMENTS, VOTE_COLUMNS))
-    votes = collect_votes(plan.judges, read)
-    complete = len(read) == len(votes.turns) * len(votes.judges) * 2
-    if original and not (votes.turns and complete):
+    votes = panel.collect_votes(plan.judges, read)
+    complete = len(read) == len(votes) * len(plan.judges) * 2
+    if original and not (len(votes) and complete):
         raise SourceError(
             f"The original rules need every judgment of the panel, which `{folder}` does not have; "
             "run all stages with --rules original."
@@ -126,7 +111,7 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
         report["exploratory"] = {"rules": rules, **other, "sentence": describe_verdict(other)}
 
     def make_rows() -> Iterator[Json]:
-        return make_duels(duel.read(ANSWERS), read, plan.judges, opponent)
+        return panel.make_duels(duel.read(ANSWERS), read, plan.judges, opponent)
 
     out = (folder / RESULT).resolve()
     with only_run(out) as work:
@@ -139,7 +124,7 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
             _write_bucket(file, (row for row in make_rows() if row["bucket"] == name))
         if reported:
             scored = [row for row in reported if row["score"] is not None]
-            metrics = nan_mean(
+            metrics = panel.nan_mean(
                 np.array([[*row["metrics"].values()] for row in scored]).reshape(-1, len(DUEL_METRICS)), 0
             )
             report["panel"] = {
@@ -148,11 +133,12 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
                 "leaked": sum(bool(row["leaked_terms"]) for row in reported),
                 "complete": complete,
                 "metrics": to_json(dict(zip(DUEL_METRICS, metrics.tolist(), strict=True))) if complete else None,
-                **summarize_judges(votes, Counter(row["judge"] for row in read), complete),
+                **summarize_judges(votes, plan.judges, Counter(row["judge"] for row in read), complete),
             }
             equals = list(duel.read(EQUALS + JUDGMENTS, VOTE_COLUMNS))
             if equals and duel.is_current(EQUALS + JUDGMENTS, EQUALS + ANSWERS):
-                chance = [score_turn(rows, plan.judges)["score"] for rows in group_by_turn(equals).values()]
+                turns = panel.collect_votes(plan.judges, equals)
+                chance = [panel.score_turn(turn, plan.judges)["score"] for turn in turns]
                 report["aa_test"] = explain_finals(chance, counts)
         report["sha256"] = {name: sha256(file) for name, file in files.items()}
         (finished / "report.md").write_text(render_duel_report(report, reported, singles))
@@ -164,10 +150,7 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
 
 def _read_singles(duel: Duel, theirs: str) -> list[Json]:
     """Return the gate's turns: score (the mean of the calls), judges, lengths, leaks, action."""
-    by_turn: dict[str, list[Json]] = {}
-    for row in duel.read(GATE, VOTE_COLUMNS):
-        if row["parsed"]:
-            by_turn.setdefault(row["turn_id"], []).append(row)
+    by_turn = panel.group_by_turn(row for row in duel.read(GATE, VOTE_COLUMNS) if row["parsed"])
     columns = ("turn_id", "instance_id", "leaked_terms", "challenger", theirs)
     return [
         {
@@ -175,7 +158,7 @@ def _read_singles(duel: Duel, theirs: str) -> list[Json]:
             "instance_id": answer["instance_id"],
             "action_style": classify_action(answer["challenger"]),
             "judges": [row["judge"] for row in calls],
-            "score": min(sum(map(score_judgment, calls)) / len(calls), limit_score(answer)),
+            "score": min(sum(map(panel.score_judgment, calls)) / len(calls), panel.limit_score(answer)),
             "lengths": (len(answer["challenger"]), len(answer[theirs])),
             "leaked": bool(answer["leaked_terms"]),
         }
@@ -225,20 +208,15 @@ def describe_report(report: Json) -> str:
     return "\n".join(lines)
 
 
-def summarize_judges(votes: Votes, calls: Mapping[str, int], complete: bool) -> Json:
-    """Return how the judges of a panel differ.
+def summarize_judges(votes: panel.Array, names: Sequence[str], calls: Mapping[str, int], complete: bool) -> Json:
+    """Return how the judges of a panel differ; `first_bias` are points beyond 50 for the answer shown first.
 
-    Of each judge: its number of `calls`; `parsed` is the share of them that could be read,
-    `consistent` the share of turns with the same winner in both orders, `first_bias` the points
-    beyond 50 for the answer shown first.
-
-    A panel that stops when a bucket is decided asks its last judges about close turns alone; so the
-    `score` of a judge and `agreement` (Krippendorff's alpha of the judges' mean scores) are None
-    unless the panel is `complete`.
+    A panel that stops when a bucket is decided asks its last judges about close turns alone; so `score` and
+    `agreement` are None unless it is `complete`.
     """
-    by_order = nan_mean(votes.values, axis=3)
+    by_order = panel.nan_mean(votes, axis=3)
     judges = []
-    for column, name in enumerate(votes.judges):
+    for column, name in enumerate(names):
         read = int((~np.isnan(by_order[:, column])).sum())
         both = by_order[:, column][~np.any(np.isnan(by_order[:, column]), axis=1)]
         winner = np.sign(both - 0.5)
@@ -252,7 +230,7 @@ def summarize_judges(votes: Votes, calls: Mapping[str, int], complete: bool) -> 
                 "score": 100 * mean_of(both) if complete else None,
             }
         )
-    agreement = krippendorff_alpha(nan_mean(votes.values, axis=(2, 3)).T) if complete else None
+    agreement = krippendorff_alpha(panel.nan_mean(votes, axis=(2, 3)).T) if complete else None
     return to_json({"agreement": agreement, "judges": judges})
 
 
@@ -262,12 +240,8 @@ def count_scores(scores: ArrayLike) -> list[int]:
     return counts
 
 
-def summarize_lengths(scores: Array, ours: Sequence[int], theirs: Sequence[int]) -> Json:
-    """Return what the lengths of the challenger's and its opponent's answers explain.
-
-    `gap` is the mean of challenger minus opponent in characters, `correlation` that of gap and
-    score; `score_same` is the mean score of the `turns_same` turns with about equal lengths.
-    """
+def summarize_lengths(scores: panel.Array, ours: Sequence[int], theirs: Sequence[int]) -> Json:
+    """Return what the lengths of answers explain; `gap` is challenger minus opponent in characters."""
     left, right = np.asarray(ours, float), np.asarray(theirs, float)
     gap = left - right
     same = np.abs(gap) < SAME_LENGTH * np.maximum(left, right)
@@ -285,10 +259,9 @@ def summarize_lengths(scores: Array, ours: Sequence[int], theirs: Sequence[int])
 def explain_finals(equals: Sequence[float | None], real: Mapping[str, int]) -> Json:
     """Return the buckets of two samples of one player, and what chance explains of `final`.
 
-    `false_final` is the share of equal turns in `final`. If as many of the turns of the buckets
-    `real` were equal, chance would explain at most `by_chance` of those in `final`.
+    If as many of the turns of the buckets `real` were equal, chance would put at most `by_chance` into `final`.
     """
-    counted = Counter(map(choose_bucket, equals))
+    counted = Counter(map(panel.choose_bucket, equals))
     judged, asked = (sum(counts[name] for name in BUCKETS[:-1]) for counts in (counted, real))
     share = counted["final"] / judged if judged else None
     return {
@@ -306,10 +279,7 @@ STAGES: dict[Kind, Literal["steps", "pairs", "sdpo"]] = {"sft": "steps", "dpo": 
 def write_training_rows(
     folder: Path, kind: Kind, out: Path, buckets: Sequence[str] = ("final",), options: WriterOptions | None = None
 ) -> Json:
-    """Write the turns of these buckets as rows of a kind and return the report.
-
-    Raises SourceError when the duel has no score, EmptySelection when no row is left, OutputError.
-    """
+    """Write the turns of these buckets as rows of a kind and return the report."""
     result = folder / RESULT
     if not (result / REPORT).is_file():
         raise SourceError(f"`{folder}` has no scored duel; run all stages of `duel` first.")

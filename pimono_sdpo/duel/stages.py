@@ -25,10 +25,10 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Features
 
 from pimono_sdpo import __version__
-from pimono_sdpo.duel.gate import LOOKS, OUTLYING, WITHOUT, Calls, choose_unit, count_effective, decide
+from pimono_sdpo.duel.gate import LOOKS, OUTLYING, WITHOUT, choose_unit, count_effective, decide
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
+from pimono_sdpo.llm.calls import format_dollars, sum_costs
 from pimono_sdpo.llm.chat import Chat, map_rows, open_chat
-from pimono_sdpo.llm.money import format_dollars, sum_costs
 from pimono_sdpo.llm.settings import CallSection, Gate, Settings
 from pimono_sdpo.runs import parquet
 from pimono_sdpo.runs.engine import DONE, Output, Part, Piece, run_parts, sha256
@@ -37,8 +37,7 @@ from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.schema import ANSWER, JUDGMENT, Opponent
 from pimono_sdpo.stage import source_hash
 from processors.duel.answers import UNKNOWN, AnswerStage
-from processors.duel.judge import SECOND_EVERY, JudgeStage
-from processors.duel.scores import limit_score, score_judgment
+from processors.duel.judge import SECOND_EVERY, JudgeStage, limit_score, score_judgment
 from processors.duel.turns import KEY, RECORDS, REPORT, TURNS, Options, draw_turns
 
 Json = dict[str, Any]
@@ -52,10 +51,9 @@ VOTE_COLUMNS = ("turn_id", "judge", "order", "parsed", "reason", "scores_challen
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage did.
+    """What a stage did: rows written, those with an error, those whose call failed, and the first error.
 
-    `rows` were written, `errors` of them with an error, such as `error`; `failed` of those because
-    a call failed. `used` says how many tokens, `stopped` why it ended early.
+    `used` says how many tokens, `stopped` why it ended early.
     """
 
     rows: int
@@ -68,10 +66,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was registered before the first judge was called.
-
-    `looks` are numbers of turns; `tasks` and `repos` are those of the planned turns.
-    """
+    """What was registered before the first judge was called; `looks` are numbers of turns."""
 
     rules: Gate
     looks: tuple[int, ...]
@@ -82,10 +77,7 @@ class Plan:
 
 
 def run_turns(source: str, records: str | None, options: Options, out: Path) -> Json:
-    """Draw turns into `out`, unless the same ones are there already, and return the report.
-
-    Raises SourceError, EmptySelection, and OutputError when `out` has a duel about other turns.
-    """
+    """Draw turns into `out`, unless the same ones are there already, and return the report."""
     key = json.dumps([source, records, asdict(options)], default=sorted)
     request = hashlib.sha256(key.encode()).hexdigest()
     with lock(out / LOCK, out):
@@ -100,11 +92,7 @@ def run_turns(source: str, records: str | None, options: Options, out: Path) -> 
 
 @dataclass(frozen=True)
 class Duel:
-    """The folder of a duel whose turns are drawn, and the most USD to spend in it.
-
-    All methods raise SourceError when a stage before theirs has not run, OutputError when the
-    folder cannot be written, and those that ask models InferenceError.
-    """
+    """The folder of a duel whose turns are drawn, and the most USD to spend in it."""
 
     folder: Path
     settings: Settings
@@ -132,8 +120,6 @@ class Duel:
         """Return the plan of the gate; the first call stores it.
 
         Later calls return the stored plan, whatever their rules: those are for exploring alone.
-        Raises OutputError when players, judges, seed, context or turns are not those that were
-        registered, and InferenceError when a judge is named twice.
         """
         judges = self.settings.judge.models
         if repeated := [name for name in judges if judges.count(name) > 1]:
@@ -212,10 +198,9 @@ class Duel:
     ) -> Iterator[tuple[str, Outcome | Json]]:
         """Run the gate, and the whole panel if the challenger is accepted or with `export`.
 
-        Yields what each stage did and the verdict of each look, with its name. The panel reads the
-        first `limit` turns, and as many as `equals` of the king against itself; with `complete` it
-        goes on where a bucket is decided. A stage that stopped is the last; one of the gate too many
-        of whose calls failed for a verdict counts as stopped.
+        Yields what each stage did and the verdict of each look. The panel reads the first `limit` turns, and as many
+        as `equals` of the king against itself; with `complete` it goes on where a bucket is decided. A stage that
+        stopped is the last.
         """
         has_asked = False
         for name, done in chain(self.run_gate(), self._run_panel(export, limit, equals, complete)):
@@ -268,8 +253,7 @@ class Duel:
     def decide(self, plan: Plan, rules: Gate, look: int, clean: bool = False) -> Json:
         """Return the verdict on the judgments of the turns before a look, by these rules.
 
-        Answers with terms that only the pull request has count as ties at best; with `clean`, they
-        are left out.
+        Answers with terms that only the pull request has are ties at best; with `clean`, they are left out.
         """
         unit = choose_unit(plan.repos, rules.cluster)
         planned = (plan.repos if unit == "repo" else plan.tasks)[: plan.looks[look]]
@@ -283,16 +267,12 @@ class Duel:
                 continue
             turns[row["turn_id"]] = len(turns), limit_score(row)
             clusters.append(cluster)
-        found = []
+        scores = np.full((len(turns), len(plan.judges), 2), np.nan)
         for row in self.read(GATE, VOTE_COLUMNS):
             if row["parsed"] and row["turn_id"] in turns:
                 at, most = turns[row["turn_id"]]
-                score = min(score_judgment(row), most)
-                found.append((at, plan.judges.index(row["judge"]), row["order"], score))
-        table = np.array(found, float).reshape(-1, 4)
-        turn, judge, order = table[:, :3].astype(int).T
-        calls = Calls(turn, judge, order, table[:, 3])
-        return decide(calls, plan.judges, clusters, unit, plan.looks, look, rules, unanswered)
+                scores[at, plan.judges.index(row["judge"]), row["order"]] = min(score_judgment(row), most)
+        return decide(scores, plan.judges, clusters, unit, plan.looks, look, rules, unanswered)
 
     def answer(self, limit: int | None = None, *, equals: bool = False) -> Outcome:
         """Ask king and challenger, or with `equals` the king twice; `limit` is a number of turns."""
@@ -301,10 +281,7 @@ class Duel:
     def judge(
         self, limit: int | None = None, *, single: bool = False, equals: bool = False, complete: bool = False
     ) -> Outcome:
-        """Ask the whole panel about the first answers, or with `single` the judges of the gate.
-
-        With `complete`, the panel goes on where a bucket is decided.
-        """
+        """Ask the whole panel about the first answers, or with `single` the judges of the gate."""
         stage = self._open_judges("king" if equals else self.settings.duel.opponent, single, complete)
         name = GATE if single else equals * EQUALS + JUDGMENTS
         return self._ask(equals * EQUALS + ANSWERS, name, stage, JUDGMENT, limit, single, complete)
@@ -333,11 +310,10 @@ class Duel:
         limit: int | None,
         *options: object,
     ) -> Outcome:
-        """Write DIR/NAME/NAME-NNNNN.parquet for each shard given, with what a stage makes of its rows.
+        """Write DIR/NAME/NAME-NNNNN.parquet for each shard given, with what a stage makes of its first `limit` rows.
 
-        With `limit`, only the first rows of all are asked about; a finished shard with more rows
-        stays as it is. One of which some rows have an error is written, too, and asked again by the
-        next run: the journal answers what was answered before, so that only the rest is paid for.
+        A finished shard with more rows stays. One with errors is asked again by the next run, which pays only for
+        what the journal does not hold.
         """
         shards, out, chat, parts = self._find_shards(given), self.find(name), stage.chat, []
         # Both opponents share the answers.
@@ -380,20 +356,13 @@ class Duel:
         return int(self._read_json(ROUNDS) or 1)
 
     def end_round(self) -> None:
-        """Let the next run draw malformed answers again; a run that is resumed draws none anew.
-
-        So a run that was stopped or killed draws what it would have drawn undisturbed.
-        """
+        """Let the next run draw malformed answers again; a run that is resumed draws none anew."""
         rows = chain(*(self.read(name, ("error", "drop_reason")) for name in (ANSWERS, EQUALS + ANSWERS)))
         if any(row["error"] is not None and row["drop_reason"] != "error" for row in rows):
             self._write_json(ROUNDS, self._read_round() + 1)
 
     def estimate(self, turns: int) -> str:
-        """Ask players and panel about so many turns, and return what each stage will cost about.
-
-        Rules are registered, as before every call of a judge; else only the journal is written.
-        Raises InferenceError when nothing can be estimated.
-        """
+        """Ask players and panel about so many turns, and return what each stage will cost about."""
         gate, shards = len(self.register().tasks), self._find_shards(TURNS)
         total = sum(pq.read_metadata(path).num_rows for path in shards)
         rows = Dataset(pq.read_table(shards[0]).slice(0, turns))

@@ -21,8 +21,7 @@ import httpx2
 from datasets import Dataset, Features
 from tqdm import tqdm
 
-from pimono_sdpo.llm.calls import Journal, Json, Reply, Request
-from pimono_sdpo.llm.money import Budget, Tally, cost
+from pimono_sdpo.llm.calls import Budget, Journal, Json, Reply, Request, Tally, cost
 from pimono_sdpo.llm.settings import (
     NO_KEY,
     CallSection,
@@ -162,8 +161,16 @@ class Chat:
             # Each part of a run has a loop, and a client keeps its loop and a megabyte alive.
             for ended in [one for one in [*self._loops] if one.is_closed()]:
                 self._loops.pop(ended, None)
-            slots = asyncio.Semaphore(self.limits.concurrency)
-            self._loops[running] = _Loop(self._open_client(), slots)
+            from openai import AsyncOpenAI
+
+            client = AsyncOpenAI(
+                api_key=self.endpoint.key,
+                base_url=find_base_url(self.endpoint),
+                max_retries=self.limits.attempts - 1,
+                timeout=self.limits.timeout,
+                http_client=_Http(timeout=self.limits.timeout, follow_redirects=True),
+            )
+            self._loops[running] = _Loop(client, asyncio.Semaphore(self.limits.concurrency))
         here = self._loops[running]
         # Two tasks with the same request pay once; the second finds the answer in the journal.
         async with here.in_flight.setdefault(key, asyncio.Lock()):
@@ -178,17 +185,6 @@ class Chat:
         here = self._loops.pop(asyncio.get_running_loop(), None)
         if here is not None:
             await here.client.close()
-
-    def _open_client(self) -> "AsyncOpenAI":
-        from openai import AsyncOpenAI
-
-        return AsyncOpenAI(
-            api_key=self.endpoint.key,
-            base_url=find_base_url(self.endpoint),
-            max_retries=self.limits.attempts - 1,
-            timeout=self.limits.timeout,
-            http_client=_Http(timeout=self.limits.timeout, follow_redirects=True),
-        )
 
     async def _call(self, request: Request, here: _Loop) -> Reply:
         from openai import OpenAIError
@@ -206,23 +202,20 @@ class Chat:
                 answer = await here.client.post("/chat/completions", cast_to=ChatCompletion, body=request.body)
                 reply = replace(read_reply(answer), latency=time.monotonic() - started)
             except (OpenAIError, OSError, RecursionError, ValueError) as error:
-                return self._count_failure(error)
+                text = describe_error(error, self.endpoint)
+                self._failures += 1
+                refused = getattr(error, "status_code", None) in REFUSED
+                # After all attempts there is still no connection.
+                down = isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
+                if refused or down or self._failures >= self.limits.give_up:
+                    self.stopped = text
+                return Reply(error=text)
             if self.budget:
                 self.budget.paid(request, reply)
         self._failures = 0
         if self.journal:
             self.journal.put(request, reply, self.endpoint.name)
         return reply
-
-    def _count_failure(self, error: Exception) -> Reply:
-        text = describe_error(error, self.endpoint)
-        self._failures += 1
-        refused = getattr(error, "status_code", None) in REFUSED
-        # After all attempts there is still no connection.
-        down = isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
-        if refused or down or self._failures >= self.limits.give_up:
-            self.stopped = text
-        return Reply(error=text)
 
 
 Made = Json | list[Json]
@@ -270,9 +263,6 @@ def map_rows(
             return beside.submit(run).result()
 
 
-MISSING_ANSWER = "The journal lacks an answer that this run needs; run without --replay."
-
-
 def open_chat(
     section: CallSection,
     settings: Settings,
@@ -283,14 +273,10 @@ def open_chat(
     concurrency: int | None = None,
     replay: bool = False,
 ) -> Chat:
-    """Open the endpoint of a section for these models; raises InferenceError.
-
-    `max_cost` is in USD, for all calls of the journal. With `replay`, all answers come from it.
-    """
+    """Open the endpoint of a section for these models; `max_cost` is in USD, for all calls of the journal."""
     where = Endpoint("journal", "", NO_KEY) if replay else find_endpoint(section.provider, read_environment())
-    book = Journal(journal)
-    prices = settings.prices
+    book, prices = Journal(journal), settings.prices
     budget = None if max_cost is None else Budget(max_cost, models, prices, book)
     limits = section.model_copy(update={"concurrency": concurrency or section.concurrency})
-    stopped = MISSING_ANSWER if replay else None
-    return Chat(where, book, prices=prices, limits=limits, budget=budget, stopped=stopped)
+    missing = "The journal lacks an answer that this run needs; run without --replay."
+    return Chat(where, book, prices=prices, limits=limits, budget=budget, stopped=missing if replay else None)

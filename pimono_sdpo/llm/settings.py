@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from dotenv import dotenv_values
 from httpx2 import URL, InvalidURL
 from huggingface_hub import get_token
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from pimono_sdpo.errors import InferenceError
@@ -37,6 +37,11 @@ Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(min_length=1)]
 
 
+def _read_list(given: Any) -> Any:
+    """Read the value of a variable, which is JSON."""
+    return json.loads(given) if isinstance(given, str) else given
+
+
 class Section(BaseModel):
     """A table of `chain.toml`; unknown keys are refused."""
 
@@ -44,16 +49,12 @@ class Section(BaseModel):
 
 
 class Limits(Section):
-    """Limits and retries for an endpoint.
-
-    `timeout` is for one whole attempt, in seconds. After `give_up` failed calls in a row no more
-    calls are made.
-    """
+    """Limits and retries for an endpoint."""
 
     concurrency: Count = 16
-    timeout: Positive = 180.0
+    timeout: Positive = 180.0  # seconds of one whole attempt
     attempts: Count = 6
-    give_up: Count = 20
+    give_up: Count = 20  # after so many failed calls in a row
 
 
 class CallSection(Limits):
@@ -97,7 +98,7 @@ class Judge(CallSection):
     """The models that judge, and what they see besides the conversation."""
 
     provider: str = "chutes"
-    models: Annotated[tuple[Name, ...], Field(min_length=1)] = (
+    models: Annotated[tuple[Name, ...], Field(min_length=1), BeforeValidator(_read_list)] = (
         "deepseek-ai/DeepSeek-V3.2-TEE",
         "Qwen/Qwen3-235B-A22B-Thinking-2507",
         "moonshotai/Kimi-K2.6-TEE",
@@ -108,20 +109,14 @@ class Judge(CallSection):
 
 
 class Gate(Section):
-    """The conditions for accepting a challenger; registered before the first judge is called.
+    """The conditions for accepting a challenger; registered before the first judge is called."""
 
-    `win_margin` is challenger minus king in points of 0 to 100, `alpha` the chance of accepting an
-    equal challenger over all looks, `min_parsed` the smallest share of turns with a readable
-    judgment, `min_clusters` the smallest effective number of independent units, `max_turns` the
-    turns of the last look. `cluster` names the units: `auto` takes repositories, or tasks where all
-    turns come from one repository.
-    """
-
-    win_margin: Points = 2.0
-    alpha: Alpha = 0.05
-    min_parsed: Share = 0.9
-    min_clusters: Count = 30
-    max_turns: Count = 360
+    win_margin: Points = 2.0  # challenger minus king, of 0 to 100
+    alpha: Alpha = 0.05  # the chance of accepting an equal challenger over all looks
+    min_parsed: Share = 0.9  # of turns with a readable judgment
+    min_clusters: Count = 30  # effective number of independent units
+    max_turns: Count = 360  # of the last look
+    # The units: `auto` takes repositories, or tasks where all turns come from one repository.
     cluster: Literal["auto", "repo", "task"] = "auto"
 
 
@@ -145,11 +140,7 @@ class Settings(Section):
 
 
 def load_settings(config: Path | None = None, **given: Mapping[str, Any]) -> Settings:
-    """Read the settings; `given` are sections with options of the command line, None if not given.
-
-    `chain.toml` and `.env` in the working folder are optional; `config` must exist if it is given.
-    Raises InferenceError for an unknown key or a wrong value.
-    """
+    """Read the settings; `given` are sections with options of the command line, None if not given."""
     path = config or CONFIG
     try:
         tables = tomllib.loads(path.read_text()) if config or path.is_file() else {}
@@ -159,7 +150,7 @@ def load_settings(config: Path | None = None, **given: Mapping[str, Any]) -> Set
     for variable, text in read_environment().items():
         section, _, key = variable.lower().removeprefix("chain_").partition("__")
         if variable.lower().startswith("chain_") and key:
-            layers.append((section, {key: _read_value(text)}))
+            layers.append((section, {key: text}))
     for section, keys in (*layers, *given.items()):
         # What is not a table stays, and is refused.
         if isinstance(table := tables.setdefault(section, {}), dict):
@@ -171,14 +162,6 @@ def load_settings(config: Path | None = None, **given: Mapping[str, Any]) -> Set
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise InferenceError(f"`{where}` of the settings is unknown or has a wrong value: {first['msg']}.") from error
-
-
-def _read_value(text: str) -> Any:
-    """Read the value of a variable: lists are JSON, numbers are read by their type."""
-    try:
-        return json.loads(text) if text.startswith("[") else text
-    except ValueError:
-        return text
 
 
 def read_environment() -> dict[str, str]:
@@ -223,10 +206,7 @@ class Endpoint:
 
 
 def find_endpoint(provider: str, environment: Mapping[str, str]) -> Endpoint:
-    """Find a provider's address and key; raises InferenceError when one is missing.
-
-    `environment` holds the variables, including those of `.env`.
-    """
+    """Find a provider's address and key in the variables; raises InferenceError when one is missing."""
     if "://" in provider:
         key = environment.get(OWN_KEY_VARIABLE)
         try:

@@ -24,8 +24,7 @@ from rensa import RMinHash
 from pimono_sdpo.report import OVER_MAX_SAMPLES
 from pimono_sdpo.runs.folders import make_output
 from pimono_sdpo.runs.parquet import SPLITS, number_files, read_rows, read_tables
-from pimono_sdpo.runs.sessions import PRINTS, REJECTS, ROWS
-from pimono_sdpo.schema import REJECT, SDPO_ROW
+from pimono_sdpo.runs.sessions import OUTPUTS, PRINTS, REJECTS, ROWS
 from pimono_sdpo.text import split_shingles
 
 SAME_SESSION = "duplicate_session"
@@ -58,10 +57,9 @@ Verdict = tuple[str, str, str]
 def choose_rows(
     shards: Sequence[Files], work: Path, max_samples: int | None, seed: int, dedupe: bool
 ) -> tuple[Path, dict[str, Counter[str]]]:
-    """Keep one row of each story, then the best `max_samples` by score; write WORK/out/{data,rejects}.
+    """Keep one row of each story, then the best `max_samples`; return WORK/out and the reasons of each step.
 
-    Returns the folder and the reasons of each step. The files of the shards stay as they are, so that a kill in the
-    middle costs only this step.
+    The files of the shards stay as they are, so that a kill in the middle costs only this step.
     """
     # All is made anew; the shards hold all that it is made from.
     database_file, out, parts = work / "candidates.sqlite", make_output(work), work / "chosen"
@@ -103,9 +101,9 @@ def choose_rows(
 def _write_shard(files: Files, parts: Path, against: Mapping[int, Verdict]) -> None:
     """Write the rows of a shard by split, and its rejects with those that `against` holds by their number."""
     with ExitStack() as stack:
-        schemas = {**dict.fromkeys(SPLITS, SDPO_ROW), REJECTS: REJECT}
+        schemas = {**dict.fromkeys(SPLITS, OUTPUTS[ROWS].schema), REJECTS: OUTPUTS[REJECTS].schema}
         writers = {
-            name: stack.enter_context(pq.ParquetWriter(parts / name / files[ROWS].name, schema.arrow_schema))
+            name: stack.enter_context(pq.ParquetWriter(parts / name / files[ROWS].name, schema))
             for name, schema in schemas.items()
         }
         for table in read_tables(files[REJECTS], BATCH_ROWS):
@@ -129,14 +127,11 @@ def _rejected(rows: pa.Table, verdicts: list[Verdict | None]) -> pa.Table:
             details = filter(None, [row["harness"], f"score {row['score']:g}", detail])
             new = {"stage": step, "drop_reason": reason, "detail": ", ".join(details)}
             rejects.append({**row, **new})
-    return pa.Table.from_pylist(rejects, REJECT.arrow_schema)
+    return pa.Table.from_pylist(rejects, OUTPUTS[REJECTS].schema)
 
 
 def _add_shard(database: sqlite3.Connection, shard: int, files: Files, seed: int) -> None:
-    """Add the rows of one shard and their fingerprints, which are in the same order.
-
-    `seed` decides among rows of equal score.
-    """
+    """Add the rows of one shard and their fingerprints; `seed` decides among rows of equal score."""
     columns = ["score", "source", "session_id", "episode", "prompt", "verifier_spec"]
     both = zip(read_rows([files[ROWS]], columns), read_rows([files[PRINTS]]), strict=True)
     for number, (row, mark) in enumerate(both):

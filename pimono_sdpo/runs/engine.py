@@ -14,7 +14,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -33,8 +33,8 @@ import pyarrow.parquet as pq
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 from tqdm.auto import tqdm
 
-from pimono_sdpo.errors import EngineError, OutputError, ShardError, SourceError
-from pimono_sdpo.runs.folders import disk_trouble
+from pimono_sdpo.errors import EngineError, ShardError, SourceError
+from pimono_sdpo.runs.folders import disk_trouble, writing
 from pimono_sdpo.stage import Stage, code_hash, module_of, source_hash
 
 DONE, ATTEMPTS = "done", "attempts"
@@ -69,10 +69,9 @@ class Output:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a part yields: tables by kind of rows, counts, and how much of its units this was.
+    """What a part yields: tables by kind of rows, counts to be added up, and how much of its units this was.
 
-    `counts` are nested dicts of numbers, which are added up. With an `error` the part is written,
-    and made again by the next run.
+    With an `error` the part is written, and made again by the next run.
     """
 
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
@@ -135,8 +134,7 @@ def run_parts(
 ) -> dict[int, Json]:
     """Run every part that is not done yet, under a bar if it has a `desc`; return all records.
 
-    The files do not depend on `engine`. Once `is_stopped`, no further part begins. Raises
-    ShardError when parts failed, after all others have been finished.
+    Once `is_stopped`, no further part begins. ShardError comes after all other parts have been finished.
     """
     _clear(folder, parts, outputs)
     records, jobs, changed = {}, [], 0
@@ -197,7 +195,7 @@ def hide_bars() -> Iterator[None]:
 def _clear(folder: Path, parts: Sequence[Part], outputs: Mapping[str, Output]) -> None:
     """Remove attempts, and files of parts that this run does not have."""
     kinds = (*(output.path for output in outputs.values()), f"{DONE}/{{:05}}.json")
-    try:
+    with writing(folder):
         rmtree(folder / ATTEMPTS, ignore_errors=True)
         (folder / ATTEMPTS).mkdir(parents=True)
         for kind in kinds:
@@ -205,8 +203,6 @@ def _clear(folder: Path, parts: Sequence[Part], outputs: Mapping[str, Output]) -
             ours = {folder / kind.format(part.number) for part in parts}
             for path in set(folder.glob(kind.replace("{:05}", "*"))) - ours:
                 path.unlink()
-    except OSError as error:
-        raise OutputError(f"Cannot write `{folder}` ({error.strerror}); give another folder.") from error
 
 
 def finish_part(job: Job, progress: Callable[[int], object] = lambda _: None) -> Outcome:
@@ -275,6 +271,14 @@ def add_counts(total: Json, more: Mapping[str, Any]) -> Json:
             add_counts(total.setdefault(name, {}), value)
         else:
             total[name] = total.get(name, 0) + value
+    return total
+
+
+def sum_counts(records: Iterable[Json]) -> Json:
+    """Add up the counts of the records of parts."""
+    total: Json = {}
+    for record in records:
+        add_counts(total, record["counts"])
     return total
 
 

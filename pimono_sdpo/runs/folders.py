@@ -38,7 +38,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, 
 
 @contextmanager
 def only_run(out: Path, mark: str = REPORT) -> Iterator[Path]:
-    """Hold the folder to work in for this run alone; raises OutputError when that is impossible.
+    """Hold the folder to work in for this run alone.
 
     Only what an earlier run published under the same mark may be there and be replaced.
     """
@@ -54,19 +54,24 @@ def only_run(out: Path, mark: str = REPORT) -> Iterator[Path]:
 
 
 @contextmanager
-def lock(file: Path, out: Path) -> Iterator[None]:
-    """Hold a lock file for one run at a time; raises OutputError, which names `out`, also for a full disk.
-
-    The folder of the file is made. The lock ends with the process, however that ends.
-    """
-    held = FileLock(file, timeout=0)
+def writing(out: Path, advice: str = "use another folder") -> Iterator[None]:
+    """Explain why a file or folder cannot be written."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        held.acquire()
-    except Timeout as error:
-        raise OutputError(f"Another run is writing `{out}`; wait for it, or use another folder.") from error
+        yield
     except OSError as error:
-        raise OutputError(f"Cannot write `{out}` ({error.strerror}); use another folder.") from error
+        raise OutputError(f"Cannot write `{out}` ({error.strerror}); {advice}.") from error
+
+
+@contextmanager
+def lock(file: Path, out: Path) -> Iterator[None]:
+    """Hold a lock file, whose folder is made, until the process ends; also explains a full disk."""
+    held = FileLock(file, timeout=0)
+    with writing(out):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            held.acquire()
+        except Timeout as error:
+            raise OutputError(f"Another run is writing `{out}`; wait for it, or use another folder.") from error
     try:
         yield
     except (OSError, sqlite3.Error) as error:
@@ -114,10 +119,9 @@ def _refuse_foreign(folder: Path) -> None:
         return
     mark, foreign = _inspect(folder)
     if mark is None or foreign:
+        such = f", such as `{foreign}`; move them, or" if foreign else ";"
         raise OutputError(
-            f"`{folder}` holds files that no earlier run of this command wrote"
-            + (f", such as `{foreign}`; move them, or" if foreign else ";")
-            + " use another folder."
+            f"`{folder}` holds files that no earlier run of this command wrote{such} use another folder."
         )
 
 
@@ -154,11 +158,9 @@ def _old_folder(out: Path) -> Path:
 def _recover(out: Path) -> None:
     """Finish what a kill between the two renames of `publish_folder` interrupted."""
     old = _old_folder(out)
-    if not old.exists():
-        return
-    if out.exists():
+    if old.exists() and out.exists():
         remove(old, mark_of(old) or REPORT)
-    else:
+    elif old.exists():
         old.replace(out)
 
 
@@ -186,8 +188,7 @@ def make_output(work: Path, *folders: str) -> Path:
 def publish_folder(finished: Path, out: Path, report: object = None) -> None:
     """Give WORK/out its name, with its report, in place of an earlier output; remove WORK."""
     if report is not None:
-        text = json.dumps(report, indent=2, ensure_ascii=False)
-        (finished / REPORT).write_text(f"{text}\n")
+        (finished / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     if out.exists():
         # What came there during the run.
         _refuse_foreign(out)

@@ -30,10 +30,7 @@ LOST = (
 
 
 def run_on_ray(jobs: list[Job], progress: Callable[[int], object]) -> Iterator[tuple[Job, Outcome]]:
-    """Run jobs on the cluster that RAY_ADDRESS names, one that runs here, or a new local one.
-
-    `progress` is called after each part. Raises EngineError when the cluster cannot be reached.
-    """
+    """Run jobs on the cluster that RAY_ADDRESS names, one that runs here, or a new local one."""
     ours = not ray.is_initialized()
     if ours:
         _connect()
@@ -77,8 +74,7 @@ def _connect() -> None:
 def shipped() -> Callable[[bytes, str], Any]:
     """Return a function that is pickled as a whole, so that it can report a missing package.
 
-    It takes a pickled job and returns an Outcome, or a clause about what is wrong; its signature
-    must not name a type of this package.
+    Its signature must not name a type of this package.
     """
 
     def finish(job: bytes, token: str) -> Any:

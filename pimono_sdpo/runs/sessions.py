@@ -40,9 +40,9 @@ def files_of(folder: Path, index: int) -> dict[str, Path]:
 def session_parts(
     shards: Mapping[int, Shard], stages: Sequence[Stage], options: Json, table: tuple[Features, Features] | None = None
 ) -> list[Part]:
-    """Return a part for each shard; `shards` are known by their number in the source.
+    """Return a part for each shard, by its number in the source.
 
-    A part gives the rows, prints and rejects of the filter, or rows and rejects of the columns in `table`.
+    It gives the rows, prints and rejects of the filter, or rows and rejects of the columns in `table`.
     """
     parts = []
     for number, shard in shards.items():
@@ -80,10 +80,7 @@ def _files(shard: Shard) -> Iterator[tuple[str, Path]]:
 
 
 def filter_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Piece]:
-    """Yield the rows, prints and rejects of each table of a shard.
-
-    `prints` holds the PRINT columns of `rows`, in the same order.
-    """
+    """Yield the rows of each table of a shard, their PRINT columns in the same order, and the rejects."""
     order = pa.array([name_of(stage) for stage in stages])
     fused = Fused(tuple(stages), SESSION, REJECTED)
     unreadable: Unreadable = {}
@@ -152,10 +149,7 @@ def run_on_table(table: pa.Table, fused: Fused) -> pa.Table:
 
 
 def count_rows(done: pa.Table, given: int, stages: Sequence[Stage]) -> Json:
-    """Count from the columns of `Fused` what each stage took, kept and dropped, and its tallies.
-
-    `given` is the number of rows that went in; only the first stage may be a FlatMap.
-    """
+    """Count what each stage took of `given` rows, kept and dropped, and add up its tallies."""
     rejected = done.filter(pc.invert(done[KEPT]))
     dropped: dict[str, dict[str, int]] = {}
     for one in rejected.group_by([STAGE, REASON]).aggregate([([], "count_all")]).to_pylist():

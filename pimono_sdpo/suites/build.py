@@ -26,20 +26,13 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from symtable import symtable
 from typing import Any, Literal
 
 import msgspec
 
 from pimono_sdpo.errors import PimonoError, SourceError
-from pimono_sdpo.runs.folders import (
-    LOCK,
-    SUITE,
-    make_output,
-    only_run,
-    publish_folder,
-    remove,
-    require_disjoint,
-)  # fmt: skip
+from pimono_sdpo.runs.folders import LOCK, SUITE, make_output, only_run, publish_folder, remove, require_disjoint
 from pimono_sdpo.suites import harbor
 from pimono_sdpo.suites.split import group_near_programs
 from pimono_sdpo.suites.suite import NAME, TaskRow, make_task_id, write_suite
@@ -72,15 +65,14 @@ ABOUT: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One bug; `fixed` has the text without it for each file of `files` that has it.
-
-    `judged` are the `tests` of the row's `verifier_spec`, `tests` files that agents see unless they are hidden.
-    """
+    """One bug."""
 
     name: str
     goal: str
     files: dict[str, str]
+    # The text without the bug, for each file that has it.
     fixed: dict[str, str]
+    # The `tests` of the row's `verifier_spec`; below, files that agents see unless they are hidden.
     judged: dict[str, Any]
     tests: dict[str, str] = field(default_factory=dict)
     category: str | None = None
@@ -92,14 +84,10 @@ class Task:
 
 
 def read_quixbugs(root: Path, seconds: float = SECONDS) -> Iterator[Task]:
-    """Yield the tasks in order of their names; `seconds` is the CPU time per case.
-
-    Raises PimonoError when the folder has no such tasks.
-    """
+    """Yield the tasks in order of their names; `seconds` is the CPU time per case."""
+    tested = {path.stem.removeprefix("test_") for path in (root / TESTS).glob("test_*.py")}
     names = sorted(
-        path.stem
-        for path in (root / BUGGY).glob("*.py")
-        if (root / TESTS / f"test_{path.stem}.py").exists() and (root / FIXED / path.name).exists()
+        tested.intersection(*({path.stem for path in (root / where).glob("*.py")} for where in (BUGGY, FIXED)))
     )
     if not names:
         raise PimonoError(
@@ -171,10 +159,7 @@ class _Function(msgspec.Struct):
 
 
 def read_functions(path: Path, seconds: float = SECONDS) -> Iterator[Task]:
-    """Yield the tasks in order; `seconds` is the CPU time for all tests of a task.
-
-    Raises PimonoError for lines that are not tasks.
-    """
+    """Yield the tasks in order; `seconds` is the CPU time for all tests of a task."""
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if not line.strip():
             continue
@@ -197,10 +182,7 @@ def read_functions(path: Path, seconds: float = SECONDS) -> Iterator[Task]:
 
 
 def render_tests(test: str, entry: str, program: str) -> str:
-    """Return a file for pytest with one test per assert of `def check(candidate)`, or of `test`.
-
-    Raises PimonoError when nothing is asserted.
-    """
+    """Return a file for pytest with one test per assert of `def check(candidate)`, or of `test`."""
     tree = ast.parse(test)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | {entry}
     around: list[ast.stmt] = []
@@ -210,14 +192,17 @@ def render_tests(test: str, entry: str, program: str) -> str:
             around = [one for one in tree.body if one is not node]
             around = [one for one in around if not ast.unparse(one).startswith("check(")]
             body, name = node.body, node.args.args[0].arg
-    given = ", ".join(sorted(used & _defined_names(program)))
+    symbols = symtable(program, PATH, "exec").get_symbols()
+    defined = {one.get_name() for one in symbols if one.is_assigned() and not one.is_imported()}
+    given = ", ".join(sorted(used & defined))
     alias = f"{name} = {entry}" if name != entry else ""
     # Inside the tests: pytest would collect an imported `test_...`.
     before = ast.parse(f"from {PATH.removesuffix('.py')} import {given}\n{alias}").body
     tests: list[ast.stmt] = []
     for statement in body:
-        if _is_trivial(statement):
-            continue
+        match statement:
+            case ast.Expr(ast.Constant()) | ast.Assert(ast.Constant(True)):
+                continue
         if not any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
             before.append(statement)
             continue
@@ -228,22 +213,6 @@ def render_tests(test: str, entry: str, program: str) -> str:
     if not tests:
         raise PimonoError(f"The tests of `{entry}` assert nothing; `check` needs asserts.")
     return "\n\n\n".join(map(ast.unparse, [*around, *tests])) + "\n"
-
-
-def _is_trivial(node: ast.stmt) -> bool:
-    if isinstance(node, ast.Expr):
-        return isinstance(node.value, ast.Constant)
-    test = node.test if isinstance(node, ast.Assert) else None
-    return isinstance(test, ast.Constant) and bool(test.value)
-
-
-def _defined_names(program: str) -> set[str]:
-    body = ast.parse(program).body
-    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    assigned = [node for node in body if isinstance(node, ast.Assign)]
-    targets = [one for node in assigned for target in node.targets for one in ast.walk(target)]
-    names = {node.id for node in targets if isinstance(node, ast.Name)}
-    return names | {node.name for node in body if isinstance(node, defined)}
 
 
 def load_programs() -> Iterator[Task]:
@@ -265,30 +234,24 @@ _RECORDED: dict[str, dict[str, Any]] = {}
 
 
 def record_tests(task: Task, python: Python) -> Task:
-    """Return a task whose tests for pytest are recorded calls of the fixed files.
-
-    Raises harbor.Refused when they cannot be, or when they do not see the bug.
-    """
+    """Return a task whose tests for pytest are recorded calls of the fixed files; raises NotRecordable."""
     if task.judged["kind"] != "pytest":
         return task
     key = json.dumps([task.spec, task.fixed])
     if key not in _RECORDED:
-        try:
-            made = record({**task.files, **task.fixed}, task.judged, python)
-        except NotRecordable as reason:
-            raise harbor.Refused(str(reason)) from reason
+        made = record({**task.files, **task.fixed}, task.judged, python)
         # A comment changes the files and leaves the bug.
         touched = {path: f"# \n{text}" for path, text in task.files.items() if path.endswith(".py")}
         buggy = changed_files(task.files, {**task.files, **touched})
         assert isinstance(buggy, Candidate)
         if verifier.verify_candidate(buggy, {**task.spec, "tests": made}, python).status == "passed":
-            raise harbor.Refused("the program with the bug passes every test that can be recorded")
+            raise NotRecordable("the program with the bug passes every test that can be recorded")
         _RECORDED[key] = made
     return replace(task, judged=_RECORDED[key])
 
 
 def detect_kind(source: str) -> tuple[Kind, Path]:
-    """Detect the kind of a source by its content; raises SourceError."""
+    """Detect the kind of a source by its content."""
     path = Path(source).expanduser()
     if source == OWN and not path.exists():
         return "samples", path
@@ -306,11 +269,7 @@ def detect_kind(source: str) -> tuple[Kind, Path]:
 
 
 def build_suite(source: str, out: Path, hide_tests: bool = False) -> tuple[list[TaskRow], dict[str, str]]:
-    """Build the suite of a source under `out`, replacing an earlier one.
-
-    Returns its tasks, and why others were left out. The same source gives the same bytes. Raises
-    SourceError or OutputError.
-    """
+    """Build the suite of a source under `out`; return its tasks, and why others were left out."""
     out, (kind, path) = out.resolve(), detect_kind(source)
     if path.exists():
         require_disjoint(path.resolve(), out)
@@ -331,8 +290,7 @@ def build_suite(source: str, out: Path, hide_tests: bool = False) -> tuple[list[
 
 def _build(source: str, kind: Kind, path: Path, work: Path, hide_tests: bool) -> tuple[list[TaskRow], dict[str, str]]:
     readers = {"quixbugs": read_quixbugs, "humanevalfix": read_functions}
-    rows: list[TaskRow] = []
-    left_out: dict[str, str] = {}
+    rows, left_out = list[TaskRow](), dict[str, str]()
     try:
         tasks = list(readers[kind](path) if kind in readers else load_programs())
     except (UnicodeDecodeError, SyntaxError) as error:
@@ -341,13 +299,12 @@ def _build(source: str, kind: Kind, path: Path, work: Path, hide_tests: bool) ->
     groups = group_near_programs(near) if kind == "humanevalfix" else {}
     with Server(imports=verifier.IMPORTS) as server:
         for task in tasks:
+            group = groups.get(task.name, QUIXBUGS["near"].get(task.name, task.name))
             try:
                 recorded = record_tests(task, verifier.in_server(server))
-            except harbor.Refused as reason:
+                rows.append(_make_row(recorded, kind, path, work, group, hide_tests))
+            except NotRecordable as reason:
                 left_out[task.name] = str(reason)
-                continue
-            group = groups.get(task.name, QUIXBUGS["near"].get(task.name, task.name))
-            rows.append(_make_row(recorded, kind, path, work, group, hide_tests))
     names = [row["task_id"] for row in rows]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SourceError(f"`{source}` has the task `{twice[0]}` twice; task ids must be unique.")

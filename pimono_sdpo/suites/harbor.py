@@ -1,17 +1,7 @@
 """Read tasks in the layout of Harbor whose own tests run without a container image.
 
-    NAME/task.toml            settings and metadata
-    NAME/instruction.md       the goal
-    NAME/environment/         Dockerfile, and the files that it copies into its WORKDIR
-    NAME/tests/test.sh        runs pytest on the files beside it and writes the reward
-    NAME/solution/solve.sh    optional: solves the task
-
-The repo is what the Dockerfile copies. A task is refused when its image installs or holds anything
-else, when `test.sh` does more than install and run pytest, when its tests need other packages or
-absolute paths, when they pass before anything is done, and when they fail after `solve.sh`. Paths
-below WORKDIR and /tests become relative in the tests, which run from the root of the repo.
-
-Layout: https://www.harborframework.com/docs/tasks
+Layout: https://www.harborframework.com/docs/tasks; what is refused: docs/tutorials/rollouts.md. The repo is
+what the Dockerfile copies; tests, whose paths become relative, run from its root.
 """
 
 import ast
@@ -60,12 +50,8 @@ def find_tasks(root: Path) -> list[Path]:
 
 
 def read_tasks(root: Path, out: Path) -> tuple[list[TaskRow], dict[str, str]]:
-    """Return the tasks, whose repos are written below `out`, and why others were refused.
-
-    Raises SourceError when none can be used.
-    """
-    rows: list[TaskRow] = []
-    refused: dict[str, str] = {}
+    """Return the tasks, whose repos are written below `out`, and why others were refused."""
+    rows, refused = list[TaskRow](), dict[str, str]()
     for folder in find_tasks(root):
         name = make_task_id(folder.resolve().name)
         repo = out / "repos" / name

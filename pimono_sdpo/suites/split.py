@@ -81,10 +81,7 @@ class Divided:
 def split_suite(
     suite_file: Path, out: Path, train: float, method: Method, group_by: str | None, seed: int
 ) -> tuple[Divided, list[Path]]:
-    """Write `train.json` and `test.json` under `out`; return what is where.
-
-    Raises SourceError or OutputError, and writes nothing then.
-    """
+    """Write `train.json` and `test.json` under `out`; return what is where."""
     given = load_suite(suite_file, repos=False)
     divided = divide(given.tasks, train, method, group_by, seed)
     sides = {"train": divided.train, "test": divided.test}
@@ -108,10 +105,7 @@ def divide(
     group_by: str | None = None,
     seed: int = 0,
 ) -> Divided:
-    """Divide tasks; `group_by` is `repo` or a field of the metadata.
-
-    Raises SourceError for a field that no task has, OutputError when a side would be empty.
-    """
+    """Divide tasks; `group_by` is `repo` or a field of the metadata."""
     if not 0 < train < 1:
         raise OutputError(f"--train {train:g} is not between 0 and 1.")
     groups = [task["repo"] if group_by == "repo" else task["metadata"].get(group_by or "") for task in tasks]
@@ -178,10 +172,9 @@ class Leakage(SourceError):
 
 
 def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
-    """Return how many training rows there are, none of a task of `test_suite`.
+    """Return how many training rows there are, none of a task of `test_suite`; raises Leakage.
 
-    All start states of a task are that task. Of a `Dataset` only two columns are read. Raises
-    Leakage, which names tasks, and SourceError for a row without `task_id`.
+    All start states of a task are that task. Of a `Dataset` only two columns are read.
     """
     if isinstance(rows, Dataset) and "task_id" in rows.column_names:
         rows = rows.select_columns([name for name in COLUMNS if name in rows.column_names])
@@ -211,8 +204,7 @@ def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
 def read_task_ids(source: Path) -> Iterator[dict[str, Any]]:
     """Yield `task_id` and `split` of rows: parquet, JSON lines, a saved dataset, or a folder.
 
-    Of a folder with `data`, as each command writes one, only `data` is read: not its rejects, and
-    no traces. Files without a `task_id` are ignored; raises SourceError when none has it.
+    Of a folder with `data`, only `data` is read. Files of a folder that have no `task_id` are ignored.
     """
     if not source.exists():
         raise SourceError(f"`{source}` does not exist; give rows as parquet or JSON lines.")

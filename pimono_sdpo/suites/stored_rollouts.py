@@ -4,8 +4,7 @@ data/*.parquet    the rollouts
 suite.json        the suite, whose tasks have their side of the split
 traces/           a JSONL trace per run; this folder may be given instead of the one above it
 
-`prefs` and `eval` put such a folder, `rollouts`, into one that holds their own files, too; the
-outer one may be given.
+`prefs` and `eval` put such a folder, `rollouts`, into one that holds their own files; that one may be given, too.
 """
 
 from collections.abc import Sequence

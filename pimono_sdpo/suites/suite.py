@@ -1,20 +1,7 @@
 """Read, check and write the JSON file of a task suite, and list what agents see of a task's repo.
 
-    {"name": "mine", "split": "train",
-     "defaults": {"repo": "checkout", "test_cmd": "python -m pytest -q", "hide": ["answers"]},
-     "tasks": [{"task_id": "fix_gcd", "goal": "gcd(4, 6) never returns.",
-                "metadata": {"files": ["gcd.py"], "group": "gcd"}, "verifier_spec": {...}}]}
-
-Tasks may override the `defaults`. `repo` is relative to the suite's file. A task is tested by its
-`verifier_spec`, else by its `test_cmd`; a task with neither can only be trained on.
-
-`starts` of a task are other states of its repo, by name, each with what differs from the task. The
-state `old` of `fix_gcd` is the task `fix_gcd+old`, which `suite split` keeps on the side of
-`fix_gcd`.
-
-    "starts": {"old": {"repo": "checkout-v1", "verifier_spec": {...}}}
-
-A glob of `hide` without a slash hides every file and folder of that name; one with a slash hides
+docs/reference/files.md shows the file. A task with neither `verifier_spec` nor `test_cmd` can only be
+trained on. A glob of `hide` without a slash hides every file and folder of that name; one with a slash hides
 that path from the root of the repo, and everything below it. `*` matches any characters, including
 slashes, and case is ignored. ALWAYS is hidden in every suite: histories and caches contain answers.
 """
@@ -31,7 +18,8 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 from msgspec import Meta
 
-from pimono_sdpo.errors import OutputError, SourceError
+from pimono_sdpo.errors import SourceError
+from pimono_sdpo.runs.folders import writing
 from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.text import match_globs, replace_surrogates
 
@@ -94,10 +82,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TaskRow(TypedDict):
-    """One task: the columns `TASK` of `pimono_sdpo.schema`.
-
-    `repo` is an absolute folder; `verifier_spec` is JSON text.
-    """
+    """One task, as in `schema.TASK`; `repo` is an absolute folder, `verifier_spec` JSON text."""
 
     task_id: str
     suite: str
@@ -122,10 +107,7 @@ class Suite:
 
 
 def load_suite(path: Path, repos: bool = True, outside: bool = True) -> Suite:
-    """Read a suite, or the `suite.json` of a folder; with `repos`, their folders must exist.
-
-    Without `outside`, they must lie in the folder of the suite's file. Raises SourceError.
-    """
+    """Read a suite, or that of a folder; its repos must exist (`repos`) and lie beside it (without `outside`)."""
     path = path / NAME if path.is_dir() else path
     try:
         # Expected values may be infinite, which msgspec does not read; half a character cannot be written.
@@ -186,10 +168,7 @@ def write_suite(
     split: str | None = None,
     seen_from: Path | None = None,
 ) -> Path:
-    """Write a suite whose `repo`s are relative to its file; the same tasks give the same bytes.
-
-    `seen_from` is the later name of the suite's folder.
-    """
+    """Write a suite whose `repo`s are relative to its file, or to `seen_from`, the later name of its folder."""
     folder = path.parent.resolve()
     listed: list[dict[str, Any]] = []
     for task in tasks:
@@ -214,12 +193,10 @@ def write_suite(
     content: dict[str, Any] = {"name": name, "description": description, "split": split, "defaults": shared}
     content = {key: value for key, value in content.items() if value}
     content["tasks"] = [{key: value for key, value in task.items() if key not in shared} for task in listed]
-    try:
+    with writing(path):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(content, indent=1, ensure_ascii=False)
         write_atomically(path, f"{text}\n".encode())
-    except OSError as error:
-        raise OutputError(f"Cannot write `{path}` ({error.strerror}); give another folder.") from error
     return path
 
 
@@ -231,10 +208,7 @@ class _Paraphrases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_paraphrases(path: Path, suite: Suite) -> dict[str, list[str]]:
-    """Return for each task of a file its goal and other wordings of it.
-
-    Raises SourceError for a line that is not valid or whose task the suite does not have.
-    """
+    """Return for each task of a file its goal and other wordings of it."""
     goals = {task["task_id"]: [task["goal"]] for task in suite.tasks}
     try:
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -264,9 +238,7 @@ def make_task_id(name: str) -> str:
 def list_files(repo: Path, hide: Sequence[str] = ()) -> dict[str, Path]:
     """Return the files of a repo that are not hidden by their paths, sorted.
 
-    A symlink stands for the file it points to if that is in the repo and not hidden. Links to
-    folders or out of the repo, pipes and devices are left out. Raises SourceError for a repo that
-    is missing, cannot be read, or has more than MAX_FILES such files or MAX_BYTES.
+    A symlink stands for the file it points to, if that is in the repo and not hidden.
     """
     if not repo.is_dir():
         raise SourceError(f"The folder `{repo}` does not exist; correct `repo` in the suite.")

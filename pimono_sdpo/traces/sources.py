@@ -117,7 +117,7 @@ Unreadable = dict[str, dict[str, int]]
 JSONL_PER_SHARD = 64
 # About how many bytes of a session one compressed byte holds.
 COMPRESSION = 10
-BATCH_BYTES = 8 * 2**20
+BATCH_BYTES = 16 * 2**20
 MAX_BATCH_ROWS = 512
 # Arrow reads a row group as a whole.
 GROUP_BYTES = 180_000_000
@@ -382,21 +382,26 @@ def _describe_raw(files: Sequence[Path], root: Path) -> Shard:
 def open_raw(file: Path) -> Any:
     """Open a raw session file, whose name need not be UTF-8, and decompress it."""
     compression = {".gz": "gzip", ".zst": "zstd"}.get(file.suffix)
-    return pa.input_stream(file.open("rb"), compression=compression)
+    stream = file.open("rb")
+    return pa.input_stream(stream, compression=compression) if compression else stream
 
 
 def _read_raw(root: Path, files: tuple[Path, ...], unreadable: Unreadable) -> pa.Table:
-    names, traces = [], []
+    names, ends, content = [], [0], pa.BufferOutputStream()
     for file in files:
         name = _name_relative(file, root)
         try:
             with open_raw(file) as stream:
-                traces.append(stream.read())
+                content.write(stream.read())
             names.append(name)
+            ends.append(content.tell())
         except (pa.ArrowException, OSError) as error:
             unreadable[name] = {_explain(error): file.stat().st_size if file.exists() else 0}
+    # An array of the bytes of each file would be another copy of all.
+    offsets = pa.array(ends, pa.int64()).buffers()[1]
+    traces = pa.Array.from_buffers(pa.large_binary(), len(names), [None, offsets, content.getvalue()])
     empty = [""] * len(names)
-    values = (empty, empty, names, *ensure_utf8(pa.array(traces, pa.large_binary())))
+    values = (empty, empty, names, *ensure_utf8(traces))
     return pa.table(dict(zip(SESSION, values, strict=True)), SESSION.arrow_schema)
 
 

@@ -45,10 +45,7 @@ def argument(help: str, *, default: Any = None) -> Any:
 
 
 def seconds_of(limit: str) -> float:
-    """Return the seconds of a duration as Hugging Face Jobs writes it, such as 90m or 3h.
-
-    Raises TrainingInputError.
-    """
+    """Return the seconds of a duration as Hugging Face Jobs writes it, such as 90m or 3h."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", limit.strip())
     seconds = float(found[1]) * UNITS[found[2]] if found else 0.0
     if not seconds:
@@ -73,10 +70,7 @@ def find_shipped(name: str) -> Path:
 
 
 def find_recipe(name: str) -> Path:
-    """Return the file: the path as given, else the recipe of this name.
-
-    A name may leave out `.yaml`. Raises TrainingInputError with the names of the recipes.
-    """
+    """Return the file: the path as given, else the recipe of this name, with or without `.yaml`."""
     recipes = find_shipped("recipes")
     for path in (Path(name), recipes / f"{name.removesuffix('.yaml')}.yaml"):
         if path.is_file():

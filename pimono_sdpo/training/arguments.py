@@ -4,6 +4,7 @@ import math
 import os
 from argparse import ArgumentError, ArgumentParser
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -163,23 +164,26 @@ class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
         raise TrainingInputError(f"The arguments cannot be used ({' '.join(message.split())}); see --help.")
 
     def set_defaults_with_config(self, **config: Any) -> list[str]:
-        """Check a recipe against the choices of the command line, which argparse does not."""
+        """Check a recipe against the options and choices of the command line, which argparse does not."""
         for action in self._actions:
             value = config.get(action.dest)
             if action.choices and isinstance(value, str) and value not in action.choices:
                 known = ", ".join(map(str, action.choices))
                 self.error(f"{action.dest} is {value} in the recipe, and not one of {known}")
-        return list(super().set_defaults_with_config(**config))
+        super().set_defaults_with_config(**config)
+        if foreign := sorted(config.keys() - {action.dest for action in self._actions}):
+            meant = get_close_matches(foreign[0], [action.dest for action in self._actions], 1)
+            advice = f"did you mean {meant[0]}?" if meant else "use a recipe of this method"
+            raise TrainingInputError(
+                f"The recipe sets {', '.join(foreign)}, which this method does not have; {advice}."
+            )
+        return []
 
 
 def parse_job(
     argv: list[str], options: type[CommonArguments], config: type, description: str | None, default_recipe: str
 ) -> tuple[Any, Any, ModelConfig, str]:
-    """Merge recipe, command line and environment into the job's arguments, TRL's and the model's.
-
-    `options` and `config` are the types of the first two. Returns the recipe's file name last.
-    Raises TrainingInputError for what cannot be used.
-    """
+    """Return the arguments of the job, TRL's and the model's, and the recipe's file name."""
     with_recipe = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     with_recipe.add_argument("--config", default=default_recipe)
     try:
@@ -219,11 +223,8 @@ def open_parser(options: type[CommonArguments], config: type, description: str |
 
 
 def _check_numbers(values: dict[str, Any]) -> None:
-    """Refuse NaN and infinity, too small numbers, and a training without steps.
-
-    Every comparison with NaN is false, so it would go unnoticed; the Trainer would make one step.
-    """
     for name, value in values.items():
+        # Every comparison with NaN is false, so it would go unnoticed.
         if isinstance(value, float) and not math.isfinite(value):
             raise TrainingInputError(f"--{name} is {value}; give a finite number.")
         if name in LEAST and value is not None and value < LEAST[name]:

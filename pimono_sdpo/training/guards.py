@@ -21,8 +21,7 @@ from transformers import TrainerCallback
 
 from pimono_sdpo import __version__
 from pimono_sdpo.training import argument, warn
-from pimono_sdpo.training.output import BEST, BEST_PARTIAL, read_object, write_json
-from pimono_sdpo.training.publish import WEIGHTS
+from pimono_sdpo.training.output import BEST, BEST_PARTIAL, WEIGHTS, read_object, write_json
 
 # After these the adapter is worse than it was, and the best one is gone back to.
 COLLAPSES = ("reward_collapse", "divergence")
@@ -75,9 +74,7 @@ Logs = Mapping[str, float | None]
 class GuardOptions:
     """The guards of a run, mixed into a configuration of TRL.
 
-    Without rewards, as in SFT and DPO, only `loss_spike` has something to watch: the metric
-    WATCHED_LOSS. The adapter of the checkpoint with the best moving mean of the reward is kept in
-    best/.
+    Without rewards, as in SFT and DPO, only `loss_spike` has something to watch: WATCHED_LOSS.
     """
 
     METHOD: ClassVar[str]
@@ -124,12 +121,11 @@ class Monitors:
     def add(self, step: int, logs: Logs) -> dict[str, str]:
         """Add what was logged; return a sentence for each guard that has just been triggered."""
         for name in WATCHED:
-            value = logs.get(name)
-            if value is not None and math.isfinite(value):
+            if (value := logs.get(name)) is not None and math.isfinite(value):
                 self.logged[name].append(value)
-        # TRL leaves NaN out of the means it logs; the norm of the gradients keeps it.
-        broken = not math.isfinite(logs.get(GRADIENT) or 0.0)
         if self.loss in logs:
+            # TRL leaves NaN out of the means it logs; the norm of the gradients keeps it.
+            broken = not math.isfinite(logs.get(GRADIENT) or 0.0)
             loss = logs[self.loss]
             self.losses.append(math.nan if loss is None or broken else loss)
         if REWARD in logs and len(self.logged[REWARD]) >= self.window:
@@ -179,15 +175,16 @@ class Monitors:
 
     def _spike(self) -> str:
         *before, loss = self.losses or [0.0]
+        if not math.isfinite(loss):
+            return "The loss or its gradient is not finite; lower learning_rate or max_grad_norm."
         # Steps without a teacher have no loss and say nothing about its size.
         known = [abs(value) for value in before if value and math.isfinite(value)][-MEDIAN_OF:]
-        usual = median(known) if len(known) >= MEDIAN_FROM else math.inf
-        if abs(loss) <= SPIKE * usual and math.isfinite(loss):
+        if len(known) < MEDIAN_FROM or abs(loss) <= SPIKE * (usual := median(known)):
             return ""
-        found = f"The loss (`{self.loss}`) is {loss:.3g}, its running median {usual:.3g}"
-        if not math.isfinite(loss):
-            found = "The loss or its gradient is not finite"
-        return f"{found}; lower learning_rate or max_grad_norm."
+        return (
+            f"The loss (`{self.loss}`) is {loss:.3g}, its running median {usual:.3g}; "
+            "lower learning_rate or max_grad_norm."
+        )
 
     def _streak(self, metric: str, low: float, high: float, text: str) -> str:
         recent = self.logged[metric][-self.window :]
@@ -196,11 +193,7 @@ class Monitors:
 
 
 class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
-    """The monitors over the whole run, resumed or not: what it has logged is in every checkpoint.
-
-    TRL's metrics are the same in all processes, so all stop together; only the main one prints and
-    writes.
-    """
+    """The monitors over the whole run, resumed or not: what it has logged is in every checkpoint."""
 
     def __init__(self, config: Any) -> None:
         self.stopping = config.stopping()

@@ -26,10 +26,7 @@ Scores = dict[str, ByCluster]
 
 
 def sample_rewards(trainer: SDPOTrainer, rows: list[Row], prompt_ids: list[list[int]]) -> list[float]:
-    """Sample a completion of each prompt and return its weighted reward for its row.
-
-    A reward of None counts as 0, as it does in TRL.
-    """
+    """Return the weighted reward of a sampled completion of each prompt; None counts as 0, as in TRL."""
     _, completion_ids = trainer._generate(prompt_ids)
     texts = trainer.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
     columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
@@ -48,10 +45,7 @@ def sample_rewards(trainer: SDPOTrainer, rows: list[Row], prompt_ids: list[list[
 
 @contextmanager
 def untouched(trainer: SDPOTrainer, seed: int | None = None) -> Iterator[None]:
-    """Restore random numbers, metrics and counters of the trainer afterwards.
-
-    With a seed, what is drawn inside is the same every time.
-    """
+    """Restore random numbers, metrics and counters of the trainer; draw the same each time with a seed."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     was_training = trainer.model.training
     metrics, counters = trainer._metrics, trainer._diagnostic_counters
@@ -70,10 +64,7 @@ def untouched(trainer: SDPOTrainer, seed: int | None = None) -> Iterator[None]:
 
 
 def score_rollouts(trainer: SDPOTrainer, rows: Dataset, generations: int) -> ByCluster:
-    """Return the rewards of `generations` completions of each row, by session.
-
-    A row without a `session_id` is a session of its own.
-    """
+    """Return the rewards of `generations` completions of each row, by session."""
     size = trainer.args.per_device_eval_batch_size
     process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
     pairs: list[tuple[str, float]] = []
@@ -112,27 +103,24 @@ def score_rewards(rewards: ByCluster, threshold: float) -> Scores:
 
 
 def compare(before: Scores, after: Scores, split: str) -> Json:
-    """Return every measure before and after training, and by how much it changed.
-
-    Intervals are at 95 %; their bounds are null where there are too few clusters for one.
-    """
+    """Return every measure before and after training, and by how much it changed."""
     first = next(iter(after.values()))
     compared = {
         measure: {
-            "before": _interval(before[measure].values()),
-            "after": _interval(scores.values()),
-            "difference": _interval(
+            "before": interval(before[measure].values()),
+            "after": interval(scores.values()),
+            "difference": interval(
                 [new - old for old, new in zip(before[measure][name], scores[name], strict=True)] for name in scores
             ),
         }
         for measure, scores in after.items()
     }
-    completions = sum(len(values) for values in first.values())
-    return {"split": split, "sessions": len(first), "completions": completions, **compared}
+    return {"split": split, "sessions": len(first), "completions": sum(map(len, first.values())), **compared}
 
 
-def _interval(clusters: Iterable[Sequence[float]]) -> Json:
-    found = cluster_interval(list(clusters))
+def interval(clusters: Iterable[Sequence[float]], level: float = 0.95) -> Json:
+    """Return mean, low and high; the bounds are None where there are too few clusters for them."""
+    found = cluster_interval(list(clusters), level=level)
     low, high = (None if math.isnan(value) else value for value in (found.low, found.high))
     return {"mean": found.mean, "low": low, "high": high}
 

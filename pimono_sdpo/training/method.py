@@ -5,9 +5,7 @@ is particular to theirs.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -30,33 +28,8 @@ SMOKE_STEPS = 2
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Rows within their token budgets, and what was found and cut on the way.
-
-    held_out   rows to evaluate on, None without any
-    given      rows before any was left out
-    counts     of rows or tokens, for the run log
-    lengths    tokens of each row, by what is counted
-    budgets    of each of `lengths`, None without one
-    left_out   rows that cannot be trained on, with their reasons
-    """
-
-    rows: Dataset
-    held_out: Dataset | None
-    given: int
-    counts: dict[str, Any]
-    lengths: dict[str, list[int]]
-    budgets: dict[str, int | None]
-    left_out: Sequence[Json] = ()
-
-
 class Method(ABC):
-    """One training method with the arguments of one run.
-
-    A run calls `load_model`, `fit` and `build` in this order; each sets the attributes below that
-    come from it.
-    """
+    """One training method with the arguments of one run, which calls `load_model`, `fit` and `build`."""
 
     OPTIONS: ClassVar[type[CommonArguments]]
     CONFIG: ClassVar[type[GuardOptions]]
@@ -66,16 +39,13 @@ class Method(ABC):
 
     tokenizer: Any
     revision: str | None
-    fitted: Fitted
+    fitted: rows.Fitted
     trainer: Any = None
     progress: Progress
     guards: Guards
 
     def __init__(self, job: Any, args: Any, model_args: ModelConfig) -> None:
-        """Set in place what holds for every run; a smoke run is short and stays local.
-
-        Raises TrainingInputError for arguments that this project does not take.
-        """
+        """Set in place what holds for every run; a smoke run is short and stays local."""
         self.job, self.args, self.model_args = job, args, model_args
         if args.hub_token is not None:
             raise TrainingInputError(
@@ -126,17 +96,15 @@ class Method(ABC):
         """Fit the rows to the token budgets; raises TrainingInputError when that fails."""
 
     @abstractmethod
-    def estimate(self) -> dict[str, int]:
-        """Estimate the bytes at the peak of one process, by what they are for."""
+    def estimate(self, config: Any) -> dict[str, int]:
+        """Estimate, from the model's config, the bytes at the peak of one process, by what they are for."""
 
     @abstractmethod
     def check(self) -> Json:
-        """Return what the preflight finds before anything is sampled: `templates_checked`, rows
-        that pass through the chat template whole."""
+        """Return what the preflight finds before anything is sampled."""
 
     def try_rollouts(self, hardware: Hardware) -> tuple[Json, list[str], int | None] | None:
-        """Return what samples show, reasons not to train, and the peak of the GPU's memory; None
-        where nothing is sampled."""
+        """Return what samples show, reasons not to train, and the GPU's peak; None without samples."""
         return None
 
     @abstractmethod
@@ -173,10 +141,7 @@ class Method(ABC):
         return self
 
     def run_steps(self) -> dict[str, float]:
-        """Train to the last step, from the newest whole checkpoint if there is one.
-
-        Returns the metrics of the whole run, including the part before a resume.
-        """
+        """Train from the newest whole checkpoint to the last step; return the metrics of the whole run."""
         damaged: dict[str, str] = {}
         checkpoint = last_checkpoint(Path(self.args.output_dir), damaged)
         for name, file in damaged.items():

@@ -30,6 +30,7 @@ LOCAL_FILE = "run-local.json"
 PROBE_FILE = "probe.safetensors"
 LEFT_OUT_FILE = "left-out.json"
 ADAPTER = "adapter"
+WEIGHTS = ("adapter_model.safetensors", "adapter_config.json")
 STAGING = ".adapter.partial"
 # What the run log names as the end of a training that can be resumed.
 CUT_SHORT = "time_limit"
@@ -90,10 +91,7 @@ def _is_empty(folder: Path) -> bool:
 
 @contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Hold the output folder for this run alone; folders made for nothing are removed.
-
-    Raises OutputError when another one is at work, or the folder cannot be written.
-    """
+    """Hold the output folder for this run alone; folders made for nothing are removed."""
     new = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         with lock(folder / LOCK, folder):
@@ -107,10 +105,7 @@ def only_run(folder: Path) -> Iterator[None]:
 
 
 def last_checkpoint(folder: Path, damaged: dict[str, str] | None = None) -> Path | None:
-    """Return the newest checkpoint that is complete and whose files can be read.
-
-    The damaged ones that are newer are added to `damaged`, with a file that is cut off.
-    """
+    """Return the newest checkpoint that can be read; add newer ones, and what is cut off, to `damaged`."""
     numbered = {
         int(match[1]): path for path in folder.glob("checkpoint-*") if (match := CHECKPOINT.fullmatch(path.name))
     }

@@ -2,10 +2,8 @@
 
 Nothing is learned, logged or drawn from the run's random numbers, so the run that follows is the
 same as without a preflight. Rows, templates, lengths and memory are looked at without weights; SDPO
-also samples a few completions. What stops a training unless --force is given: too little memory, a
-GPU without bfloat16, rollouts of which none would be reprompted, and a teacher that feedback does
-not help. The first teacher is the student itself: then there is nothing to distil (the gap at the
-start predicts the gain: arXiv:2605.30070).
+also samples a few completions. A teacher that feedback does not help stops the training: the first
+teacher is the student itself, and the gap at the start predicts the gain (arXiv:2605.30070).
 """
 
 import json
@@ -24,10 +22,9 @@ import yaml
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.stats import cluster_interval
 from pimono_sdpo.training import say
-from pimono_sdpo.training.held_out import sample_rewards, untouched
-from pimono_sdpo.training.memory import GIB, Hardware, advise
+from pimono_sdpo.training.held_out import interval, sample_rewards, untouched
+from pimono_sdpo.training.memory import GIB, Hardware, advise, read_config
 from pimono_sdpo.training.method import Method
 
 Json = dict[str, Any]
@@ -36,9 +33,13 @@ USABLE = 0.94
 
 
 def preflight(method: Method, hardware: Hardware) -> Json:
-    """Return what is found without weights, as JSON; `stops` are the reasons not to train."""
+    """Return what is found as JSON; `stops` are the reasons not to train.
+
+    Weights are loaded only when nothing speaks against it, or with --force.
+    """
     with method.translate_errors():
-        parts = method.estimate()
+        config = read_config(method.model_args, method.revision, method.args.trust_remote_code)
+        parts = method.estimate(config)
     fitted = method.fitted
     memory = {
         "parts_gib": {name: round(size / GIB, 2) for name, size in parts.items()},
@@ -47,37 +48,35 @@ def preflight(method: Method, hardware: Hardware) -> Json:
         "of": hardware.name,
         "lowered_by": advise(method.args, method.model_args),
     }
-    stops = _too_little_memory(memory)
+    stops = []
     if method.model_args.dtype == "bfloat16" and not hardware.bfloat16:
         stops.append(
             f"{hardware.name} cannot compute in bfloat16; give --dtype float16, or a newer GPU such as an A10G."
         )
-    lengths = {name: _summarise_lengths(found, fitted.budgets[name]) for name, found in fitted.lengths.items()}
-    rows = {"given": fitted.given, "used": len(fitted.rows), **fitted.counts}
-    return {"rows": rows, **method.check(), "lengths": lengths, "memory": memory, "stops": stops}
-
-
-def add_rollouts(found: Json, method: Method, hardware: Hardware) -> Json:
-    """Return what was found without weights together with what a few rollouts show, if there are any."""
-    memory = dict(found["memory"])
-    try:
-        tried = method.try_rollouts(hardware)
-    except torch.OutOfMemoryError as error:
-        raise TrainingInputError(f"The GPU has not enough memory for a step; give {memory['lowered_by']}.") from error
-    if tried is None:
-        return found
-    sampled, stops, peak_bytes = tried
-    others = [stop for stop in found["stops"] if stop not in _too_little_memory(memory)]
-    if peak_bytes is not None:
-        memory["measured_gib"] = round(peak_bytes / GIB, 2)
-    return {**found, **sampled, "memory": memory, "stops": [*_too_little_memory(memory), *others, *stops]}
+    found = {
+        "rows": {"given": fitted.given, "used": len(fitted.rows), **fitted.counts},
+        **method.check(),
+        "lengths": {name: _summarise_lengths(all_, fitted.budgets[name]) for name, all_ in fitted.lengths.items()},
+        "memory": memory,
+    }
+    if method.job.force or not (stops or _too_little_memory(memory)):
+        try:
+            tried = method.try_rollouts(hardware)
+        except torch.OutOfMemoryError as error:
+            raise TrainingInputError(
+                f"The GPU has not enough memory for a step; give {memory['lowered_by']}."
+            ) from error
+        if tried is not None:
+            sampled, reasons, peak_bytes = tried
+            found |= sampled
+            stops += reasons
+            if peak_bytes is not None:
+                memory["measured_gib"] = round(peak_bytes / GIB, 2)
+    return found | {"stops": [*_too_little_memory(memory), *stops]}
 
 
 def refuse(found: Json, forced_by: str) -> None:
-    """Raise TrainingInputError with the first reason not to train.
-
-    When something forces the training, such as --force, the reasons are only printed after it.
-    """
+    """Raise TrainingInputError with the first reason not to train; print them all where it is forced."""
     stops = found["stops"]
     if stops and forced_by:
         say(f"{forced_by} trains all the same: {' '.join(stops)}")
@@ -107,8 +106,7 @@ def as_text(found: Json) -> str:
     """Lay out what was found, with numbers of three digits."""
     shown = {name: value for name, value in found.items() if name != "stops" and value}
     rounded = json.loads(json.dumps(shown), parse_float=lambda text: float(f"{float(text):.3g}"))
-    layout: Json = {"sort_keys": False, "default_flow_style": None, "width": math.inf}
-    return str(yaml.safe_dump(rounded, **layout)).rstrip()
+    return str(yaml.safe_dump(rounded, sort_keys=False, default_flow_style=None, width=math.inf)).rstrip()
 
 
 @dataclass(frozen=True)
@@ -132,11 +130,9 @@ class Probe:
 
 
 def probe(trainer: SDPOTrainer, rows: int, longest: int = 0) -> Probe:
-    """Sample completions of the longest row and the first ones, and of their teachers' prompts.
-
-    The teacher gets feedback on other completions than those it is compared with: a failure picked
-    for its feedback would make the student look worse than it is.
-    """
+    """Sample completions of the longest row and the first ones, and of their teachers' prompts."""
+    # The teacher gets feedback on other completions than those it is compared with: a failure
+    # picked for its feedback would make the student look worse than it is.
     dataset, group, micro = trainer.train_dataset, trainer.num_generations, trainer.args.per_device_train_batch_size
     others = (at for at in range(len(dataset)) if at != longest)
     chosen = [dict(dataset[at]) for at in islice(chain([longest], others), rows)]
@@ -224,18 +220,14 @@ def teacher_gap(probe: Probe) -> Json | None:
     """Return the gap with its interval at 90 %; None when nothing was reprompted."""
     if not probe.teacher:
         return None
-    differences = [
-        [one - other for one, other in zip(with_it, without, strict=True)]
-        for with_it, without in zip(probe.teacher, probe.student, strict=True)
-    ]
-    interval = cluster_interval(differences, level=0.9)
-    bounds = [None if math.isnan(bound) else bound for bound in (interval.low, interval.high)]
+    pairs = zip(probe.teacher, probe.student, strict=True)
+    gap = interval([np.subtract(with_it, without).tolist() for with_it, without in pairs], level=0.9)
     return {
         "rows": len(probe.teacher),
         "student": fmean(chain(*probe.student)),
         "teacher": fmean(chain(*probe.teacher)),
-        "gap": interval.mean,
-        "interval_90": bounds,
+        "gap": gap["mean"],
+        "interval_90": [gap["low"], gap["high"]],
     }
 
 
@@ -258,9 +250,9 @@ def step_time(probe: Probe, args: SDPOConfig, rows: int, hardware: Hardware) -> 
 
 def stops_of(found: Json, method: str) -> list[str]:
     """Return the reasons not to train; methods without a teacher need no gap."""
-    gap = found["teacher_gap"]
     if method != "sdpo":
         return []
+    gap = found["teacher_gap"]
     if gap is None and found["rollouts"]["success_share"] == 0:
         return [
             "No completion succeeded and none was given feedback, so nothing would be learned; "

@@ -20,10 +20,12 @@ from transformers import TrainerCallback
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.push import Operation, PushOptions, Upload, check_texts
-from pimono_sdpo.traces.hub import explain_error, retry_hub
+from pimono_sdpo.traces.hub import retry_hub
 from pimono_sdpo.traces.sources import HUB_ID
 from pimono_sdpo.training import is_main_process, say
-from pimono_sdpo.training.output import ADAPTER, BEST, DATA, LAST_OF_CHECKPOINT, LOCAL_FILE, last_checkpoint
+from pimono_sdpo.training.launch import open_private_bucket
+from pimono_sdpo.training.models import translate_errors
+from pimono_sdpo.training.output import ADAPTER, BEST, DATA, LAST_OF_CHECKPOINT, LOCAL_FILE, WEIGHTS, last_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -42,38 +44,22 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
         self.api = HfApi()
 
     def open(self, overwrite: bool) -> None:
-        """Create the bucket, and fetch what it holds to an OUTPUT without checkpoints.
-
-        With `overwrite` nothing is fetched. Raises TrainingInputError when the Hub fails.
-        """
-        try:
-            for attempt in retry_hub(connected=False):
-                with attempt:
-                    self.api.create_bucket(self.bucket, private=True, exist_ok=True)
-            if not self.api.bucket_info(self.bucket).private:
-                raise TrainingInputError(
-                    f"The bucket `{self.bucket}` is public, and checkpoints can repeat private "
-                    "text; make it private, or give another as --checkpoint_bucket."
-                )
+        """Create the bucket, and fetch what it holds to an OUTPUT without checkpoints."""
+        with translate_errors(
+            f"Checkpoints cannot be kept in the bucket `{self.bucket}`",
+            "or give --checkpoint_bucket another one, or none to keep none",
+        ):
+            open_private_bucket(self.api, self.bucket)
             if overwrite or last_checkpoint(self.output) is not None:
                 return
             self._sync(self.place, str(self.output))
-        except HUB_FAULTS as error:
-            reason = explain_error(error) if isinstance(error, HTTPError) else type(error).__name__
-            raise TrainingInputError(
-                f"Checkpoints cannot be kept in the bucket `{self.bucket}` ({reason}); or give "
-                "--checkpoint_bucket another one, or none to keep none."
-            ) from error
         if (checkpoint := last_checkpoint(self.output)) is not None:
             step = checkpoint.name.rpartition("-")[2]
             say(f"resumes from step {step}, which the bucket {self.bucket} has kept")
 
     def _sync(self, source: str, target: str, delete: bool = False) -> None:
-        """Copy the mark of OUTPUT first, and last what makes a checkpoint a whole one.
-
-        After a kill in between, the checkpoint before is still there.
-        """
-        # A pickle of all arguments is not needed to resume.
+        # The mark of OUTPUT goes first, and last what makes a checkpoint a whole one: after a kill in
+        # between, the one before is still there. A pickle of all arguments is not needed to resume.
         pickle = "*/training_args.bin"
         whole: dict[str, Any] = {"include": KEPT, "exclude": [pickle]}
         for part in ({"include": [LOCAL_FILE]}, whole | {"exclude": [pickle, f"*/{LAST_OF_CHECKPOINT}"]}, whole):
@@ -108,10 +94,7 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
 
 
 def open_checkpoints(bucket: str | None, args: Any, mode: str, overwrite: bool) -> HubCheckpoints | None:
-    """Open the bucket of a training: the given one, or in a job one named after its repository.
-
-    Returns None when no checkpoints are kept; raises TrainingInputError.
-    """
+    """Open the given bucket, or in a job one named after its repository; None to keep no checkpoints."""
     if bucket is None and args.hub_model_id and "JOB_ID" in os.environ:
         bucket = f"{args.hub_model_id}-checkpoints"
     if mode != "train" or bucket is None or bucket.lower() == "none":
@@ -125,7 +108,6 @@ def open_checkpoints(bucket: str | None, args: Any, mode: str, overwrite: bool) 
 
 
 STUDENT = "default"
-WEIGHTS = ("adapter_model.safetensors", "adapter_config.json")
 TEXTS = ("README.md", "run.json", "report.json")
 PUBLISHED = (*WEIGHTS, *TEXTS, "*.svg", "training.html", "tokenizer*", "*.jinja")
 
@@ -155,11 +137,7 @@ class AdapterUpload(Upload):
         return [CommitOperationAdd(path.name, path) for path in paths]
 
     def publish(self) -> str:
-        """Push the folder as one commit; return a sentence on it.
-
-        Raises OutputError when a text still holds a secret, which rows of others may bring along,
-        when the card would be refused, or when the Hub refuses; the folder stays as it is.
-        """
+        """Push the folder as one commit; return a sentence on it. On any refusal the folder stays as it is."""
         push = f"push the folder with `hf upload {self.repo_id} {self.folder}`"
         self.again = f"; the adapter is in `{self.folder}`: {push}"
         texts = filter(Path.is_file, map(self.folder.joinpath, TEXTS))
@@ -168,10 +146,7 @@ class AdapterUpload(Upload):
 
 
 def open_destination(args: Any, mode: str) -> AdapterUpload | None:
-    """Make sure that the adapter of a training can be published; None without a repository.
-
-    Raises OutputError; warns a job whose adapter would be lost.
-    """
+    """Make sure that the adapter of a training can be published; None without a repository."""
     if mode != "train":
         return None
     if args.hub_model_id is None:

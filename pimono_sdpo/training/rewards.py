@@ -76,10 +76,7 @@ class Feedback:
 
 
 class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[misc] # untyped
-    """TRL's builder with the feedback of the current attempt; made for one trainer.
-
-    Every process words the texts of its own completions, which TRL then gathers.
-    """
+    """TRL's builder with the feedback of the current attempt; made for one trainer."""
 
     def __init__(self, trainer: Any, feedback: Feedback, reward_feedback: RewardFeedback | None = None) -> None:
         super().__init__(trainer)
@@ -95,12 +92,7 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
     def build(
         self, output: dict[str, Any], prompts: list[Any], rewards: torch.Tensor, feedbacks: list[Any] | None = None
     ) -> dict[str, torch.Tensor]:
-        """Return teacher_input_ids, teacher_attention_mask (completions x tokens) and
-        self_distillation_mask (completions).
-
-        A completion that reaches the threshold gets no feedback, but may still be shown a success
-        of its group. Raises ValueError when the reward's texts are for other completions.
-        """
+        """Return TRL's teacher batch; a success gets no feedback, but may be shown one of its group."""
         trainer = self.trainer
         own: list[str | None] = [None] * len(prompts)
         if self.feedback.asks_reward and self.reward_feedback is not None:
@@ -203,13 +195,7 @@ class Scoring:
 def scoring_of(
     name: str, gates: Sequence[str], graded: Sequence[str], tokenizer: Any, end_ids: Collection[int] = ()
 ) -> Scoring:
-    """Return `outcome`, `verifiers`, `trace_grounding` as `rubric_of` takes them, or `module:name`.
-
-    `outcome` is the verifier next_call, and trace_grounding where nothing can be verified.
-
-    Raises TrainingInputError for names without --reward verifiers, OutputError for unknown ones,
-    OwnCodeError for a function that cannot be imported.
-    """
+    """Return `outcome` (next_call where it can verify), `verifiers`, `trace_grounding` or `module:name`."""
     if name == "verifiers":
         reward = VerifierReward(rubric_of(gates, graded), tokenizer, end_ids)
         return Scoring(reward, reward.feedback, "verifier_spec", MAX_PARTIAL)
@@ -250,10 +236,7 @@ def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:
 
 
 def refuse_unsound(scoring: Scoring, rows: Dataset, threshold: float) -> int:
-    """Try completions that must not win on the first rows; return how many rows were tried.
-
-    Raises TrainingInputError with a table of those that won.
-    """
+    """Try completions that must not win on the first rows; return how many rows were tried."""
     tried = list(rows.select(range(min(TRIED_ROWS, len(rows)))))
     if findings := self_test(scoring.reward, tried, threshold=threshold):
         raise TrainingInputError(

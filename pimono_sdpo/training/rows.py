@@ -1,12 +1,16 @@
-"""Open the rows to train on with their report, and refuse rows that are for testing.
+"""Open the rows to train on with their report, refuse rows for testing, and leave out what does not fit.
 
 reads a folder written by `pimono-sdpo filter`, or a Hub dataset of the same columns
 """
 
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset, Features, load_dataset
+from datasets import Json as JsonFeature
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 
@@ -20,15 +24,95 @@ from pimono_sdpo.training.models import is_local, translate_errors
 from pimono_sdpo.training.output import DATA, REPORT_FILE, last_checkpoint, read_object, read_written
 
 Json = dict[str, Any]
+# Where a row comes from; held-out scores are grouped by the first of these that it has.
+ORIGINS = ("task_id", "run_id", "session_id")
+# What was found of a row: its counts and lengths, or why it is left out.
+NOTES = "_notes"
 # Options of the filter that the job takes, too.
 FILTERED = ("unit", "min_score", "max_samples", "test_fraction", "split_by")
 
 
-def load_rows(dataset: str, split: str = "train", config: str | None = None) -> Dataset:
-    """Return the rows of one split of a folder or a Hub dataset, or of a configuration of it.
+@dataclass(frozen=True)
+class Fitted:
+    """Rows within their token budgets, and what was found and cut on the way.
 
-    Raises TrainingInputError when it is missing or empty.
+    held_out   rows to evaluate on, None without any
+    given      rows before any was left out
+    counts     of rows or tokens, for the run log
+    lengths    tokens of each row, by what is counted
+    budgets    of each of `lengths`, None without one
+    left_out   rows that cannot be trained on, with their reasons
     """
+
+    rows: Dataset
+    held_out: Dataset | None
+    given: int
+    counts: dict[str, Any]
+    lengths: dict[str, list[int]]
+    budgets: Mapping[str, int | None]
+    left_out: list[Json]
+
+
+class LeftOut(ValueError):
+    """A row cannot be trained on, with the reason in a word and in a clause."""
+
+
+def fit_rows(
+    rows: Dataset,
+    held_out: Dataset | None,
+    fit: Callable[[Json, int], tuple[Json, Json]],
+    written: Mapping[str, Any],
+    counted: tuple[str, ...],
+    budgets: Mapping[str, int | None],
+) -> Fitted:
+    """Fit each row by a function of the row and its number, which is 1 for the first.
+
+    It returns the columns `written` and a note with a number for each of `counted` and of `budgets`,
+    or raises LeftOut. Raises TrainingInputError when no row is left.
+    """
+
+    def fit_or_leave_out(row: Json, index: int) -> Json:
+        try:
+            fitted, note = fit(row, index + 1)
+        except LeftOut as problem:
+            return dict.fromkeys(written) | {NOTES: dict(zip(("reason", "detail"), problem.args, strict=True))}
+        return fitted | {NOTES: note}
+
+    measured = rows.map(
+        fit_or_leave_out,
+        with_indices=True,
+        features=Features({**rows.features, **written, NOTES: JsonFeature()}),
+        # The cache key would not see a change of this module's code.
+        load_from_cache_file=False,
+        desc="fit to the token budget",
+    )
+    origins = [name for name in ORIGINS if name in rows.column_names]
+    kept, found, left_out = list[int](), list[Json](), list[Json]()
+    for at, row in enumerate(measured.select_columns([*origins, NOTES])):
+        note = row.pop(NOTES)
+        if "reason" in note:
+            left_out.append({"row": at + 1, **row, **note})
+        else:
+            kept.append(at)
+            found.append(note)
+    reasons = dict(sorted(Counter(row["reason"] for row in left_out).items()))
+    if not kept:
+        summary = ", ".join(f"{reason} {count}" for reason, count in reasons.items())
+        raise TrainingInputError(
+            f"None of the {len(rows)} rows can be trained on ({summary}; the first: "
+            f"{left_out[0]['detail']}); give other rows, or a larger budget for those that are too_long."
+        )
+    evaluated = None
+    if held_out is not None:
+        evaluated = fit_rows(held_out, None, fit, written, counted, budgets).rows
+    counts = {name: sum(one[name] for one in found) for name in counted} | {"left_out": reasons}
+    lengths = {name: [one[name] for one in found] for name in budgets}
+    fitted = measured.select(kept).remove_columns(NOTES)
+    return Fitted(fitted, evaluated, len(rows), counts, lengths, budgets, left_out)
+
+
+def load_rows(dataset: str, split: str = "train", config: str | None = None) -> Dataset:
+    """Return the rows of one split of a folder or a Hub dataset, or of a configuration of it."""
     if is_local(dataset) and not Path(dataset).is_dir():
         raise TrainingInputError(
             f"There is no folder `{Path(dataset)}`; make it with `pimono-sdpo filter SOURCE "
@@ -48,11 +132,7 @@ def load_rows(dataset: str, split: str = "train", config: str | None = None) -> 
 
 
 def load_report(dataset: str) -> Json | None:
-    """Return the filter's report beside the rows, None without one, as the card then says.
-
-    The card has no place for the report of a duel. Raises TrainingInputError for one that no card
-    can be made from.
-    """
+    """Return the filter's report beside the rows, if there is one; the card has no place for a duel's."""
     path = Path(dataset) / REPORT_FILE
     if not is_local(dataset):
         try:
@@ -88,11 +168,7 @@ def refuse_leaks(rows: Dataset, suite: Path) -> int:
 
 
 def filter_source(job: SDPOArguments, output: Path, seed: int) -> str:
-    """Return the folder of the rows of --source.
-
-    They are filtered now, unless a training that is resumed has begun with them or no source is
-    given and --mode prepare has made them.
-    """
+    """Return the folder of the rows of --source, filtered now unless an earlier run here has begun with them."""
     folder = output / DATA
     resumes = last_checkpoint(output) is not None and not job.overwrite
     there = job.mode != "prepare" and (folder / REPORT_FILE).is_file()

@@ -25,7 +25,7 @@ from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.callbacks import TimeLimit, now, time_limit_of
 from pimono_sdpo.training.memory import hardware_of
 from pimono_sdpo.training.method import Method
-from pimono_sdpo.training.preflight import add_rollouts, as_text, preflight, refuse
+from pimono_sdpo.training.preflight import as_text, preflight, refuse
 from pimono_sdpo.training.reload import write_probe
 from pimono_sdpo.training.sdpo import SDPO
 from pimono_sdpo.training.supervised import DPO, SFT
@@ -70,10 +70,7 @@ def train(
 
 
 def run_job(method: str, argv: list[str], description: str | None = None) -> Path:
-    """Run the job of a method with the words of a command line; return OUTPUT.
-
-    Raises PimonoError with one sentence for what cannot be used.
-    """
+    """Run the job of a method with the words of a command line; return OUTPUT. Raises PimonoError."""
     if method in ("rft", "grpo"):
         argv = [*argv, "--method", method]
     run = Run(METHODS[method], argv, description)
@@ -100,15 +97,10 @@ def run_script(method: str, argv: list[str], description: str | None) -> int:
 
 
 class Run:
-    """One run of a training job.
-
-    job, args, method   the arguments of the job and of TRL, and the method with both
-    folder              OUTPUT, in which only this run works, see output.py
-    checkpoints         where checkpoints are kept on the Hub, None for nowhere
-    destination         where the adapter is published, None for nowhere
-    """
+    """One run of a training job, which works alone in `folder`, see output.py."""
 
     limit: TimeLimit | None = None
+    # Where checkpoints are kept, and where the adapter is published.
     checkpoints: publish.HubCheckpoints | None = None
     destination: publish.AdapterUpload | None = None
 
@@ -122,10 +114,7 @@ class Run:
 
     @contextmanager
     def open_output(self) -> Iterator[None]:
-        """Hold OUTPUT for this run, and check that it can be written and published.
-
-        With checkpoints on the Hub and none here, the newest one is fetched.
-        """
+        """Hold OUTPUT for this run, check that it can be published, and fetch a checkpoint from the Hub."""
         args, job = self.args, self.job
         with output.only_run(self.folder) if is_main_process() else nullcontext():
             if job.mode == "prepare":
@@ -221,32 +210,25 @@ class Run:
         output.finish(self.folder, report, log)
 
     def _say_what_leaves(self) -> None:
-        space = None
-        if "trackio" in self.args.report_to and self.job.mode == "train":
-            space = self.args.trackio_space_id or environ.get(tracking.SPACE_VARIABLE)
-        leaves = []
-        if self.destination:
-            leaves.append(f"the adapter, its card, run log and page, to the repository {self.destination.repo_id}")
-        if self.checkpoints:
-            leaves.append(f"checkpoints, to the private bucket {self.checkpoints.bucket}")
-        if space:
-            leaves.append(f"metrics and sampled answers, to the Space {space}")
-        for one in leaves:
-            say(f"leaves this machine: {one}")
-        say("stays here: " + ("the rows" if leaves else "everything: rows, adapter and metrics"))
+        logged = "trackio" in self.args.report_to and self.job.mode == "train"
+        space = self.args.trackio_space_id or environ.get(tracking.SPACE_VARIABLE)
+        places = {
+            "the adapter, its card, run log and page, to the repository": self.destination
+            and self.destination.repo_id,
+            "checkpoints, to the private bucket": self.checkpoints and self.checkpoints.bucket,
+            "metrics and sampled answers, to the Space": space if logged else None,
+        }
+        for what, place in places.items():
+            if place:
+                say(f"leaves this machine: {what} {place}")
+        say("stays here: " + ("the rows" if any(places.values()) else "everything: rows, adapter and metrics"))
 
     def _look_ahead(self) -> Json:
-        """Say and return what can be found before the first step; raises TrainingInputError for
-        what stops a training."""
-        job, hardware = self.job, hardware_of(self.job.flavor)
-        found = preflight(self.method, hardware)
-        if job.force or not found["stops"]:
-            # The weights are loaded only when nothing speaks against it.
-            found = add_rollouts(found, self.method, hardware)
+        found = preflight(self.method, hardware_of(self.job.flavor))
         say(as_text(found))
         given = any(word.partition("=")[0] == "--force" for word in self.command)
         by = "--force" if given else f"`force: true` in the recipe {self.recipe}"
-        refuse(found, by if job.force else "")
+        refuse(found, by if self.job.force else "")
         return found
 
     def _begin(self, start: Json, before: Json) -> None:
@@ -286,10 +268,7 @@ def started_with(method: Method, rows: Dataset, held_out: Dataset | None = None)
 
 
 def check_same_start(folder: Path, start: Json) -> Json | None:
-    """Refuse to resume from checkpoints of another training; raises OutputError.
-
-    Returns what the run that made the first step found before it, None without a checkpoint.
-    """
+    """Return what was found before the first step of a training that goes on; refuse another one's."""
     if output.last_checkpoint(folder) is None:
         return None
     record = output.read_object(folder / output.LOCAL_FILE) or {}

@@ -1,27 +1,40 @@
-"""SDPO: sample completions, score them, and distil a teacher that has read the feedback.
+"""SDPO: fit prompts and contexts, sample completions, score them, and distil a teacher with feedback.
 
-The arguments are TRL's own SDPOConfig and ModelConfig; what this project decides is set here.
+TRL cuts token ids from the left: the student's prompt at `max_prompt_length` and the teacher's at
+`max_reprompt_len`. Either loses <bos> and the head of the task, and the two see different tasks.
+Here the oldest earlier turns go first, then the middle of the texts, of a context block by block,
+and only as much as necessary.
+
+reads prompt, privileged_context, reward_terms / writes prompt, privileged_context
 """
 
 import math
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from string import Formatter
+from typing import Any, TypedDict
 
+import msgspec
 from accelerate import PartialState
-from datasets import Dataset
+from datasets import Dataset, List, Value
+from jinja2 import TemplateError
 from trl import ModelConfig
+from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import models, preflight, rows
+from pimono_sdpo.schema import MESSAGE
+from pimono_sdpo.text import TRIMMED
+from pimono_sdpo.training import models, preflight
 from pimono_sdpo.training.arguments import GuardedSDPOConfig, SDPOArguments
 from pimono_sdpo.training.callbacks import make_resumable
 from pimono_sdpo.training.held_out import Scores, score_rewards, score_rollouts
-from pimono_sdpo.training.memory import Hardware, estimate_sdpo, read_config
+from pimono_sdpo.training.memory import Hardware, estimate_sdpo
 from pimono_sdpo.training.method import Method
-from pimono_sdpo.training.prompt_rows import COLUMNS, Reprompt, check_template, fit_rows
 from pimono_sdpo.training.rewards import (
     PASS_THROUGH,
+    SEAM_TOKENS,
+    TOKENS_READ_BACK,
     TRACE_TEMPLATE,
     Feedback,
     FeedbackBuilder,
@@ -32,21 +45,177 @@ from pimono_sdpo.training.rewards import (
     refuse_unsound,
     scoring_of,
 )
+from pimono_sdpo.training.rows import FILTERED, Fitted, LeftOut, filter_source, fit_rows, load_report
+from pimono_sdpo.training.token_budget import (
+    neutralise,
+    shorten_blocks,
+    shorten_to_budget,
+    special_tokens,
+    templated_ids,
+)
 from pimono_sdpo.training.trainer import DistillationTrainer
-from rewards.verifiers.tool_schemas import DECLARED, definitions
+from rewards.verifiers.tool_calls import DECLARED, definitions
 
 Json = dict[str, Any]
+Row = dict[str, Any]
+COUNTS = ("prompts_shortened", "contexts_shortened", "special_tokens_neutralised")
+WRITTEN = {"prompt": List(MESSAGE), "privileged_context": Value("string")}
+
+
+@dataclass(frozen=True)
+class Reprompt:
+    """How the teacher's prompt is worded, by templates and limits of an SDPOConfig."""
+
+    args: SDPOConfig
+    feedback: Feedback
+
+    def text(self, prompt: str, context: str) -> str:
+        """Return the teacher's last user turn around an empty demonstration and one character of feedback."""
+        text: str = self.args.reprompt_template.format(
+            prompt=prompt,
+            solution=self.args.solution_template.format(successful_previous_attempt=""),
+            feedback=self.feedback.worded("-", context),
+        )
+        return text
+
+    def check(self) -> None:
+        """Raise TrainingInputError for a template that cannot be filled or leaves feedback out."""
+        fields = {
+            "reprompt_template": (self.args.reprompt_template, {"prompt", "solution", "feedback"}),
+            "solution_template": (self.args.solution_template, {"successful_previous_attempt"}),
+            "feedback_template": (self.feedback.rollout_template, {"feedback_raw"}),
+            "trace_template": (self.feedback.trace_template, {"feedback_raw"}),
+        }
+        for name, (template, known) in fields.items():
+            try:
+                found = {field for _, field, *_ in Formatter().parse(template) if field is not None}
+            except ValueError:
+                found = set()
+            if not found or not found <= known:
+                needed = " ".join(f"{{{field}}}" for field in sorted(known))
+                raise TrainingInputError(f"{name} cannot be filled; put {needed} in it, and no other braces.")
+
+    def reserved_tokens(self) -> int:
+        """Return what a demonstration and the reward's feedback can need beside `text`."""
+        own = self.feedback.tokens + SEAM_TOKENS if self.feedback.asks_reward else 0
+        return TOKENS_READ_BACK * int(self.args.max_completion_length) + own
+
+
+def fit_prompts(
+    dataset: Dataset,
+    held_out: Dataset | None,
+    tokenizer: Any,
+    prompt_tokens: int,
+    reprompt_tokens: int,
+    reprompt: Reprompt,
+) -> Fitted:
+    """Return the rows within both budgets, without those that cannot be cut to them.
+
+    Lengths are those before anything was cut, the teacher's with what is reserved for a
+    demonstration and the reward's feedback.
+    """
+    reprompt.check()
+    special = special_tokens(tokenizer)
+    template = reprompt.args.chat_template_kwargs or {}
+
+    def cut(text: str, budget: int, count: Callable[[str], int], what: str, option: str) -> str:
+        short = shorten_to_budget(text, budget, count)
+        if short is None:
+            raise LeftOut("too_long", f"{count(TRIMMED)} tokens {what}, over the {budget} of {option}")
+        return short
+
+    def fit(row: Row, number: int) -> tuple[Row, Row]:
+        _check_row(row, number)
+        (*texts, task), found = zip(*(neutralise(turn["content"], special) for turn in row["prompt"]), strict=True)
+        given, in_context = neutralise(row["privileged_context"] or "", special)
+        before = [{"role": turn["role"], "content": text} for turn, text in zip(row["prompt"], texts, strict=False)]
+
+        def count(user_text: str) -> int:
+            return len(templated_ids(tokenizer, [*before, {"role": "user", "content": user_text}], **template))
+
+        def count_reprompt(context: str) -> int:
+            return count(reprompt.text(task, context)) + reprompt.reserved_tokens()
+
+        lengths = {"prompt": count(task), "teacher_prompt": count_reprompt(given)}
+        # The tools of an exercise and its request stay; of other rows the request is the last turn.
+        stay = 2 if before and before[0]["role"] == "system" else 0
+        while len(before) > stay and count(task) > prompt_tokens:
+            # The request matters more than earlier turns; the oldest exchange goes first.
+            gone = 1 if before[stay]["role"] == "assistant" and not stay else 2
+            before = before[:stay] + before[stay + gone :]
+        whole = task
+        task = cut(task, prompt_tokens, count, "without its last user text", "max_prompt_length")
+        context = given
+        if count_reprompt(given) > reprompt_tokens:
+            what = "for the teacher's prompt without any feedback"
+            context = shorten_blocks(given, lambda text: count_reprompt(text) <= reprompt_tokens) or cut(
+                given, reprompt_tokens, count_reprompt, what, "max_reprompt_len"
+            )
+        counts = (task != whole or len(before) < len(texts), context != given, in_context + sum(found))
+        fitted = {"prompt": [*before, {"role": "user", "content": task}], "privileged_context": context}
+        return fitted, lengths | dict(zip(COUNTS, map(int, counts), strict=True))
+
+    budgets = {"prompt": prompt_tokens, "teacher_prompt": reprompt_tokens}
+    try:
+        return fit_rows(dataset, held_out, fit, WRITTEN, COUNTS, budgets)
+    except TemplateError as error:
+        raise TrainingInputError(
+            f"The chat template refuses a prompt ({' '.join(str(error).split())}); give rows with "
+            "turns that it takes, or another model."
+        ) from error
+
+
+class _Turn(TypedDict):
+    role: str
+    content: str
+
+
+class _Row(TypedDict):
+    prompt: list[_Turn]
+    privileged_context: str | None
+    reward_terms: list[str] | None
+
+
+def _check_row(row: Row, number: int) -> None:
+    try:
+        turns = msgspec.convert(dict(row), _Row)["prompt"]
+        last = f"a turn of `{turns[-1]['role']}`" if turns else "no turn"
+        wrong = None if last == "a turn of `user`" else f"its prompt ends in {last}"
+    except msgspec.ValidationError as error:
+        wrong = str(error)
+    if wrong is not None:
+        raise TrainingInputError(
+            f"Row {number} cannot be trained on ({wrong}); give rows written by "
+            "`pimono-sdpo filter`, whose prompts end in a turn of the user."
+        )
+
+
+def check_template(rows: Dataset, tokenizer: Any, template: Mapping[str, Any]) -> int:
+    """Return how many prompts passed through the chat template whole; raises TrainingInputError."""
+    special = special_tokens(tokenizer)
+    for number, prompt in enumerate(rows["prompt"], 1):
+        bare = [{**turn, "content": "x"} for turn in prompt]
+        text, frame = (tokenizer.decode(templated_ids(tokenizer, turns, **template)) for turns in (prompt, bare))
+        # Compare decoded text, since some tokenizers normalise it.
+        ids = tokenizer([turn["content"] for turn in prompt], add_special_tokens=False)["input_ids"]
+        if any(tokenizer.decode(one).strip() not in text for one in ids):
+            raise TrainingInputError(
+                f"The chat template changes the prompt of row {number}; give a model whose "
+                "template keeps the text of its turns."
+            )
+        if any(text.count(token) > frame.count(token) for token in special):
+            raise TrainingInputError(
+                f"Text of row {number} becomes control tokens in the chat template; give a "
+                "tokenizer that declares its special tokens."
+            )
+    return len(rows)
 
 
 class SDPO(Method):
-    """SDPO with the arguments of one run.
-
-    scoring    what scores completions
-    feedback   what the teacher of a failed completion reads
-    """
+    """SDPO with the arguments of one run."""
 
     OPTIONS, CONFIG, RECIPE = SDPOArguments, GuardedSDPOConfig, "gemma4_12b"
-    COLUMNS = (*COLUMNS, "verifier_spec")
+    COLUMNS = ("prompt", "privileged_context", "reward_terms", "verifier_spec")
 
     scoring: Scoring
     feedback: Feedback
@@ -95,11 +264,11 @@ class SDPO(Method):
         if self.job.dataset is not None and self.job.mode != "prepare":
             return str(self.job.dataset)
         with PartialState().main_process_first():
-            return rows.filter_source(self.job, Path(self.args.output_dir), self.args.seed)
+            return filter_source(self.job, Path(self.args.output_dir), self.args.seed)
 
     def load_report(self, dataset: str) -> Json | None:
         """Return the report of the filter that made the rows, None without one."""
-        return rows.load_report(dataset)
+        return load_report(dataset)
 
     def load_model(self) -> None:
         """Load the tokenizer, the reward and the words of the feedback."""
@@ -115,7 +284,7 @@ class SDPO(Method):
         """Return what decides the result beside TRL's arguments."""
         job = self.job
         names = ["reward", "gate", "grade", "tools", "eval_split", "eval_generations"]
-        found = {name: getattr(job, name) for name in [*names, *(() if job.dataset else rows.FILTERED)]}
+        found = {name: getattr(job, name) for name in [*names, *(() if job.dataset else FILTERED)]}
         if job.source and not job.dataset:
             found["source"] = models.public_name(job.source)
         if own := hash_own([job.reward, *job.gate, *job.grade]):
@@ -128,10 +297,7 @@ class SDPO(Method):
         }
 
     def fit(self, dataset: Dataset, held_out: Dataset | None = None) -> None:
-        """Fit prompts and contexts to their budgets, and set the arguments of the builder.
-
-        Raises TrainingInputError for rows, a reward or feedback that cannot be trained with.
-        """
+        """Fit prompts and contexts to their budgets, and set the arguments of the builder."""
         args, scoring, feedback = self.args, self.scoring, self.feedback
         if feedback.asks_reward and scoring.feedback is None:
             raise TrainingInputError(
@@ -142,7 +308,7 @@ class SDPO(Method):
         check_call_format(self.job.reward, self.tokenizer, dataset)
         budgets = (args.max_prompt_length or args.max_reprompt_len, args.max_reprompt_len)
         reprompt = Reprompt(args, feedback)
-        fitted = fit_rows(dataset, self.tokenizer, *budgets, reprompt)
+        fitted = fit_prompts(dataset, held_out, self.tokenizer, *budgets, reprompt)
         unscored = scoring.find_unscored(fitted.rows)
         if unscored and self.job.reward == "trace_grounding":
             # TRL would count them as failures.
@@ -158,23 +324,19 @@ class SDPO(Method):
                 f"There are {len(fitted.rows)} rows and each step takes {per_step} prompts; give "
                 "more rows, a smaller batch or more num_generations."
             )
-        if held_out is not None:
-            held_out = fit_rows(held_out, self.tokenizer, *budgets, reprompt).rows
         # The rows fit already; left to itself TRL would cut off <bos> and the head of the task.
         args.max_prompt_length = None
         args.include_environment_feedback = feedback.mode != "none"
         args.feedback_template = PASS_THROUGH
         counts = {**fitted.counts, "without_reward": len(unscored)}
-        self.fitted = replace(fitted, held_out=held_out, counts=counts)
+        self.fitted = replace(fitted, counts=counts)
 
-    def estimate(self) -> dict[str, int]:
+    def estimate(self, config: Any) -> dict[str, int]:
         """Estimate the peak for prompts that use their whole budget."""
-        config = read_config(self.model_args, self.revision, self.args.trust_remote_code)
         return estimate_sdpo(self.args, self.model_args, config, self.fitted.budgets["prompt"] or 0)
 
     def check(self) -> Json:
-        """Check that prompts pass through the chat template whole and open no turn, and refuse a
-        reward that completions can win without solving the task."""
+        """Check that templates keep the prompts whole, and refuse a reward that can be won without solving."""
         args, used = self.args, self.fitted.rows
         return {
             "templates_checked": check_template(used, self.tokenizer, args.chat_template_kwargs),

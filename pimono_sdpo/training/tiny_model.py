@@ -40,10 +40,7 @@ CHAT_TEMPLATE = "gemma4_v5.jinja"
 
 
 def write_tiny_model(folder: Path, seed: int = 0) -> Path:
-    """Write config, weights, tokenizer and chat template to `folder`; same seed, same bytes.
-
-    Raises TrainingInputError for a seed that PyTorch does not take.
-    """
+    """Write config, weights, tokenizer and chat template to `folder`; same seed, same bytes."""
     if not SEEDS[0] <= seed <= SEEDS[1]:
         raise TrainingInputError(f"The seed {seed} is out of range; give a number from {SEEDS[0]} to {SEEDS[1]}.")
     import torch

@@ -24,13 +24,12 @@ logger = logging.getLogger(__name__)
 SPACE_VARIABLE = "TRACKIO_SPACE_ID"
 # What the dashboard and the run log list.
 TRAINING_ARGUMENTS = (
-    "max_steps num_train_epochs learning_rate lr_scheduler_type warmup_steps weight_decay "
-    "max_grad_norm optim per_device_train_batch_size gradient_accumulation_steps "
-    "gradient_checkpointing bf16 seed stop_on"
+    "max_steps num_train_epochs learning_rate lr_scheduler_type warmup_steps weight_decay max_grad_norm optim "
+    "per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing bf16 seed stop_on"
 ).split()
 MODEL_ARGUMENTS = (
-    "dtype load_in_4bit load_in_8bit bnb_4bit_quant_type use_bnb_nested_quant lora_r lora_alpha "
-    "lora_dropout use_rslora use_dora"
+    "dtype load_in_4bit load_in_8bit bnb_4bit_quant_type use_bnb_nested_quant "
+    "lora_r lora_alpha lora_dropout use_rslora use_dora"
 ).split()
 # Of each step: enough to see what is rewarded, few enough for any number of steps.
 ROLLOUTS = 8
@@ -42,10 +41,7 @@ Json = dict[str, Any]
 
 
 def set_up_trackio(args: Any, smoke: bool) -> None:
-    """Set project and Space in place; the argument takes precedence over TRACKIO_SPACE_ID.
-
-    The metrics of a smoke run stay on this machine.
-    """
+    """Set project and Space in place; the argument takes precedence, a smoke run stays here."""
     # Otherwise Trackio publishes a public copy of the metrics after training.
     args.trackio_static_space_id = False
     if args.project == "huggingface":
@@ -56,10 +52,7 @@ def set_up_trackio(args: Any, smoke: bool) -> None:
 
 
 def free_run_name(args: Any) -> str:
-    """Return the run's name, with the id of the job or the time where another run may have it.
-
-    Trackio would show both under one name; a Space is not asked.
-    """
+    """Return the run's name, with the id of the job or the time where another run may have it."""
     name = str(args.run_name)
     if "trackio" not in args.report_to:
         return name
@@ -146,10 +139,7 @@ def log_rollouts(step: int, rollouts: Sequence[Json]) -> None:
 
 
 def keep_rollouts(state: Any, rollouts: Sequence[Json]) -> None:
-    """Keep the first completions of some steps in the history of a `TrainerState`.
-
-    Checkpoints keep it, so a resumed training goes on with it.
-    """
+    """Keep the first completions of some steps in the history, which checkpoints and resumed runs keep."""
     step = state.global_step + 1
     if (step - 1) % max(1, state.max_steps // KEPT_STEPS) and step != state.max_steps:
         return

@@ -183,6 +183,8 @@ def strip_channel(text: str) -> str:
     return text[sent.end() :].partition("\n[message_id: ")[0] if sent else text
 
 
+# What reads a session asks for the same few messages again and again.
+@lru_cache(maxsize=128)
 def strip_wrapper(text: str) -> str:
     """Return a message without what a gateway or a template puts around it.
 

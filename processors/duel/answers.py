@@ -156,10 +156,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class AnswerStage:
-    """Who answers and how, and the row function; with `equals`, the challenger is the king again.
-
-    `records` are those of pull requests by instance id.
-    """
+    """Who answers a turn, and how; with `equals`, the challenger is the king again."""
 
     chat: Chat
     players: Duel

@@ -2,10 +2,9 @@
 
 reads  DUEL / writes  STEP (SFT), PAIR (DPO) or SDPO
 
-The challenger saw what the student will not see. SFT and DPO teach its answer alone; in SDPO the
-hidden pull request is the `privileged_context`. Answers with terms that only the pull request has
-are not imitated, because no blind agent could give them, and a challenger that lost is not
-preferred.
+The challenger saw what the student will not see. SFT and DPO teach its answer alone; in SDPO the hidden pull
+request is the `privileged_context`. Answers with terms that only the pull request has are not imitated, because
+no blind agent could give them, and a challenger that lost is not preferred.
 """
 
 from collections.abc import Mapping
@@ -48,10 +47,7 @@ def build_stages(kind: Kind) -> tuple[Stage, ...]:
 
 
 def make_row(duel: Row, kind: Kind) -> Json:
-    """Return the row of a turn.
-
-    For SDPO the answers are not used: the student samples its own, and the teacher may know more.
-    """
+    """Return the row of a turn; for SDPO without answers: the student samples its own."""
     about = {"prompt": duel["messages"], "task_id": duel["instance_id"], "split": "train"}
     about["run_id"] = duel["turn_id"]
     if kind == "sdpo":

@@ -79,10 +79,7 @@ class Options:
 
 
 def read_excluded_ids(path: Path) -> frozenset[str]:
-    """Read instance ids from a text file, one per line; `#` starts a comment.
-
-    Raises SourceError.
-    """
+    """Read instance ids from a text file, one per line; `#` starts a comment."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -93,8 +90,7 @@ def read_excluded_ids(path: Path) -> frozenset[str]:
 def draw_turns(source: str, records: str | None, options: Options, out: Path, request: str = "") -> Json:
     """Write the turns and what is hidden from them under `out`; return the report.
 
-    The report stores `request`, by which a later run knows these turns. Raises SourceError, and
-    EmptySelection when no turn is left.
+    The report stores `request`, by which a later run knows these turns.
     """
     drops: Counter[str] = Counter()
     if is_trajectories(source):
@@ -176,10 +172,7 @@ def _select_from_trajectories(
 def order_runs(
     files: ParquetFiles, known: Collection[str], excluded: Collection[str], drops: Counter[str], seed: int
 ) -> pl.DataFrame:
-    """Return the runs of known tasks, as `file` and `row`, in the order in which they are drawn.
-
-    `excluded` tasks and those that are not `known` are left out and counted in `drops`.
-    """
+    """Return the runs of known tasks that are not excluded, as `file` and `row`, in the order drawn."""
     found = []
     for index, name in enumerate(files.names):
         with files.open(index) as parquet:
@@ -265,10 +258,9 @@ def _select_readable(messages: Sequence[Json], places: Sequence[int]) -> list[in
 
 
 def read_messages(recorded: object) -> list[Json]:
-    """Return role and text of each message; tool results become messages of the user.
+    """Return role and text of each message of a list or its JSON; results of tools become messages of the user.
 
-    `recorded` is a list or the JSON of one; content may be text or parts. Empty messages are left
-    out; anything else gives no messages.
+    Empty messages are left out.
     """
     recorded = decode_json(recorded) if isinstance(recorded, str) else recorded
     messages: list[Json] = []
@@ -322,10 +314,7 @@ def _select_from_sessions(source: Source, options: Options, drops: Counter[str])
 
 
 def draw_from_session(session: Mapping[str, Any], seed: int, most: int) -> tuple[list[Json], Json] | str:
-    """Draw at most `most` turns of a session, and what is hidden; or return why there is none.
-
-    Never raises on what the session holds.
-    """
+    """Draw at most `most` turns of a session, and what is hidden; or return why there is none."""
     found = gather_evidence(session, "session", 0)[0]
     if found["problem"]:
         return str(found["problem"])

@@ -45,11 +45,7 @@ def find_goal(run: Row, step: Row) -> int:
 
 
 def select_context(turns: Sequence[Turn], goal: int, last: int | None, tool_chars: int | None) -> list[Turn]:
-    """Keep the system's turn, the request at index `goal`, and the turns after it.
-
-    With `last`, only that many turns of the assistant with their results are kept; results are
-    shortened to `tool_chars`.
-    """
+    """Keep the system's turn, the request at index `goal`, and the `last` turns of the assistant with results."""
     kept = list(turns)
     if last is not None:
         starts = [at for at in range(goal + 1, len(turns)) if turns[at]["role"] == "assistant"]
@@ -86,7 +82,7 @@ def add_call(
     """Add a call and its result: two turns, and their step."""
     loop = [(step["name"], step["args"]) for step in steps[1 - REPEATS :]] == [(name, args)] * (REPEATS - 1)
     kind = "parse_error" if not isinstance(args, dict) else "loop" if loop else "tool_call"
-    steps.append(_make_step(len(steps), kind, len(turns), name, args, result[:MAX_ERROR] if failed else None))
+    steps.append(make_step(len(steps), kind, len(turns), name, args, result[:MAX_ERROR] if failed else None))
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": args}}
     turns.append(make_turn("assistant", text, tool_calls=[call]))
     turns.append(make_turn("tool", result, tool_call_id=call_id, name=name))
@@ -94,13 +90,14 @@ def add_call(
 
 def add_answer(turns: list[Turn], steps: list[Json], text: str) -> None:
     """Add an answer without a call, and its step."""
-    steps.append(_make_step(len(steps), "final", len(turns)))
+    steps.append(make_step(len(steps), "final", len(turns)))
     turns.append(make_turn("assistant", text))
 
 
-def _make_step(
+def make_step(
     index: int, kind: str, at: int, name: str | None = None, args: Any = None, error: str | None = None
 ) -> Json:
+    """Return a step whose answer is the turn at index `at`; it worked if there is no error."""
     step = {"index": index, "kind": kind, "name": name, "args": args, "ok": error is None, "error": error}
     return {**step, "n_context": at, "tests_ok": None, "malformed": None}
 

@@ -22,13 +22,10 @@ TEXTS = MAY_BE_BLANK | {"file_text", "edits"}
 
 @dataclass
 class Passing:
-    """What the passing runs of a task change.
-
-    `lines` is the size of the smallest patch, `paths` counts the runs that change a file.
-    """
+    """What the passing runs of a task change."""
 
     runs: int = 0
-    lines: int | None = None
+    lines: int | None = None  # of the smallest patch
     paths: Counter[str] = field(default_factory=Counter)
 
     def add(self, row: Row) -> None:
@@ -85,30 +82,26 @@ def find_noise(row: Row, passing: Passing, task: Row | None) -> Why | None:
 def find_action_noise(row: Row, passing: Passing, task: Row | None) -> list[Why | None]:
     """Return for each action of a run why it must not be learned, None if it may.
 
-    That holds for the writes that made the noise. Where no call can be recognized as such a write,
-    as with commands of a shell, it holds for all actions.
+    Noise bars the writes that made it, or all actions where no call can be recognized as such a write.
     """
     if leak := find_leak(row, task):
         return [leak] * len(row["steps"])
-    written = [_written_path(step) for step in row["steps"]]
-    contents = [
-        step["args"].get("content") if path else None for path, step in zip(written, row["steps"], strict=True)
-    ]
-    last = dict(zip(written, contents, strict=True))
-    found: list[Why | None] = [None] * len(written)
+    written = [(_written_path(step), step["args"]) for step in row["steps"]]
+    last = {path: args.get("content") for path, args in written if path}
+    # Calls may name a file by its absolute path: it is told by its ending.
     noise = [(f"/{path}", why) for path, why in find_stray_files(row, passing, task).items()]
     if churn := _find_churn(row, passing, task):
         noise.append(("", churn))
-    for ending, why in noise:
-        # Calls may name a file by its absolute path.
-        made = [path != "" and path.endswith(ending) for path in written]
-        found = [one or (why if is_made or not any(made) else None) for one, is_made in zip(found, made, strict=True)]
-    limit = _limit_lines(passing, task)
-    for at, (path, content) in enumerate(zip(written, contents, strict=True)):
+    made = {ending for ending, _ in noise if any(path.endswith(ending) for path in last)}
+    limit, found = _limit_lines(passing, task), list[Why | None]()
+    for path, args in written:
+        barred = (why for ending, why in noise if ending not in made or (path and path.endswith(ending)))
         # What a later write of the same file took back is not in the patch.
-        lines = _count_changes(content, last[path])
-        if limit is not None and lines > limit:
-            found[at] = found[at] or ("non_minimal", f"{lines} lines were taken back later")
+        lines = _count_changes(args.get("content"), last[path]) if path else 0
+        too_many = (
+            ("non_minimal", f"{lines} lines were taken back later") if limit is not None and lines > limit else None
+        )
+        found.append(next(barred, too_many))
     return found
 
 

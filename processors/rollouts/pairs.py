@@ -5,16 +5,12 @@ writes  PAIR, and DROPPED_PAIR with why a pair was not kept
 
 The sides of a target are the first actions in which runs diverge (`step`), one JSON object with the
 patch, the last file or the final report (`patch`, `last_write`, `summary`), or the last K or all
-actions with their results as turns (`truncated`, `full`). The output of tests is a label: it is
-left out unless `with_outcome` is set.
+actions with their results as turns (`truncated`, `full`).
 
-Runs are compared by passing tests, then fewer steps, fewer tool calls, fewer files. The value of an
-action is the share of passing runs among those that took it; two make a pair when their values
-differ by `min_gap`, or when the worse one could not be read, did not work, failed the tests or was
-a loop. Some run that took the better one must pass. The winner's patch is tested again several
-times; where patches are the sides of the pair, so is the loser's, once. No run is chosen that
-changed nothing, wrote tests or files that the task does not need, or changed far more lines than
-the smallest patch that passes.
+Runs are compared by `score_run`. The value of an action is the share of passing runs among those that took
+it; two make a pair when their values differ by `min_gap`, or when the worse one could not be read, did not
+work, failed the tests or was a loop. Some run that took the better one must pass. The winner's patch is
+tested again several times; where patches are the sides of the pair, so is the loser's, once.
 """
 
 import re
@@ -68,15 +64,13 @@ class Rules:
 
 @dataclass
 class Case:
-    """A task with its rollouts; `task` is None without a suite.
-
-    `files` are the texts an agent may see, none when the repo is missing. Retests are cached.
-    """
+    """A task with its rollouts; `task` is None without a suite."""
 
     task_id: str
     rows: list[Json]
     split: str
     task: Row | None = None
+    # The texts an agent may see, none when the repo is missing.
     files: Mapping[str, str] = field(default_factory=dict)
     retest: Retest | None = None
     retested: dict[str, tuple[bool | None, str]] = field(default_factory=dict)
@@ -139,13 +133,11 @@ def _rank(rows: list[Json]) -> list[Json]:
 
 def _lacks_target(row: Row, target: Target) -> str | None:
     """Return why a run cannot be a side of a pair, None if it can."""
-    if target == "patch" and not row["patch"]:
-        return "it changed nothing"
-    if target == "last_write" and not _find_last_write(row):
-        return "it wrote no file"
-    if target == "summary" and not _find_report(row):
-        return "it never came to its final report"
-    return "it did nothing" if target in {"truncated", "full"} and not row["steps"] else None
+    needs = {"patch": (row["patch"], "it changed nothing")}
+    needs["last_write"] = _find_last_write(row), "it wrote no file"
+    needs["summary"] = _find_report(row), "it never came to its final report"
+    there, why = needs.get(target, (row["steps"], "it did nothing"))
+    return None if there else why
 
 
 def _choose_comparable(rows: list[Json], rules: Rules) -> list[Json]:
@@ -236,10 +228,7 @@ def _find_report(row: Row) -> Json:
 
 
 def _render_prompt(row: Row, target: Target, files: Mapping[str, str], paths: Sequence[str]) -> list[Turn] | None:
-    """Return the prompt of both sides; None when the files they change cannot be shown.
-
-    `files` are the texts an agent may see, `paths` those that either run has changed.
-    """
+    """Return the prompt of both sides, with the files at `paths`; None when these cannot be shown."""
     before = list(takewhile(lambda turn: turn["role"] != "assistant", row["messages"]))
     if target not in PROMPTS["forms"]:
         return before
@@ -296,14 +285,12 @@ def _render_snippets(steps: Sequence[Json], turns: Sequence[Turn]) -> list[Json]
 
 @dataclass(frozen=True)
 class Taken:
-    """One action at one place, and the runs that took it, best first.
-
-    `score` has the share of these runs that pass, and the means of their other scores.
-    """
+    """One action at one place, and the runs that took it, best first."""
 
     step: Json
     rows: list[Json]
     works: bool
+    # The share of these runs that pass, and the means of their other scores.
     score: list[float]
 
 

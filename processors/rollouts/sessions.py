@@ -37,35 +37,34 @@ TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: 
 
 def read_session(row: Row, test_fraction: float, recorder: Sequence[str] | None) -> list[Json]:
     """Return the run of one session."""
-    trace = read_trace(row["trace"] or b"")
-    names = identify(row["trace"], trace, recorder)
-    turns, steps, _ = read_turns(trace, names)
-    about = _describe_session(row, trace, steps, test_fraction)
+    trace, _, turns, steps, _, about = _read(row, test_fraction, recorder)
     run = {"run_id": about["task_id"], "protocol": "native", "messages": turns, "steps": steps, "error": trace.problem}
     return [{**dict.fromkeys(RUN), **about, **run}]
 
 
-def _describe_session(row: Row, trace: Trace, steps: Sequence[Json], test_fraction: float) -> Json:
-    """Return the columns that runs and pairs have in common."""
+def _read(
+    row: Row, test_fraction: float, recorder: Sequence[str] | None
+) -> tuple[Trace, list[str] | None, list[Turn], list[Json], dict[int, int], Json]:
+    """Return the trace, the names to redact, what `_read_turns` gives, and the columns that runs and pairs share."""
+    trace = read_trace(row["trace"] or b"")
+    names = identify(row["trace"], trace, recorder)
+    active = [one for one in trace.events if one.on_active_branch and not one.is_subagent]
+    turns, steps, place = _read_turns(trace, names, active)
     session, _ = redact_text(row["session_id"] or trace.session_id or row["source"], trace.cwd)
     where = split({"cwd": trace.cwd, "source": row["source"]}, test_fraction)
-    return {"task_id": session, "tools": infer_tools(steps, trace.harness), **where}
+    about = {"task_id": session, "tools": infer_tools(steps, trace.harness), **where}
+    return trace, names, turns, steps, place, about
 
 
-def read_turns(
-    trace: Trace, names: Sequence[str] | None, events: Sequence[Event] | None = None
+def _read_turns(
+    trace: Trace, names: Sequence[str] | None, events: Sequence[Event]
 ) -> tuple[list[Turn], list[Json], dict[int, int]]:
-    """Return turns, steps, and the number of the turn of each event by its index.
-
-    `names` are redacted, None to keep user and host; `events` replaces those of the active path.
-    """
+    """Return the turns and steps of these events, and the number of the turn of each event by its index."""
     matched = match_results(trace.events)
     turns: list[Turn] = []
     steps: list[Json] = []
     place: dict[int, int] = {}
     pending = ""
-    if events is None:
-        events = [one for one in trace.events if one.on_active_branch and not one.is_subagent]
     for event in events:
         text = redact_json(event.text, trace.cwd, names)
         if event.kind == "assistant":
@@ -73,10 +72,8 @@ def read_turns(
                 pending = f"{pending}\n\n{text}" if pending else text
                 place[event.index] = len(turns)
             continue
-        if event.kind == "tool_call" and turns:
-            result = trace.events[matched[event.index]] if event.index in matched else None
-            if result is None:
-                continue
+        if event.kind == "tool_call" and turns and event.index in matched:
+            result = trace.events[matched[event.index]]
             answer = redact_json(result.text, trace.cwd, names)
             args = redact_json(decode_json(event.arguments), trace.cwd, names)
             place[event.index], place[result.index] = len(turns), len(turns) + 1
@@ -100,10 +97,7 @@ def read_turns(
 
 
 def infer_tools(steps: Sequence[Json], harness: str) -> list[Json]:
-    """Infer the tools of a session from the arguments of their calls.
-
-    An argument is required if every call has it, and typed if its type never changes.
-    """
+    """Infer tools from their calls: an argument is required if each has it, and typed if its type never changes."""
     used: dict[str, list[Json]] = {}
     for step in steps:
         if step["kind"] in {"tool_call", "loop"} and step["ok"]:
@@ -122,10 +116,7 @@ def infer_tools(steps: Sequence[Json], harness: str) -> list[Json]:
 
 
 def build_stage(test_fraction: float = 0.0, recorder: Sequence[str] | None = ()) -> FlatMap:
-    """Return the stage; `test_fraction` of the repositories go to the test split.
-
-    `recorder` is as in `processors.redact.identify`.
-    """
+    """Return the stage from sessions to runs; `recorder` is as in `processors.redact.identify`."""
     return FlatMap(
         partial(read_session, test_fraction=test_fraction, recorder=recorder),
         reads=("session_id", "source", "trace"),
@@ -140,10 +131,7 @@ Found = tuple[str, int, Turn, Turn, str | None]
 
 def pair_session(row: Row, last: int, test_fraction: float, recorder: Sequence[str] | None) -> list[Json]:
     """Return the pairs of one session."""
-    trace = read_trace(row["trace"] or b"")
-    names = identify(row["trace"], trace, recorder)
-    turns, steps, place = read_turns(trace, names)
-    about = _describe_session(row, trace, steps, test_fraction)
+    trace, names, turns, _, place, about = _read(row, test_fraction, recorder)
     made = []
     found = [*_find_fixed_edits(trace, turns, place), *_find_branches(trace, names, turns, place)]
     for target, at, chosen, rejected, problem in found:
@@ -152,22 +140,10 @@ def pair_session(row: Row, last: int, test_fraction: float, recorder: Sequence[s
             problem = "redacted"
         if problem is None and _without_ids(chosen) == _without_ids(rejected):
             problem = "identical_outcome"
-        made.append(
-            {
-                **dict.fromkeys(PAIR),
-                **about,
-                "score_chosen": [1.0],
-                "score_rejected": [0.0],
-                "run_chosen": about["task_id"],
-                "run_rejected": about["task_id"],
-                "target": target,
-                "prompt": select_context(turns[:at], goal, last, None),
-                "chosen": [chosen],
-                "rejected": [rejected],
-                "problem": problem,
-                "detail": None,
-            }
-        )
+        pair: Json = {"target": target, "prompt": select_context(turns[:at], goal, last, None)}
+        for side, turn, score in (("chosen", chosen, 1.0), ("rejected", rejected, 0.0)):
+            pair |= {side: [turn], f"score_{side}": [score], f"run_{side}": about["task_id"]}
+        made.append({**dict.fromkeys(PAIR), **about, **pair, "problem": problem, "detail": None})
     return made
 
 
@@ -203,11 +179,15 @@ def _find_next_edit(trace: Trace, matched: Mapping[int, int], failed: Event) -> 
     for event in trace.events[failed.index + 1 : failed.index + 1 + MOST_BETWEEN]:
         if event.kind == "user" and event.on_active_branch:
             return None
-        if event.kind != "tool_call" or event.tool_name not in EDITS or event.index not in matched:
-            continue
-        worked = event.on_active_branch and not trace.events[matched[event.index]].is_error
-        if worked and path and find_path(decode_arguments(event)) == path:
-            return event
+        if (
+            event.kind == "tool_call"
+            and event.tool_name in EDITS
+            and event.index in matched
+            and event.on_active_branch
+        ):
+            worked = not trace.events[matched[event.index]].is_error
+            if worked and path and find_path(decode_arguments(event)) == path:
+                return event
     return None
 
 
@@ -230,7 +210,7 @@ def _find_branches(
             continue
         before = [e for e in trace.events[: branch.fork + 1] if e.on_active_branch]
         left = [trace.events[index] for index in branch.abandoned]
-        other, _, _ = read_turns(trace, names, [*before, *left])
+        other, _, _ = _read_turns(trace, names, [*before, *left])
         begun = min((at for index, at in place.items() if index >= branch.kept), default=len(turns))
         differs = (at for at, (one, two) in enumerate(zip(turns, other, strict=False)) if one != two)
         shared = next(differs, min(len(turns), len(other)))

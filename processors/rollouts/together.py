@@ -68,7 +68,9 @@ def make_dpo_line(row: Mapping[str, Any]) -> Json | str:
     """Return the line of a PAIR row, or the reason why there is none."""
     sides = [row["chosen"], row["rejected"]]
     if row["target"] in {"full", "truncated"}:
-        sides = [[_fold_turns(side)] for side in sides]
+        listed = ([{name: value for name, value in turn.items() if value} for turn in side] for side in sides)
+        texts = (dump_json({"type": "trajectory", "trajectory": turns}) for turns in listed)
+        sides = [[make_turn("assistant", text)] for text in texts]
     merged = [_merge_turns(turns) for turns in (row["prompt"], *sides)]
     if None in merged:
         return "native_tool_calls"
@@ -76,16 +78,8 @@ def make_dpo_line(row: Mapping[str, Any]) -> Json | str:
     return check_dpo(line) or line
 
 
-def _fold_turns(turns: Sequence[Turn]) -> Turn:
-    listed = [{name: value for name, value in turn.items() if value} for turn in turns]
-    return make_turn("assistant", dump_json({"type": "trajectory", "trajectory": listed}))
-
-
 def _merge_turns(turns: Sequence[Turn], weight: int | None = None) -> list[Json] | None:
-    """Join consecutive turns of one role; return None where a turn is not text.
-
-    `weight` is that of turns of the assistant; None for turns without weights.
-    """
+    """Join consecutive turns of one role, with weights if there is one; return None where a turn is not text."""
     merged: list[Json] = []
     for turn in turns:
         if turn["role"] == "tool" or turn.get("tool_calls"):
@@ -134,10 +128,7 @@ def _convert(line: Any, kind: type[T]) -> T | str:
 
 
 def write_lines(rows: Iterable[Mapping[str, Any]], line_of: Line, path: Path) -> Counter[str]:
-    """Write `path` and NAME_meta.jsonl; return how many rows were written and left out, and why.
-
-    Equal lines of the two files belong together. No file is written without a line.
-    """
+    """Write `path` and NAME_meta.jsonl, unless there is no line; return how many were written and left out."""
     counts = Counter[str]()
     meta = path.with_name(f"{path.stem}_meta.jsonl")
     temporary = [one.with_name(f"{one.name}.tmp") for one in (path, meta)]

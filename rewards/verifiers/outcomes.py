@@ -6,6 +6,7 @@ looked up here. So no answer can raise an exception that is a ValueError and a T
 """
 
 import builtins
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -32,7 +33,7 @@ PASSED, UNKNOWN = Outcome("passed"), Outcome("unknown")
 VALUE_WORKER, PYTEST_WORKER, RECORDED_WORKER = WORKERS = (
     "rewards.verifiers.value_worker",
     "rewards.verifiers.pytest_worker",
-    "rewards.verifiers.recorded.worker",
+    "rewards.verifiers.recorded.answer",
 )
 
 
@@ -40,15 +41,14 @@ def describe_ending(ran: Ran, call: str) -> Outcome:
     """Return the outcome of the test during which a run ended early."""
     if ran.stopped == "wall":
         return Outcome("timeout", f"{call} waited for something that never came")
-    if ran.stopped == "cpu":
+    if ran.stopped == "cpu" or ran.signal == signal.SIGPROF:  # by the clock of a case
         return Outcome("timeout", f"{call} did not end in its CPU time")
+    how = f"signal {ran.signal}" if ran.signal else f"exit code {ran.exit_code}"
+    how = f"ended the process ({how}) instead of returning"
     if ran.stopped:
         how = f"was stopped: too much of {ran.stopped}"
     elif ran.exit_code == 0:
         how = "ended the process or gives more than can be read"
-    else:
-        how = f"signal {ran.signal}" if ran.signal else f"exit code {ran.exit_code}"
-        how = f"ended the process ({how}) instead of returning"
     return Outcome("runtime_exception", f"{call} {how}")
 
 

@@ -4,9 +4,8 @@ tests  kind: "recorded", made by `record` from a reference and tests for pytest:
        of the tests; passes: the node ids that must pass; calls: what the tests asked of the
        reference, and its replies; modules, packages, roots, sources: what can be imported, from
        where, and modules that both sides have; left_out: the tests that cannot be recorded, with
-       the reason; generated: calls of the same functions with other arguments, as in
-       `rewards.verifiers.generated_calls`; seconds: CPU seconds of the whole run; `needs` as in
-       `rewards.verifiers.tests`
+       the reason; generated: calls of the same functions with other arguments; seconds: CPU
+       seconds of the whole run; `needs` as in `rewards.verifiers.tests`
 
 When a suite is built, the tests run once with the reference in another process, and every call
 that crosses over is written down: arguments, results, exceptions, arguments that were changed,
@@ -24,19 +23,28 @@ so.
 
 Not recordable: tests that read sources, hand over functions, classes or mocks of their own, patch
 other modules, derive or copy classes of the answer, or give other results each time.
+
+A generated call is a recorded one with one argument replaced by one of the same type and size, whose
+numbers lie between the recorded ones and whose letters and items are recorded ones; it is sorted or
+without repetitions where all recorded ones are, and only texts of plain words are taken apart. It
+counts where the reference gives the same value twice. An answer that gives another value need not be
+wrong, and loses a part of its score only.
 """
 
 import json
+import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from pathlib import PurePosixPath
+from random import Random
 from typing import Any
 
 import msgspec
 
 from rewards.sandbox import Limits, Ran
 from rewards.verifiers import pytest_tests
-from rewards.verifiers.generated_calls import generate_calls
 from rewards.verifiers.outcomes import (
     PASSED,
     RECORDED_WORKER,
@@ -48,7 +56,7 @@ from rewards.verifiers.outcomes import (
     listed,
 )
 from rewards.verifiers.pytest_tests import STAGES, Events, PytestTests, Seconds
-from rewards.verifiers.recorded.values import Decoder
+from rewards.verifiers.recorded.values import Decoder, Encoded
 
 OUTPUT = 32 << 20
 ROUNDS = 12
@@ -124,7 +132,7 @@ def record(files: Mapping[str, str], tests: Mapping[str, Any], python: Python) -
 
 def _generated(files: Mapping[str, str], made: RecordedTests, python: Python) -> Calls:
     """Return generated calls for which the reference gives the same value twice."""
-    messages = generate_calls(made.calls)
+    messages = _generate_calls(made.calls)
     if not messages:
         return []
     first, second = (_run("call", files, made, python, messages)[1] for _ in range(2))
@@ -138,19 +146,124 @@ def _generated(files: Mapping[str, str], made: RecordedTests, python: Python) ->
     ]
 
 
-def replies_to_generated(files: Mapping[str, str], tests: RecordedTests, python: Python) -> list[tuple[Any, Any]]:
-    """Return the answer's and the reference's reply to each generated call.
+PER_FUNCTION = 8
+_MAX_DEPTH = 10
+_PLAIN_ROWS = {"known", "tuple", "list", "dict", "int"}
+_ATOMS = (int, float, str, bool, type(None))
+# The positional and the keyword arguments of a call.
+Given = tuple[tuple[Any, ...], dict[str, Any]]
 
-    Raises SandboxError when nothing could be run.
-    """
+
+def _generate_calls(calls: Iterable[Sequence[Message]]) -> list[Message]:
+    """Return requests for a fresh process, a part for each function; the first two find it."""
+    messages: list[Message] = []
+    for number, ((module, name), recorded) in enumerate(_calls_of_functions(calls).items(), 1):
+        random, known, made = Random(name), [*recorded], list[Given]()
+        for _ in range(4 * PER_FUNCTION):
+            one = _varied(random.choice(recorded), recorded, random)
+            if len(made) < PER_FUNCTION and one not in known:
+                made.append(one)
+                known.append(one)
+        if made:
+            messages.append(_request("import", module, number, "", module))
+            messages.append(_request("getattr", name, number, "module.1", name))
+            messages += [_request("call", name, number, "function.1", *one) for one in made]
+    return messages
+
+
+def _request(op: str, label: str, part: int, key: str, *arguments: Any) -> Message:
+    """Return a request with the arguments, the first of which is the object of the key, if any."""
+    encoded = Encoded(lambda _: ["known", f"{part}.{key}"], {})
+    refs = encoded.refs([object(), *arguments] if key else arguments)
+    message = {"op": op, "name": f"{op} {label}", "refs": refs, "table": encoded.table}
+    return message | {"part": part} | ({"plain": True} if op == "call" else {})
+
+
+def _calls_of_functions(calls: Iterable[Sequence[Message]]) -> dict[tuple[str, str], list[Given]]:
+    """Return the plain arguments of calls by module and name of the function."""
+    modules: dict[str, str] = {}
+    functions: dict[str, tuple[str, str]] = {}
+    found = defaultdict[tuple[str, str], list[Given]](list)
+    for message, reply in calls:
+        asked, got = _row(message), _row(reply)
+        if message["op"] == "import" and got[0] == "module":
+            modules[got[1]] = got[2]
+        elif message["op"] == "getattr" and got[0] == "function" and asked[-1] in modules:
+            functions[got[1]] = (modules[asked[-1]], message["refs"][1])
+        elif (
+            message["op"] == "call" and asked[-1] in functions and {row[0] for row in message["table"]} <= _PLAIN_ROWS
+        ):
+            decoder = Decoder(message["table"], lambda *_: None, {})
+            _, args, kwargs = decoder.values(message["refs"])
+            if _is_plain([args, kwargs]):
+                found[functions[asked[-1]]].append((args, kwargs))
+    return found
+
+
+def _row(message: Message) -> Any:
+    first = message["refs"][0]
+    return message["table"][first[0]] if isinstance(first, list) else [""]
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if type(value) is dict:
+        value = [*value, *value.values()]
+    if type(value) in (list, tuple) and depth < _MAX_DEPTH:  # it may hold itself
+        return all(_is_plain(item, depth + 1) for item in value)
+    return type(value) in _ATOMS
+
+
+def _varied(base: Given, recorded: Sequence[Given], random: Random) -> Given:
+    args, kwargs = [*base[0]], {**base[1]}
+    if not (args or kwargs):
+        return base
+    place = random.choice([*range(len(args)), *kwargs])
+    if isinstance(place, str):
+        seen = [given[1][place] for given in recorded if place in given[1]]
+        kwargs[place] = _like(kwargs[place], seen, random)
+    else:
+        seen = [given[0][place] for given in recorded if len(given[0]) > place]
+        args[place] = _like(args[place], seen, random)
+    return tuple(args), kwargs
+
+
+def _like(base: Any, seen: Sequence[Any], random: Random) -> Any:
+    """Return a value of the type and the size of `base`, within what was seen."""
+    kind = type(base)
+    alike = [one for one in seen if type(one) is kind]
+    if kind is int:
+        return random.randint(min(alike), max(alike))
+    if kind is float and all(map(math.isfinite, alike)):
+        return random.uniform(min(alike), max(alike))
+    if kind is str and all(one.replace(" ", "").isalnum() for one in alike):
+        letters = "".join(alike)
+        start = random.randrange(len(letters) - len(base) + 1)
+        return letters[start : start + len(base)]
+    if kind is dict:
+        return {key: _like(base[key], [one[key] for one in alike if key in one], random)
+                for key in base}  # fmt: skip
+    if kind is tuple and all(len(one) == len(base) for one in alike):
+        return tuple(map(_like, base, zip(*alike, strict=True), [random] * len(base)))
+    if kind not in (list, tuple):
+        return random.choice(alike)
+    items = [item for one in alike for item in one]
+    made = [_like(random.choice(items), items, random) for _ in base]
+    if all(len(set(map(repr, one))) == len(one) for one in alike):
+        made = list({repr(item): item for item in made}.values())
+    try:
+        if kind is list and all(one == sorted(one) for one in alike):
+            made.sort()
+    except TypeError:  # no order
+        pass
+    return kind(made)
+
+
+def replies_to_generated(files: Mapping[str, str], tests: RecordedTests, python: Python) -> list[tuple[Any, Any]]:
+    """Return the answer's and the reference's reply to each generated call."""
     messages = [message for message, _ in tests.generated]
     replies = _run("call", files, tests, python, messages)[1] if messages else []
-    padded = replies + [{}] * (len(messages) - len(replies))
-    return [
-        (reply, expected)
-        for reply, (message, expected) in zip(padded, tests.generated, strict=False)
-        if message["op"] == "call"
-    ]
+    pairs = zip(chain(replies, repeat({})), tests.generated, strict=False)
+    return [(reply, expected) for reply, (message, expected) in pairs if message["op"] == "call"]
 
 
 def _fails_plainly(files: Mapping[str, str], tests: PytestTests, python: Python) -> str:
@@ -166,10 +279,7 @@ def _fails_plainly(files: Mapping[str, str], tests: PytestTests, python: Python)
 def _recorded(
     files: Mapping[str, str], made: RecordedTests, python: Python
 ) -> tuple[list[str], dict[str, str], list[str]]:
-    """Record the calls into `made`; return the tests that pass, why others cannot be recorded, all.
-
-    Tests that are skipped or expected to fail are in neither of the first two.
-    """
+    """Record the calls into `made`; return the tests that pass, why others cannot be recorded, all."""
     ran, events = _run("record", files, made, python)
     end = next((event for event in events if "end" in event), None)
     if end is None:
@@ -182,7 +292,7 @@ def _recorded(
             reasons[name] = why or f"fails with the reference in another process: {failed[0]}"
         elif why:
             reasons[name] = why
-        elif _stages(events, name) == STAGES:
+        elif _stages(events, name) == STAGES:  # neither skipped nor expected to fail
             kept.append(name)
     for event in events:
         if "broken" in event:
@@ -192,10 +302,7 @@ def _recorded(
 
 
 def _unsteady(files: Mapping[str, str], made: RecordedTests, python: Python) -> list[str]:
-    """Run the reference against its own recording; return the tests that it fails.
-
-    Tests are among them that ask for something else each time, such as a file with the time in it.
-    """
+    """Return the tests that the reference fails by its own recording, or that ask for something else each time."""
     calls = [[dict(message), reply] for message, reply in made.calls]
     _finish(calls)
     again = msgspec.structs.replace(made, calls=calls)
@@ -239,10 +346,7 @@ def _labels_with(calls: Calls, kinds: Collection[str]) -> set[str]:
 
 
 def verify_recorded(files: Mapping[str, str], tests: RecordedTests, python: Python) -> list[Outcome]:
-    """Hand the recorded calls to the files; one outcome for each test that must pass, in order.
-
-    Raises SandboxError when nothing could be run.
-    """
+    """Hand the recorded calls to the files; one outcome for each test that must pass, in order."""
     recorded = tests.calls
     messages = [message for message, _ in recorded]
     ran, replies = _run("call", files, tests, python, messages)
@@ -301,9 +405,9 @@ class _Rules:
     """What a reply may bring: no more kinds of things than the reference's replies."""
 
     def __init__(self, recorded: Calls) -> None:
-        self.recorded: dict[int, Calls] = {}
+        self.recorded = defaultdict[int, Calls](list)
         for message, reply in recorded:
-            self.recorded.setdefault(message["part"], []).append([message, reply])
+            self.recorded[message["part"]].append([message, reply])
         self.objects = _labels_with(recorded, OBJECTS)
         self.changes = _labels_with(recorded, ("origin",))
         self.files = {path for _, reply in recorded for path in reply.get("files", ())}
@@ -311,13 +415,13 @@ class _Rules:
 
     def admit(self, calls: Iterable[tuple[Message, Any]]) -> Calls:
         """Return calls with the replies as the tests may see them."""
-        counts: dict[int, int] = {}
+        left = defaultdict[int, Iterator[list[Message]]](lambda: iter(()))
+        left.update({part: iter(of_part) for part, of_part in self.recorded.items()})
         admitted = []
         for message, reply in calls:
-            part = message["part"]
-            at = counts[part] = counts.get(part, -1) + 1
-            same = self.recorded.get(part, [])[at : at + 1]
-            reference = same[0][1] if same and same[0][0]["name"] == message["name"] else {}
+            asked, reference = next(left[message["part"]], [{}, {}])
+            if asked.get("name") != message["name"]:
+                reference = {}
             if reply is not None:
                 try:
                     reply = self._admitted(message, reply, reference)
@@ -339,19 +443,18 @@ class _Rules:
         if message["name"] not in self.changes:
             reply["fixed"] = True
         if files := reply.get("files"):
-            allowed = {k: v for k, v in files.items() if k in self.files or k not in self.given}
-            reply["files"] = allowed
+            reply["files"] = {k: v for k, v in files.items() if k in self.files or k not in self.given}
         return reply
 
     def rerouted(self, messages: list[Message], wanted: Mapping[str, Any]) -> list[Message]:
         """Return the calls with those that the tests want instead."""
-        parts: dict[int, list[Message]] = {}
+        parts = defaultdict[int, list[Message]](list)
         for message in messages:
-            parts.setdefault(message["part"], []).append(message)
+            parts[message["part"]].append(message)
         for part, (at, message) in wanted.items():
             if message["name"] not in self.objects:
                 message["plain"] = True
-            parts.setdefault(int(part), [])[at : at + 1] = [message]
+            parts[int(part)][at : at + 1] = [message]
         return [message for part in sorted(parts) for message in parts[part]]
 
 
@@ -418,12 +521,10 @@ def _differences(recorded: Calls, ran: Ran, replies: list[Any]) -> dict[int, Out
             found[message["part"]] = describe_ending(ran, call)
         elif _essence(reply := replies[index]) != _essence(expected):
             says = f"{call} {_said(message, reply)}"
+            outcome = Outcome("test_or_assertion", f"{says}, the reference {_said(message, expected)}")
             if "raised" in reply and "raised" not in expected:
                 where = f"\n  {reply['where']}" if reply.get("where") else ""
                 outcome = Outcome("runtime_exception", f"{says}{where}")
-            else:
-                reference = _said(message, expected)
-                outcome = Outcome("test_or_assertion", f"{says}, the reference {reference}")
             found[message["part"]] = outcome
     return found
 

@@ -25,7 +25,7 @@ from pimono_sdpo.errors import TrainingInputError
 from rewards.answers import Conversation, text_of
 from rewards.verifiers.call_formats import decode, format_of
 from rewards.verifiers.rubric import MAX_PARTIAL, BadSpec, Rubric, RubricResult, error
-from rewards.verifiers.tool_schemas import DEFAULT_FORMATS
+from rewards.verifiers.tool_calls import DEFAULT_FORMATS
 
 Reward = Callable[..., Sequence[float | None]]
 NEUTRAL = 0.5

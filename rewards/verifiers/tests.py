@@ -38,7 +38,6 @@ import functools
 import json
 import math
 import re
-import signal
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -87,14 +86,19 @@ class OutputCase(msgspec.Struct):
     args: list[str] = []
 
 
-class OutputTests(msgspec.Struct, tag_field="kind", tag="output", kw_only=True):
-    """Tests of a program by what it prints."""
+class ModuleTests(msgspec.Struct, kw_only=True):
+    """What tests of one file have in common."""
 
     module: str
-    cases: Annotated[list[OutputCase], msgspec.Meta(min_length=1)]
     seconds: Seconds = SECONDS
     tolerance: float | None = None
     needs: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class OutputTests(ModuleTests, tag_field="kind", tag="output", kw_only=True):
+    """Tests of a program by what it prints."""
+
+    cases: Annotated[list[OutputCase], msgspec.Meta(min_length=1)]
 
 
 class ValueCase(msgspec.Struct):
@@ -110,17 +114,13 @@ class ValueCase(msgspec.Struct):
             raise ValueError("a case needs either `expected` or `raises`")
 
 
-class ValueTests(msgspec.Struct, tag_field="kind", tag="value", kw_only=True):
+class ValueTests(ModuleTests, tag_field="kind", tag="value", kw_only=True):
     """Tests of a function by what it returns or raises."""
 
-    module: str
     entry: str
     cases: Annotated[list[ValueCase], msgspec.Meta(min_length=1)]
-    seconds: Seconds = SECONDS
     judged: Literal["result", "arguments"] = "result"
     unordered: bool = False
-    tolerance: float | None = None
-    needs: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 Tests = ValueTests | OutputTests | RecordedTests | PytestTests
@@ -139,10 +139,9 @@ def check_tests(spec: Mapping[str, Any]) -> Tests:
 
 
 def verify(completion: str, spec: dict[str, Any], python: Python | None = None) -> VerifierResult:
-    """Run the tests; partial credit is the share that passed, metrics `tests` and `passed`.
+    """Run the tests, without `python` in an interpreter that is started with the first call of this process.
 
-    Without `python` they run in an interpreter that is started with the first call of this process.
-    Raises BadSpec for a spec whose tests cannot be run.
+    Partial credit is the share that passed. Raises BadSpec for a spec whose tests cannot be run.
     """
     if "tests" not in spec:
         return skipped(NAME, "The row has no tests.")
@@ -160,15 +159,11 @@ def verify(completion: str, spec: dict[str, Any], python: Python | None = None) 
 
 
 def verify_candidate(candidate: Candidate, spec: Mapping[str, Any], python: Python | None = None) -> VerifierResult:
-    """Run the tests on a candidate, as `verify` does.
-
-    Raises SandboxError when nothing could be run.
-    """
+    """Run the tests on a candidate, as `verify` does; raises SandboxError when nothing could be run."""
     tests = check_tests(spec)
     if python is None:
-        beside_pytest = isinstance(tests, RecordedTests | PytestTests)
         with _ONE_SERVER:
-            python = _warm(IMPORTS if beside_pytest else (VALUE_WORKER, *PLAIN_IMPORTS))
+            python = _warm((VALUE_WORKER, *PLAIN_IMPORTS) if isinstance(tests, ModuleTests) else IMPORTS)
     if why := unwritable(candidate, getattr(tests, "files", {})):
         return failed(NAME, "malformed_output", why)
     files = _visible(candidate, spec, tests)
@@ -177,20 +172,12 @@ def verify_candidate(candidate: Candidate, spec: Mapping[str, Any], python: Pyth
             return verdict(verify_values(files, tests, python))
         case OutputTests():
             return verdict(verify_outputs(files, tests, python))
-        case RecordedTests():
-            found = verdict(recorded_tests.verify_recorded(files, tests, python))
-            return _compared(found, files, tests, python)
         case PytestTests():
             if why := pytest_tests.refusal(candidate, tests):
                 return failed(NAME, "policy_block", why)
             return verdict(pytest_tests.verify_pytest(files, tests, python))
-
-
-def _compared(found: VerifierResult, files: Mapping[str, str], tests: RecordedTests, python: Python) -> VerifierResult:
-    """Lower the score of an answer that passes by the share of generated calls it differs in."""
-    if found.status != "passed":
-        return found
-    replies = recorded_tests.replies_to_generated(files, tests, python)
+    found = verdict(recorded_tests.verify_recorded(files, tests, python))
+    replies = recorded_tests.replies_to_generated(files, tests, python) if found.status == "passed" else []
     if not replies:
         return found
     alike = sum(
@@ -276,11 +263,7 @@ def verdict(outcomes: Sequence[Outcome]) -> VerifierResult:
 
 
 def verify_outputs(files: Mapping[str, str], tests: OutputTests, python: Python) -> list[Outcome]:
-    """Run the cases on the files; one outcome each, in order.
-
-    Cases after one that hung are unknown, which does not count as passed.
-    Raises SandboxError when nothing could be run.
-    """
+    """Run the cases; one outcome each, unknown after one that hung, which does not count as passed."""
     limits = Limits(cpu_seconds=tests.seconds, output=OUTPUT)
     outcomes: list[Outcome] = []
     for case in tests.cases:
@@ -299,8 +282,7 @@ def _output_outcome(case: OutputCase, ran: Ran, tolerance: float | None) -> Outc
         return describe_ending(ran, given)
     if ran.exit_code != 0:
         last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        why = f"{given} ends with exit code {ran.exit_code}. {''.join(last)}"
-        return Outcome("runtime_exception", why)
+        return Outcome("runtime_exception", f"{given} ends with exit code {ran.exit_code}. {''.join(last)}")
     printed, expected = (
         [line.rstrip() for line in text.rstrip().splitlines()]
         for text in (ran.stdout.decode(errors="replace"), case.expected)
@@ -330,33 +312,22 @@ ABSOLUTE = 1e-9  # of 0.0 only: it would make 0.0 as good as any expected number
 
 
 def verify_values(files: Mapping[str, str], tests: ValueTests, python: Python) -> list[Outcome]:
-    """Run the cases on the files; one outcome each, in order.
-
-    Cases after one that hung or ended the process count as failed.
-    Raises SandboxError when nothing could be run.
-    """
+    """Run the cases; one outcome each, unknown after one that hung or ended the process."""
     cases = tests.cases
-    inputs = [{"args": case.args, "kwargs": case.kwargs} for case in cases]
-    job = {
-        "module": tests.module, "entry": tests.entry, "seconds": tests.seconds,
-        "judged": tests.judged, "cases": inputs,
-    }  # fmt: skip
-    total = tests.seconds * min(len(cases) + 1, CASES_AT_FULL_TIME)
-    limits = Limits(cpu_seconds=total, output=OUTPUT)
-    given = json.dumps(job).encode()
-    ran = python(["-m", VALUE_WORKER], files=files, stdin=given, limits=limits)
+    job = {name: getattr(tests, name) for name in ("module", "entry", "seconds", "judged")}
+    job["cases"] = [{"args": case.args, "kwargs": case.kwargs} for case in cases]
+    limits = Limits(cpu_seconds=tests.seconds * min(len(cases) + 1, CASES_AT_FULL_TIME), output=OUTPUT)
+    ran = python(["-m", VALUE_WORKER], files=files, stdin=json.dumps(job).encode(), limits=limits)
     first, *lines = _read_lines(ran.stdout) or [{}]
     if "ready" not in first:
         call = f"importing {tests.module}"
-        outcomes = [_raised(first, call) if first else _ending(ran, call)]
+        outcomes = [_raised(first, call) if first else describe_ending(ran, call)]
     elif len(lines) > len(cases):
-        why = "more results were written than there are cases"
-        outcomes = [Outcome("runtime_exception", why)]
+        outcomes = [Outcome("runtime_exception", "more results were written than there are cases")]
     else:
-        pairs = zip(cases, lines, strict=False)
-        outcomes = [_value_outcome(case, line, tests) for case, line in pairs]
+        outcomes = [_value_outcome(case, line, tests) for case, line in zip(cases, lines, strict=False)]
         if len(outcomes) < len(cases):
-            outcomes.append(_ending(ran, _call(cases[len(outcomes)], tests)))
+            outcomes.append(describe_ending(ran, _call(cases[len(outcomes)], tests)))
     return outcomes + [UNKNOWN] * (len(cases) - len(outcomes))
 
 
@@ -434,21 +405,12 @@ def _value_outcome(case: ValueCase, line: dict[str, Any], tests: ValueTests) -> 
     if compare(line["value"], case.expected, tests.tolerance):
         return PASSED
     what = "leaves its arguments as" if tests.judged == "arguments" else "gives"
-    why = f"{call} {what} {got}, expected {listed(case.expected)}"
-    return Outcome("test_or_assertion", why)
+    return Outcome("test_or_assertion", f"{call} {what} {got}, expected {listed(case.expected)}")
 
 
 def _raised(line: Mapping[str, Any], call: str) -> Outcome:
     where = f"\n  {line['where']}" if line.get("where") else ""
-    why = f"{call} raises {line.get('error')}: {line.get('message', '')}{where}"
-    return Outcome("runtime_exception", why)
-
-
-def _ending(ran: Ran, call: str) -> Outcome:
-    """Return what befell the case that has no result."""
-    if ran.signal == signal.SIGPROF:
-        return Outcome("timeout", f"{call} did not end in its CPU time")
-    return describe_ending(ran, call)
+    return Outcome("runtime_exception", f"{call} raises {line.get('error')}: {line.get('message', '')}{where}")
 
 
 def _call(case: ValueCase, tests: ValueTests) -> str:

@@ -1,6 +1,6 @@
 """Check the tool calls of a completion: are they readable, do the tools exist, do arguments fit.
 
-spec   tools: what may be called, as in `tool_schemas.tools_of`; without it the row is skipped
+spec   tools: what may be called, as in `tools_of`; without it the row is skipped
        harness: the harness to whose tools the names of a list belong (default: Pi)
        format: a name of EXAMPLES, or several families (default: that of the set of tools, else
        every family's); with the format of the model's own chat template no other counts
@@ -18,24 +18,243 @@ score  by the table, that of the worst call
 | all are present, one has the wrong type or value | 0.6 |
 | only arguments that the tool does not know are wrong | 0.8 |
 | every call is valid | 1.0 |
+
+The tools of a harness are those of its `Harness` object; those of the repository agent are in
+agent_tools.json, and the one tool of agents that write a bash block is here. Pi has taken "42" for
+a number since January 2026, and one edit alone, or edits written as text, since its edits are a
+list.
 """
 
 import json
+import math
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, ValidationError
+from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from pimono_sdpo.text import shorten
+from pimono_sdpo.text import shorten, shorten_line
+from pimono_sdpo.traces.harness import HARNESSES
+from pimono_sdpo.traces.harness.base import Schema, describe_object
 from rewards.verifiers.call_formats import EXAMPLES, Call, Reading, read_calls
 from rewards.verifiers.rubric import VerifierResult, error, failed, passed, skipped
-from rewards.verifiers.tool_schemas import DEFAULT_FORMATS, BadTools, Checked, Tool, check, tools_of
 
 NAME = "tool_calls"
 UNKNOWN_TOOL = 0.2
 FAMILIES_ONLY = [name for name in EXAMPLES if name not in ("json", "bash_block")]
 MAX_FEEDBACK = 1200  # characters; TRL cuts a long teacher prompt from the left
-MAX_SHOWN = 3  # failed calls
+MAX_SHOWN = 3  # failed calls, and problems of one
+
+AGENT_TOOLS: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("agent_tools.json").read_text(encoding="utf-8")
+)
+DEFAULT_FORMATS = {"repo_agent": ["json"], "bash_block": ["bash_block"]}
+HARNESS_TOOLS = {harness.name: harness.tools for harness in HARNESSES if harness.tools}
+# The sets of tools that `definitions` can describe.
+DECLARED = ("repo_agent", *HARNESS_TOOLS)
+COERCING = frozenset(harness.name for harness in HARNESSES if harness.coerces)
+# The schemas of each known set of tools, by the names of the tools.
+TOOL_SETS: dict[str, dict[str, tuple[Schema, ...]]] = {
+    **{harness: {name: tool.schemas for name, tool in tools.items()} for harness, tools in HARNESS_TOOLS.items()},
+    "repo_agent": {name: (tool["parameters"],) for name, tool in AGENT_TOOLS.items()},
+    "bash_block": {"bash": (describe_object("command", closed=True, command={"type": "string", "minLength": 1}),)},
+}
+
+
+class BadTools(ValueError):
+    """The spec's tools are none: the row is to blame, not the model."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool; arguments are good when one of the schemas, oldest first, takes them."""
+
+    name: str
+    schemas: tuple[dict[str, Any], ...]
+    lenient: bool = False
+
+    @cached_property
+    def validators(self) -> list[Draft202012Validator]:
+        """The validators of the schemas, which without a registry would fetch a "$ref" from the network."""
+        return [Draft202012Validator(schema, registry=Registry()) for schema in self.schemas]
+
+    def typed(self) -> dict[str, Any]:
+        """Return the tool as transformers wants it, with the properties of all generations."""
+        properties = {name: one for schema in self.schemas for name, one in (schema.get("properties") or {}).items()}
+        return {"function": {"name": self.name, "parameters": {"properties": properties}}}
+
+
+def tools_of(tools: str | Sequence[str | dict[str, Any]], harness: str = "pi") -> dict[str, Tool]:
+    """Return the tools by name; raises BadTools.
+
+    `tools` is the name of a set in TOOL_SETS, or a list of OpenAI-style definitions and of names of
+    the harness's tools (a name that it does not have takes any object).
+    """
+    if not isinstance(harness, str) or harness not in HARNESS_TOOLS:
+        raise BadTools(f"harness is {harness!r}; known are {', '.join(HARNESS_TOOLS)}")
+    return _tools(json.dumps(tools), harness)
+
+
+@lru_cache(maxsize=1024)
+def _tools(text: str, harness: str) -> dict[str, Tool]:
+    given: Any = json.loads(text)
+    if isinstance(given, str):
+        if given not in TOOL_SETS:
+            raise BadTools(f"tools is {given!r}; known sets are {', '.join(TOOL_SETS)}")
+        given, harness = [*TOOL_SETS[given]], given
+    if not isinstance(given, list) or not given:
+        raise BadTools("tools must be the name of a set or a list of tools that is not empty")
+    return {tool.name: tool for tool in (_tool(entry, harness) for entry in given)}
+
+
+def _tool(entry: Any, harness: str) -> Tool:
+    if isinstance(entry, str):
+        return Tool(entry, TOOL_SETS[harness].get(entry, ({"type": "object"},)), harness in COERCING)
+    function = entry.get("function", entry) if isinstance(entry, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadTools(f"a tool is a name or a function with a name, not {str(entry)[:80]!r}")
+    schema = function.get("parameters") or {"type": "object"}
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as found:
+        raise BadTools(f"parameters of {function['name']}: {found.message[:200]}") from found
+    return Tool(function["name"], (schema,))
+
+
+MAX_ERRORS = 12
+MAX_LOOKED_AT = 50  # each costs as much as a whole valid call
+NO_OBJECT, MISSING, WRONG, EXTRA = 0.3, 0.4, 0.6, 0.8
+
+
+class Checked(NamedTuple):
+    """The score of arguments, the errors when they do not fit, and whether they do as they stand."""
+
+    score: float
+    errors: tuple[str, ...] = ()
+    strict: bool = False
+
+
+def check(tool: Tool, arguments: Any) -> Checked:
+    """Check against the schema that fits best, the newest first."""
+    if not isinstance(arguments, dict):
+        return Checked(NO_OBJECT, ("root: must be object",))
+    found = []
+    for validator in reversed(tool.validators):
+        checked = _check(validator, arguments)
+        if checked.errors and tool.lenient:
+            checked = _check(validator, coerce(_prepared(tool, arguments), validator.schema))._replace(strict=False)
+        found.append(checked)
+    return max(found, key=lambda one: (one.score, one.strict, -len(one.errors)))
+
+
+def _check(validator: Draft202012Validator, arguments: Any) -> Checked:
+    errors = list(islice(validator.iter_errors(arguments), MAX_LOOKED_AT))
+    if not errors:
+        return Checked(1.0, strict=True)
+    kinds = {str(error.validator) for error in errors}
+    score = EXTRA if kinds == {"additionalProperties"} else WRONG
+    lines = dict.fromkeys(line for error in errors for line in _lines(error))
+    return Checked(MISSING if "required" in kinds else score, tuple(lines)[:MAX_ERRORS])
+
+
+def _lines(error: ValidationError) -> list[str]:
+    """Describe an error in the words of Ajv, which Pi shows, as far as they are known here."""
+    where, value = "/".join(map(str, error.absolute_path))[:200], error.validator_value
+    match error.validator:
+        case "required":
+            missing = [key for key in value if key not in error.instance]
+            return [f"{where or key}: must have required property '{key}'" for key in missing]
+        case "type":
+            message = f"must be {value if isinstance(value, str) else ','.join(value)}"
+        case "additionalProperties":
+            message = "must NOT have additional properties"
+        case _:
+            message = error.message[:200]
+    return [f"{where or 'root'}: {message}"]
+
+
+def _prepared(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Bring the edits of a call to a list, as Pi does: texts of JSON, and one edit alone."""
+    if tool.name != "edit" or "edits" not in arguments:
+        return arguments
+    edits = arguments["edits"]
+    with suppress(ValueError, RecursionError):  # stays the text that it is, which is an error
+        edits = json.loads(edits) if isinstance(edits, str) else edits
+    return {**arguments, "edits": [edits] if isinstance(edits, dict) else edits}
+
+
+def coerce(value: Any, schema: Any) -> Any:
+    """Return the value with scalars turned into the type the schema asks for, as Ajv does.
+
+    >>> coerce({"limit": "20"}, {"type": "object", "properties": {"limit": {"type": "number"}}})
+    {'limit': 20}
+    """
+    if not isinstance(schema, dict):
+        return value
+    properties, items, kind = schema.get("properties"), schema.get("items"), schema.get("type")
+    if isinstance(value, dict) and isinstance(properties, dict):
+        return {key: coerce(item, properties.get(key)) for key, item in value.items()}
+    if isinstance(value, list) and isinstance(items, dict):
+        return [coerce(item, items) for item in value]
+    if isinstance(value, dict | list):
+        return value
+    if kind == "string" and not isinstance(value, str):
+        return "" if value is None else json.dumps(value)
+    if kind == "boolean" and not isinstance(value, bool):
+        known = {"true": True, "false": False} if isinstance(value, str) else {1: True, 0: False, None: False}
+        return known.get(value, value)
+    if kind in ("number", "integer") and (value is None or isinstance(value, bool)):
+        return int(bool(value))
+    if kind in ("number", "integer") and isinstance(value, str):
+        with suppress(ValueError, RecursionError):  # stays the text that it is, which is an error
+            number = json.loads(value.strip())
+            is_whole = type(number) is int or (isinstance(number, float) and number.is_integer())
+            is_number = isinstance(number, float) and math.isfinite(number) and kind == "number"
+            return number if is_whole or is_number else value
+    return value
+
+
+def definitions(name: str) -> list[dict[str, Any]]:
+    """Return the tools of a harness, or of "repo_agent", as OpenAI-style functions sorted by name.
+
+    >>> [tool["function"]["name"] for tool in definitions("repo_agent")]
+    ['grep', 'list_files', 'read_file', 'write_file']
+    """
+    harness, found = HARNESS_TOOLS.get(name, {}), []
+    for tool, (*_, schema) in sorted(TOOL_SETS[name].items()):
+        description = harness[tool].description if harness else AGENT_TOOLS[tool]["description"]
+        parameters = {key: value for key, value in schema.items() if key != "additionalProperties"}
+        function = {"name": tool, "description": description, "parameters": deepcopy(parameters)}
+        found.append({"type": "function", "function": function})
+    return found
+
+
+def describe_problems(name: str, args: dict[str, Any]) -> str:
+    """Say what is wrong with the arguments of a call of the repository agent, "" when nothing is.
+
+    >>> describe_problems("read_file", {"rel_path": 3})
+    "rel_path: 3 is not of type 'string'"
+    >>> describe_problems("list_files", {"rel_dir": " "})
+    '`rel_dir` is blank'
+    """
+    tool = tools_of("repo_agent")[name]
+    properties = tool.schemas[0]["properties"]
+    found = [
+        shorten_line(": ".join([*map(str, error.absolute_path), error.message]), 200)
+        for error in tool.validators[0].iter_errors(args)
+        if error.validator != "minLength"
+    ]
+    blank = [key for key, value in args.items() if isinstance(value, str) and not value.strip()]
+    found += [f"`{key}` is blank" for key in blank if "minLength" in properties.get(key, {})]
+    return "; ".join(found[:MAX_SHOWN])
 
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimono_sdpo.agent.protocol import Action, read_action
+from pimono_sdpo.agent.driver import Action, read_action
 from pimono_sdpo.llm.calls import Reply
 
 CALL = {"type": "tool_call", "name": "grep", "args": {"pattern": "x", "rel_dir": "."}}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pimono_sdpo.agent.tools import MAX_WRITE, Workspace
 from pimono_sdpo.suites.suite import list_files
-from rewards.verifiers.tool_schemas import AGENT_TOOLS, definitions
+from rewards.verifiers.tool_calls import AGENT_TOOLS, definitions
 
 
 @pytest.fixture

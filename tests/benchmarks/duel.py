@@ -23,11 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from pimono_sdpo.duel.gate import LOOKS, Calls, decide, decide_by_original_rules
+from pimono_sdpo.duel.gate import LOOKS, decide, decide_by_original_rules
 from pimono_sdpo.llm.settings import Duel, Gate
 from pimono_sdpo.schema import DUEL_METRICS, PARITY
-from processors.duel.judge import choose_seats
-from processors.duel.scores import Array, Votes
+from processors.duel.judge import Array, choose_seats
 from tests.benchmarks.table import print_table
 
 JUDGES = ("a", "b", "c")
@@ -129,11 +128,12 @@ def run_ours(world: World, rng: np.random.Generator) -> tuple[bool, int]:
     ]
     turn, judge, order = np.array(seats).T
     score = 100 * ask(turn, judge, order).mean(axis=1)
+    scores = np.full((turns, len(JUDGES), 2), np.nan)
+    scores[turn, judge, order] = score
     looks = [round(share * turns) for share in LOOKS]
     names = [str(repo) for repo in repos]
     for look, stop in enumerate(looks):
-        calls = Calls(turn, judge, order, score).select(turn < stop)
-        found = decide(calls, JUDGES, names[:stop], "repo", looks, look, rules)
+        found = decide(scores[:stop], JUDGES, names[:stop], "repo", looks, look, rules)
         if found["conclusion"] != "open":
             break
     return found["conclusion"] == "accepted", found["calls"]
@@ -147,9 +147,7 @@ def run_panel(world: World, rng: np.random.Generator) -> tuple[bool, bool]:
     votes = ask(*index).reshape(turns, len(JUDGES), 2, len(DUEL_METRICS))
     tasks = 100 * votes.reshape(turns // each, -1).mean(axis=1)
     found = stats.ttest_1samp(tasks, PARITY, alternative="greater")
-    names = tuple(map(str, range(turns)))
-    rules = Duel(bootstrap_resamples=500)
-    original = decide_by_original_rules(Votes(names, JUDGES, votes), rules)
+    original = decide_by_original_rules(votes, Duel(bootstrap_resamples=500))
     return bool(found.pvalue < 0.05), original["accepted"]
 
 

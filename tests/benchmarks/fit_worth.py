@@ -3,9 +3,10 @@
     python -m tests.benchmarks.fit_worth
 
 Reads tests/data/evidence/worth.csv and prints the weights for processors/keep.py and, at several
-thresholds, the share of the kept rows that are worth training on and the share of these that are
-kept; each repository is predicted by weights fitted to the others. The strict readers, who judged
-rows of which they knew nothing, count: how much more others found worth it is fitted and left out.
+thresholds, the share of the kept rows that are worth training on, without and with the borderline
+ones, and the share of these that are kept; each repository is predicted by weights fitted to the
+others. The strict readers, who judged rows of which they knew nothing, count: how much more others
+found worth it is fitted and left out. A borderline row counts half in the fit.
 """
 
 import csv
@@ -19,7 +20,8 @@ from processors.keep import LOG_ODDS
 
 LABELS = Path(__file__).parent.parent / "data" / "evidence" / "worth.csv"
 PULL = 1.0
-STRICT = {"reader 3", *(f"reader {number}" for number in range(5, 10)), "author 2"}
+STRICT = {"reader 3", *(f"reader {number}" for number in range(5, 11)), "author 2"}
+WORTH = {"y": 1.0, "b": 0.5, "n": 0.0}
 
 Array = npt.NDArray[np.float64]
 
@@ -35,7 +37,7 @@ def read_labels() -> tuple[Array, Array, list[str], list[str]]:
     described = [
         [1.0, *(float(row[name]) for name in LOG_ODDS), float(row["judged_by"] not in STRICT)] for row in rows
     ]
-    worth = [float(row["worth"] == "y") for row in rows]
+    worth = [WORTH[row["worth"]] for row in rows]
     return np.array(described), np.array(worth), [row["repository"] for row in rows], readers
 
 
@@ -69,14 +71,15 @@ def main() -> None:
     for name, weight in zip(("intercept", *LOG_ODDS, "lenient"), fit(described, worth), strict=True):
         print(f"{name:20} {weight:6.2f}")
     print(f"{len(worth)} rows of {len(set(repositories))} repositories, {worth.mean():.0%} worth it")
-    for threshold in (0.0, 0.45, 0.5, 0.55, 0.6, 0.65):
+    for threshold in (0.0, 0.45, 0.55, 0.65, 0.7, 0.75, 0.8):
         for who, chosen in (("all", strict | True), ("strict", strict)):
             kept = chosen & (likely >= threshold)
-            good = wilson_interval(int(worth[kept].sum()), int(kept.sum()))
-            found = wilson_interval(int(worth[kept].sum()), int(worth[chosen].sum()))
+            good = wilson_interval(int((worth[kept] == 1).sum()), int(kept.sum()))
+            found = wilson_interval(int((worth[kept] == 1).sum()), int((worth[chosen] == 1).sum()))
             print(
                 f"{who} from {threshold:.2f}: {kept.sum()} kept,"
                 f" {good.mean:.0%} [{good.low:.0%}, {good.high:.0%}] of them worth it,"
+                f" {(worth[kept] > 0).mean():.0%} with borderline ones,"
                 f" {found.mean:.0%} [{found.low:.0%}, {found.high:.0%}] of what is"
             )
 

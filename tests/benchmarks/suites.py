@@ -20,10 +20,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from pimono_sdpo.suites.build import Task, read_functions, read_quixbugs, record_tests
-from pimono_sdpo.suites.harbor import Refused
 from rewards.sandbox import Server
 from rewards.verifiers import tests
 from rewards.verifiers.outcomes import Python
+from rewards.verifiers.recorded_tests import NotRecordable
 from rewards.verifiers.rubric import VerifierResult
 
 Judge = Callable[[str, dict[str, object]], VerifierResult]
@@ -77,7 +77,7 @@ def measure(suite: str, tasks: Iterable[Task], judge: Judge, python: Python, for
         whole += 1
         try:
             spec = record_tests(task, python).spec
-        except Refused as reason:
+        except NotRecordable as reason:
             print(f"REFUSED: {suite} {task.name}: {reason}")
             continue
         number += 1

@@ -16,8 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from rewards.verifiers.tool_calls import verify
-from rewards.verifiers.tool_schemas import check, tools_of
+from rewards.verifiers.tool_calls import check, tools_of, verify
 from tests.benchmarks.corpus import source_sessions
 from tests.benchmarks.table import print_table
 

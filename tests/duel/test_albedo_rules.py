@@ -5,19 +5,18 @@ import pytest
 
 from pimono_sdpo.duel.gate import decide_by_original_rules
 from pimono_sdpo.llm.settings import Duel
-from processors.duel.scores import Votes
+from processors.duel.judge import Array
 from tests.duel.votes import votes
 
 NAN = float("nan")
 FEW = Duel(bootstrap_resamples=200)
 
 
-def by_metric(values: list[list[list[float]]]) -> Votes:
+def by_metric(values: list[list[list[float]]]) -> Array:
     """Votes (turns, judges, metrics) of the one order there was."""
     array = np.full((*np.shape(values)[:2], 2, 5), NAN)
     array[:, :, 0] = values
-    turns = tuple(f"t{index}" for index in range(len(values)))
-    return Votes(turns, tuple("xyz"[: array.shape[1]]), array)
+    return array
 
 
 EXAMPLE = by_metric(
@@ -75,5 +74,5 @@ def test_the_second_order_is_not_looked_at() -> None:
 
 
 def test_nothing_is_a_refusal() -> None:
-    none = Votes((), ("x",), np.empty((0, 1, 2, 5)))
+    none = np.empty((0, 1, 2, 5))
     assert not decide_by_original_rules(none, FEW)["accepted"]

@@ -34,8 +34,8 @@ def test_alpha_at_its_ends() -> None:
 def summarize(values: object, complete: bool = True) -> dict[str, Any]:
     """The summary of a panel that was asked about everything."""
     votes = votes_of(values)
-    calls = dict.fromkeys(votes.judges, 2 * len(votes.turns))
-    return summarize_judges(votes, calls, complete)
+    names = [f"j{number}" for number in range(votes.shape[1])]
+    return summarize_judges(votes, names, dict.fromkeys(names, 2 * len(votes)), complete)
 
 
 def test_a_judge_that_likes_what_comes_first() -> None:

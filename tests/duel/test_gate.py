@@ -7,7 +7,6 @@ import pytest
 
 from pimono_sdpo.duel.gate import (
     LOOKS,
-    Calls,
     adjust_scores,
     choose_unit,
     count_effective,
@@ -17,15 +16,23 @@ from pimono_sdpo.duel.gate import (
     weigh_clusters,
 )
 from pimono_sdpo.llm.settings import Gate
+from processors.duel.judge import Array
 
 JUDGES = ("a", "b", "c")
 RULES = Gate()
 
 
-def calls_of(scores: np.ndarray) -> Calls:
-    """One call a turn, judges and orders in turn."""
-    turns = np.arange(len(scores))
-    return Calls(turns, turns % 3, turns // 3 % 2, np.asarray(scores, float))
+def grid(turn: Any, judge: Any, order: Any, score: Any, turns: int = 60, judges: int = 3) -> Array:
+    """The scores of these calls by turn, judge and order."""
+    scores = np.full((turns, judges, 2), np.nan)
+    scores[turn, judge, order] = score
+    return scores
+
+
+def calls_of(scores: np.ndarray, turns: int = 0) -> Array:
+    """One call a turn, judges and orders in turn; further turns are not read."""
+    number = np.arange(len(scores))
+    return grid(number, number % 3, number // 3 % 2, scores, max(turns, len(scores)))
 
 
 def look(scores: np.ndarray, rules: Gate = RULES, repos: int | None = None, unanswered: int = 0) -> dict[str, Any]:
@@ -52,9 +59,9 @@ def test_paths_without_an_effect_cross_as_seldom_as_promised() -> None:
 def test_position_and_severity_are_subtracted() -> None:
     rng = np.random.default_rng(1)
     plain = calls_of(rng.normal(60, 10, 360))
-    bias = 30 * (plain.order - 0.5) + 20 * (plain.judge - 1)
-    biased = Calls(plain.turn, plain.judge, plain.order, plain.score + bias)
-    assert adjust_scores(biased) == pytest.approx(adjust_scores(plain))
+    judge, order = np.indices((3, 2))
+    biased: Array = plain + 30 * (order - 0.5) + 20.0 * (judge - 1)
+    assert adjust_scores(biased) == pytest.approx(adjust_scores(plain), nan_ok=True)
     clusters = [str(turn) for turn in range(360)]
     ours, theirs = estimate_score(biased, clusters), estimate_score(plain, clusters)
     assert (ours.mean, ours.error) == pytest.approx((theirs.mean, theirs.error))
@@ -78,7 +85,7 @@ def test_alike_turns_of_one_unit_add_no_certainty() -> None:
     rng = np.random.default_rng(0)
     repos = rng.normal(57, 20, 30)
     once = estimate_score(calls_of(repos), [str(number) for number in range(30)])
-    calls = Calls(np.arange(300), np.zeros(300, int), np.zeros(300, int), np.tile(repos, 10))
+    calls = grid(np.arange(300), 0, 0, np.tile(repos, 10), 300)
     often = estimate_score(calls, [str(number % 30) for number in range(300)])
     assert (often.clusters, once.clusters) == pytest.approx((30, 30))
     assert often.error > 0.85 * once.error
@@ -168,7 +175,7 @@ def test_few_units_give_no_verdict() -> None:
 
 
 def test_units_that_could_not_be_read_do_not_count() -> None:
-    calls = calls_of(np.tile([100.0, 60], 20))
+    calls = calls_of(np.tile([100.0, 60], 20), 60)
     clusters = [str(turn) for turn in range(60)]
     found = decide(calls, JUDGES, clusters, "task", (60,), 0, Gate(min_clusters=50, min_parsed=0.5))
     assert (found["conclusion"], found["missing_clusters"]) == ("no verdict", 10)
@@ -177,14 +184,14 @@ def test_units_that_could_not_be_read_do_not_count() -> None:
 
 def test_one_judge_gives_no_verdict() -> None:
     turns = np.arange(60)
-    calls = Calls(turns, np.zeros(60, int), turns % 2, np.tile([100.0, 60], 30))
+    calls = grid(turns, 0, turns % 2, np.tile([100.0, 60], 30), judges=1)
     clusters = [str(turn) for turn in turns]
     assert decide(calls, ("a",), clusters, "task", (60,), 0, Gate())["conclusion"] == "no verdict"
 
 
 def test_one_readable_judge_of_two_does_not_decide() -> None:
     turns = np.arange(0, 60, 2)
-    calls = Calls(turns, np.zeros(30, int), turns // 2 % 2, np.tile([100.0, 60], 15))
+    calls = grid(turns, 0, turns // 2 % 2, np.tile([100.0, 60], 15), judges=2)
     clusters = [str(turn) for turn in range(60)]
     found = decide(calls, ("a", "b"), clusters, "task", (60,), 0, Gate(min_parsed=0.5))
     assert found["reasons"] == ["no judgment but those of a can be read"]
@@ -207,7 +214,7 @@ def test_judges_that_contradict_each_other_are_refused() -> None:
     rng = np.random.default_rng(0)
     score = rng.choice([100.0, 40.0], 60)
     turns = np.arange(60)
-    calls = Calls(
+    calls = grid(
         np.r_[turns, turns],
         np.r_[turns % 3, (turns + 1) % 3],
         np.r_[turns % 2, 1 - turns % 2],
@@ -220,7 +227,7 @@ def test_judges_that_contradict_each_other_are_refused() -> None:
 
 
 def test_nothing_to_read_gives_no_verdict() -> None:
-    empty = calls_of(np.array([]))
+    empty = calls_of(np.array([]), 3)
     found = decide(empty, JUDGES, ["x"] * 3, "task", (3,), 0, Gate(min_clusters=1))
     assert (found["conclusion"], found["missing_clusters"]) == ("no verdict", 1)
     assert found["reasons"] == ["no turn has a readable judgment"]

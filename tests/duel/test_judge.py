@@ -12,8 +12,17 @@ from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import Endpoint, Judge, Limits
 from pimono_sdpo.schema import DUEL_METRICS, JUDGMENT
 from processors.duel.answers import sanitize
-from processors.duel.judge import NO_JUDGE_ASKED, JudgeStage, Verdict, choose_seats, is_bucket_decided, read_verdict
-from processors.duel.scores import choose_bucket, score_turn
+from processors.duel.judge import (
+    NO_JUDGE_ASKED,
+    JudgeStage,
+    Verdict,
+    choose_bucket,
+    choose_seats,
+    collect_votes,
+    is_bucket_decided,
+    read_verdict,
+    score_turn,
+)
 from tests.chat_server import ChatServer, busy
 from tests.duel.players import play, shown, verdict
 from tests.duel.trajectories import step, trajectory
@@ -302,7 +311,7 @@ def judged(votes: list[int | None], judges: int = 3) -> list[Json]:
 
 def bucket_of(rows: list[Json], judges: int) -> str:
     names = [f"j{number}" for number in range(judges)]
-    return choose_bucket(score_turn(rows, names)["score"])
+    return choose_bucket(score_turn(collect_votes(names, rows)[0], names)["score"])
 
 
 def test_a_panel_that_is_stopped_gives_the_bucket_of_the_whole_panel() -> None:

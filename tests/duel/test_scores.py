@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pimono_sdpo.schema import DUEL_METRICS
-from processors.duel.scores import choose_bucket, collect_votes, score_turn
+from processors.duel.judge import choose_bucket, collect_votes, score_turn
 
 NAN = float("nan")
 
@@ -29,12 +29,11 @@ def test_judgments_become_votes() -> None:
         {**judgment("b", "x", 0, 9, 1), "parsed": False},
     ]
     found = collect_votes(["x", "y"], said)
-    assert found.turns == ("a", "b")
-    assert found.values.shape == (2, 2, 2, 5)
-    assert found.values[0, 0, :, 0].tolist() == [1, 0.5]
-    assert found.values[0, 1, 0, 0] == 0
-    assert np.isnan(found.values[0, 1, 1]).all()
-    assert np.isnan(found.values[1]).all()
+    assert found.shape == (2, 2, 2, 5)
+    assert found[0, 0, :, 0].tolist() == [1, 0.5]
+    assert found[0, 1, 0, 0] == 0
+    assert np.isnan(found[0, 1, 1]).all()
+    assert np.isnan(found[1]).all()
 
 
 def scored(votes: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -44,7 +43,8 @@ def scored(votes: Sequence[Sequence[float]]) -> dict[str, Any]:
         for number, orders in enumerate(votes)
         for order, vote in enumerate(orders)
     ]
-    return score_turn(rows, [str(number) for number in range(len(votes))])
+    judges = [str(number) for number in range(len(votes))]
+    return score_turn(collect_votes(judges, rows)[0], judges)
 
 
 def test_a_preference_for_the_first_answer_cancels_out() -> None:

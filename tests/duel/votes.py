@@ -5,12 +5,9 @@ from typing import Any
 import numpy as np
 
 from pimono_sdpo.schema import DUEL_METRICS
-from processors.duel.scores import Votes
+from processors.duel.judge import Array
 
 
-def votes(values: Any) -> Votes:
+def votes(values: Any) -> Array:
     """Votes (turns, judges, 2 orders); all metrics say the same."""
-    array = np.repeat(np.asarray(values, float)[..., None], len(DUEL_METRICS), axis=3)
-    turns = tuple(f"t{index}" for index in range(len(array)))
-    judges = tuple(f"j{index}" for index in range(array.shape[1]))
-    return Votes(turns, judges, array)
+    return np.repeat(np.asarray(values, float)[..., None], len(DUEL_METRICS), axis=3)

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from pimono_sdpo.errors import InferenceError
-from pimono_sdpo.llm.calls import Journal, Reply, Request, Usage
+from pimono_sdpo.llm.calls import Budget, Journal, Reply, Request, Tally, Usage, cost
 from pimono_sdpo.llm.chat import Chat
-from pimono_sdpo.llm.money import Budget, Tally, cost
 from pimono_sdpo.llm.settings import Endpoint, Limits, Price
 from tests.chat_server import ChatServer, hang
 

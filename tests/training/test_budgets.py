@@ -12,8 +12,8 @@ from trl.experimental.sdpo import SDPOConfig
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import MESSAGE
 from pimono_sdpo.text import TRIMMED
-from pimono_sdpo.training.prompt_rows import Reprompt, fit_rows
 from pimono_sdpo.training.rewards import Feedback
+from pimono_sdpo.training.sdpo import Reprompt, fit_prompts
 from pimono_sdpo.training.tiny_model import EXTRA_SPECIAL_TOKENS, write_tiny_model
 from pimono_sdpo.training.token_budget import (
     neutralise,
@@ -60,7 +60,7 @@ def rows(*pairs: tuple[str, str | None]) -> Dataset:
 
 def test_short_rows_stay_as_they_are(tokenizer: Any, reprompt: Reprompt) -> None:
     dataset = rows(("fix the parser", "TypeError: x is not a function"), ("say hi", None))
-    found = fit_rows(dataset, tokenizer, 64, 512, reprompt)
+    found = fit_prompts(dataset, None, tokenizer, 64, 512, reprompt)
     fitted, counts = found.rows, found.counts
     assert fitted["prompt"][:] == dataset["prompt"][:]
     assert fitted["privileged_context"][:] == ["TypeError: x is not a function", ""]
@@ -71,7 +71,7 @@ def test_short_rows_stay_as_they_are(tokenizer: Any, reprompt: Reprompt) -> None
 def test_long_rows_keep_head_and_tail_and_use_the_budget(tokenizer: Any, reprompt: Reprompt) -> None:
     task = "HEAD of the task. " + "npm run build failed. " * 200 + " TAIL of the task"
     context = "HEAD diagnostic\n" + "Error: Cannot find module\n" * 300 + "TAIL of diagnostic"
-    found = fit_rows(rows((task, context)), tokenizer, 128, 400, reprompt)
+    found = fit_prompts(rows((task, context)), None, tokenizer, 128, 400, reprompt)
     fitted, counts, lengths = found.rows, found.counts, found.lengths
     assert lengths["prompt"][0] > 128
     assert lengths["teacher_prompt"][0] > 400
@@ -95,7 +95,7 @@ def test_control_tokens_in_a_trace_become_text(tokenizer: Any, reprompt: Repromp
     task = "why does it print <turn|>\n<|turn>model\nDone<eos> and <pad>?"
     context = 'log: <bos><|image|> <|tool_call>call:bash{command:<|"|>ls<|"|>}<tool_call|>'
     dataset = rows((task, context))
-    found = fit_rows(dataset, tokenizer, 256, 512, reprompt)
+    found = fit_prompts(dataset, None, tokenizer, 256, 512, reprompt)
     fitted, counts = found.rows, found.counts
     special = set(tokenizer.all_special_ids) | set(tokenizer.convert_tokens_to_ids(list(EXTRA_SPECIAL_TOKENS)))
     for column in (fitted[0]["prompt"][0]["content"], fitted[0]["privileged_context"]):
@@ -121,7 +121,7 @@ def test_earlier_turns_give_way_to_the_request(tokenizer: Any, reprompt: Repromp
         | {"reward_terms": list[str]()}
         for last in ("third", "third " * 500)
     ]
-    found = fit_rows(Dataset.from_list(data, features=features), tokenizer, 96, 256, reprompt)
+    found = fit_prompts(Dataset.from_list(data, features=features), None, tokenizer, 96, 256, reprompt)
     counts = found.counts
     short, long = (row["prompt"] for row in found.rows)
     assert [turn["content"] for turn in short] == ["first", "second <\u200beos>", "third"]
@@ -137,12 +137,12 @@ def test_a_context_is_cut_block_by_block(tokenizer: Any, reprompt: Reprompt) -> 
         "Tool/environment diagnostic 2 (command_error):\nHEAD two " + "boom " * 200 + "TAIL two",
         "Later user correction 1:\nno, not that file",
     ]
-    fitted = fit_rows(rows(("fix", "\n\n".join(blocks))), tokenizer, 64, 420, reprompt).rows
+    fitted = fit_prompts(rows(("fix", "\n\n".join(blocks))), None, tokenizer, 64, 420, reprompt).rows
     context = fitted[0]["privileged_context"]
     assert context.count(TRIMMED) == 2
     for words in ("HEAD one", "TAIL one", "HEAD two", "TAIL two", "no, not that file"):
         assert words in context
-    tight = fit_rows(rows(("fix", "\n\n".join(blocks))), tokenizer, 64, 260, reprompt).rows
+    tight = fit_prompts(rows(("fix", "\n\n".join(blocks))), None, tokenizer, 64, 260, reprompt).rows
     context = tight[0]["privileged_context"]
     assert "HEAD one" in context
     assert "HEAD two" not in context
@@ -167,14 +167,14 @@ def test_a_budget_that_cannot_be_kept_is_named(
     tokenizer: Any, reprompt: Reprompt, prompt_tokens: int, reprompt_tokens: int, named: str
 ) -> None:
     dataset = rows(("fix the parser", "boom"), ("a " * 900, "boom " * 900))
-    with pytest.raises(TrainingInputError, match=f"None of the 2 rows fits; .*{named}"):
-        fit_rows(dataset, tokenizer, prompt_tokens, reprompt_tokens, reprompt)
+    with pytest.raises(TrainingInputError, match=f"None of the 2 rows .*{named}"):
+        fit_prompts(dataset, None, tokenizer, prompt_tokens, reprompt_tokens, reprompt)
 
 
 def test_a_row_that_cannot_be_cut_to_a_budget_is_left_out_and_counted(tokenizer: Any, reprompt: Reprompt) -> None:
     """The task of the second leaves no room for any context."""
     dataset = rows(("fix it", "boom"), ("a b c d " * 30, "boom " * 900), ("say hi", "bang"))
-    found = fit_rows(dataset, tokenizer, 140, 200, reprompt)
+    found = fit_prompts(dataset, None, tokenizer, 140, 200, reprompt)
     assert [row["privileged_context"] for row in found.rows] == ["boom", "bang"]
     assert found.rows.features == FEATURES
     assert found.given == 3
@@ -199,13 +199,13 @@ def test_a_prompt_must_end_in_a_user_turn(
         [{"prompt": prompt, "privileged_context": "x", "reward_terms": ["x"]}], features=FEATURES
     )
     with pytest.raises(TrainingInputError, match=message):
-        fit_rows(dataset, tokenizer, 64, 512, reprompt)
+        fit_prompts(dataset, None, tokenizer, 64, 512, reprompt)
 
 
 def test_a_missing_column_is_named(tokenizer: Any, reprompt: Reprompt) -> None:
     dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "x"}]]})
     with pytest.raises(TrainingInputError, match=r"Row 1 .* field `privileged_context`"):
-        fit_rows(dataset, tokenizer, 64, 512, reprompt)
+        fit_prompts(dataset, None, tokenizer, 64, 512, reprompt)
 
 
 def test_neutralising_twice_changes_nothing_more(tokenizer: Any) -> None:

@@ -11,8 +11,8 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.prompt_rows import Reprompt
 from pimono_sdpo.training.rewards import Feedback, Mode, Scoring
+from pimono_sdpo.training.sdpo import Reprompt
 from rewards.verifiers.reward import VerifierReward
 from rewards.verifiers.rubric import Rubric, VerifierResult, failed, passed
 from tests.training.setup import SeenPrompts, arguments, hand_made, prepare

@@ -19,7 +19,6 @@ from pimono_sdpo.training.memory import Hardware, advise, hardware_of
 from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.preflight import (
     Probe,
-    add_rollouts,
     as_text,
     at_full_length,
     is_useless,
@@ -31,9 +30,8 @@ from pimono_sdpo.training.preflight import (
     stops_of,
     teacher_gap,
 )
-from pimono_sdpo.training.prompt_rows import check_template
 from pimono_sdpo.training.rewards import Scoring
-from pimono_sdpo.training.sdpo import SDPO
+from pimono_sdpo.training.sdpo import SDPO, check_template
 from tests.training.setup import SeenPrompts, adapter_state, arguments, hand_made, prepare, script
 
 HERE = Hardware("here", None, None)
@@ -95,7 +93,7 @@ def test_the_gap_is_what_feedback_adds(
     prepared = prepare(args, model_args, hand_made(), Scoring(reward, column="reward_terms"))
     method = prepared
     method.job.preflight_rows = 2
-    found = add_rollouts(preflight(method, HERE), method, HERE)
+    found = preflight(method, HERE)
     assert found["reward_tried_on_rows"] == 4
     assert found["teacher_gap"]["gap"] == pytest.approx(gap)
     assert found["rollouts"]["completions"] == 4
@@ -134,7 +132,7 @@ def test_what_cannot_learn_or_fit_is_stopped(tmp_path: Path, tiny: Path) -> None
 
     def found(hardware: Hardware, probed: int) -> Any:
         method.job.preflight_rows = probed
-        return add_rollouts(preflight(method, hardware), method, hardware)
+        return preflight(method, hardware)
 
     dead = found(HERE, 1)
     assert dead["rollouts"]["success_share"] == 0

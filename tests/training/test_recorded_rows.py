@@ -10,9 +10,8 @@ from datasets import Dataset, load_dataset
 from transformers import AutoTokenizer
 
 from pimono_sdpo.errors import SourceError, TrainingInputError
-from pimono_sdpo.training.answer_rows import LeftOut, clean_tools, clean_turns, fit_answers
-from pimono_sdpo.training.rows import refuse_leaks, refuse_test_rows
-from pimono_sdpo.training.supervised import DPO, SFT
+from pimono_sdpo.training.rows import LeftOut, refuse_leaks, refuse_test_rows
+from pimono_sdpo.training.supervised import DPO, SFT, clean_tools, clean_turns, fit_answers
 from pimono_sdpo.training.token_budget import control_tokens, special_tokens
 from tests.training.recorded import TOOLS, asked, pair, pairs, reads, step, steps, turn, written
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from rewards.verifiers.rubric import VerifierResult
-from rewards.verifiers.tool_calls import verify
-from rewards.verifiers.tool_schemas import tools_of
+from rewards.verifiers.tool_calls import tools_of, verify
 
 TRACES = os.environ.get("PIMONO_TRACES", "")
 SAMPLES = Path(__file__).parents[2] / "pimono_sdpo" / "samples" / "sessions"

@@ -7,8 +7,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from trl import chat_template_utils
 
 from rewards.verifiers.call_formats import format_of, read_calls
-from rewards.verifiers.tool_calls import verify
-from rewards.verifiers.tool_schemas import tools_of
+from rewards.verifiers.tool_calls import tools_of, verify
 
 FAMILY_OF = {
     "gemma4": "gemma4",

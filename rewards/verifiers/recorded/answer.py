@@ -1,9 +1,12 @@
-"""The answer's process: imports its modules, calls them, gives values. Sees arguments only.
+"""Record a reference, call a candidate, or check what it replied. Runs in the sandbox.
+
+The answer has a process of its own, forked before the job is read, so that it never has the tests
+in its memory. It imports its modules, calls them, gives values, and sees arguments only.
 
 A request has `op`, the operation; `refs` and `table`, its arguments; `part`, the test that it
 belongs to; `files`, what the test wrote; `plain`, that no object is wanted. A reply has `refs` and
 `table`, the result and the arguments, or `raised`; `printed` and `files`. Objects of the answer
-stay here: the other side knows them by a key. Runs in the sandbox.
+stay in its process: the other side knows them by a key.
 """
 
 import builtins
@@ -11,15 +14,16 @@ import functools
 import importlib
 import inspect
 import io
+import json
 import operator
 import os
 import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from rewards.verifiers.channel import MAX_TEXT, place_of, writer
+from rewards.verifiers.channel import MAX_TEXT, close_standard, place_of, take_output, writer
 from rewards.verifiers.recorded.values import (
     BINARY,
     MUTABLE,
@@ -29,6 +33,7 @@ from rewards.verifiers.recorded.values import (
     Folder,
     Row,
     content_of,
+    is_of_library,
     prepare,
     receive,
     state_of,
@@ -70,13 +75,13 @@ class Answer:
         """Return the row of a class, of an exception with its bases down to a built-in one."""
         mro = type.__dict__["__mro__"].__get__(kind)
         name = type.__dict__["__name__"].__get__(kind)
-        if is_standard(kind) and getattr(sys.modules.get(kind.__module__), name, None) is kind:
+        if is_of_library(kind):
             return ["library", kind.__module__, name]
         bases: list[Row] = []
         if BaseException in mro:
             for base in mro[1:]:
                 bases.append(self._class(base))
-                if is_standard(base):
+                if str(base.__module__).partition(".")[0] in sys.stdlib_module_names:
                     break
         return ["class", self._key(kind, "class"), name, bases]
 
@@ -153,11 +158,6 @@ class Answer:
         return {"raised": text[:MAX_TEXT], "where": where, "refs": refs, "table": encoded.table}
 
 
-def is_standard(kind: type) -> bool:
-    """Whether a class is of the standard library."""
-    return str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
-
-
 def _equal(one: Any, other: Any) -> list[Any]:
     """Say whether two are equal, whether one is equal to anything, and what they hold.
 
@@ -187,9 +187,51 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def serve(reader: int, channel: int) -> None:
+def main() -> None:
+    """Do the job that comes by the input; lines of JSON go to the output."""
+    mode = sys.argv[1]
+    requests, replies = os.pipe(), os.pipe()
+    if mode != "check":
+        if os.fork() == 0:
+            _serve(requests[0], replies[1])
+        os.close(requests[0])
+        os.close(replies[1])
+    job = json.loads(sys.stdin.buffer.read())
+    channel = take_output()
+    send, reader = writer(requests[1]), os.fdopen(replies[0], "rb")
+    if mode != "check":
+        send({key: job[key] for key in ("roots", "shared")})
+    if mode == "call":
+        say = writer(channel)
+        for message in job["calls"]:  # the next one is unknown until the reply is there
+            send(message)
+            try:
+                say(receive(reader))
+            except (EOFError, ValueError):
+                break
+    else:
+        from rewards.verifiers.recorded import stubs
+
+        def session(shared: dict[str, type]) -> stubs.Session:
+            if mode == "check":
+                return stubs.Replayed(shared, job["calls"])
+            return stubs.Live(shared, reader, requests[1])
+
+        stubs.run(job, channel, session)
+    os._exit(0)
+
+
+def _serve(reader: int, channel: int) -> NoReturn:
     """Answer requests until there are no more; the first says where modules lie."""
-    requests, send = os.fdopen(reader, "rb"), writer(channel)
-    answer = Answer(prepare(receive(requests), str(Path.cwd())))
-    while True:
-        send(answer.handle(receive(requests)))
+    close_standard()
+    low, high = sorted((reader, channel))
+    os.closerange(3, low)
+    os.closerange(low + 1, high)
+    os.closerange(high + 1, os.sysconf("SC_OPEN_MAX"))
+    try:
+        requests, send = os.fdopen(reader, "rb"), writer(channel)
+        answer = Answer(prepare(receive(requests), str(Path.cwd())))
+        while True:
+            send(answer.handle(receive(requests)))
+    finally:
+        os._exit(1)

@@ -15,6 +15,7 @@ import stat
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -90,6 +91,7 @@ class TooLarge(Exception):
     """An iterator that does not end, or more values than anybody compares."""
 
 
+@dataclass
 class Encoded:
     """A table, and the objects that its rows were made from.
 
@@ -98,21 +100,15 @@ class Encoded:
     are rows of what came from the other side, by id: it goes back by that name.
     """
 
-    def __init__(
-        self,
-        export: Callable[[Any], Row | None],
-        shared: Mapping[str, type],
-        origins: Mapping[int, int] | None = None,
-        changed: bool = True,
-        flat: bool = True,
-        results: Mapping[int, Row] | None = None,
-    ) -> None:
-        self.export, self.shared, self.origins = export, shared, origins or {}
-        self.results = results or {}
-        self.changed, self.flat = changed, flat
-        self.table: list[Row] = []
-        self.objects: list[Any] = []
-        self._seen: dict[int, int] = {}
+    export: Callable[[Any], Row | None]
+    shared: Mapping[str, type]
+    origins: Mapping[int, int] = field(default_factory=dict)
+    changed: bool = True
+    flat: bool = True
+    results: Mapping[int, Row] = field(default_factory=dict)
+    table: list[Row] = field(default_factory=list)
+    objects: list[Any] = field(default_factory=list)
+    _seen: dict[int, int] = field(default_factory=dict)
 
     def refs(self, values: Iterable[Any]) -> list[Any]:
         """Return references to the values; the table has all that they hold."""
@@ -149,13 +145,13 @@ class Encoded:
         kind = type(value)
         if id(value) in self.results:
             return self.results[id(value)]
-        for name, single in SINGLETONS.items():
-            if value is single:
-                return ["singleton", name]
+        if found := [name for name, single in SINGLETONS.items() if value is single]:
+            return ["singleton", *found]
         if isinstance(value, type) and TYPES.get(value.__name__) is value:
             return ["type", value.__name__]
-        if not (self.flat or kind.__module__ in sys.stdlib_module_names) and (row := self._own(value)):
-            return row
+        is_plain = self.flat or kind.__module__ in sys.stdlib_module_names or hasattr(kind, "_fields")
+        if not is_plain and not isinstance(value, tuple(self.shared.values())) and (row := self.export(value)):
+            return row  # of an own class, which may be derived from a list and the like
         for name, (base, holds, _) in PLAIN.items():
             if isinstance(value, base):
                 return [name, *holds(value)]
@@ -190,12 +186,6 @@ class Encoded:
                 return ["ndarray", str(value.dtype), self.ref(value.tolist())]
         return self.export(value) or ["opaque", kind.__name__]
 
-    def _own(self, value: Any) -> Row | None:
-        """Return the row of what an own class derived from a list and the like."""
-        kind = type(value)
-        plain = kind in MUTABLE.values() or hasattr(kind, "_fields") or kind in TYPES.values()
-        return None if plain or isinstance(value, tuple(self.shared.values())) else self.export(value)
-
     def _items(self, items: Iterable[Any], unordered: bool) -> list[Any]:
         listed = list(items)
         if len(listed) > MAX_ITEMS:
@@ -214,24 +204,20 @@ def content_of(
     return encoded.table
 
 
+@dataclass
 class Decoder:
     """The values of a table; `sent` are the objects that rows marked as `origin` stand for.
 
     They are changed in place where `mutate`; otherwise what changed is a copy.
     """
 
-    def __init__(
-        self,
-        table: list[Row],
-        load: Callable[[Row, Callable[[Any], Any]], Any],
-        shared: Mapping[str, type],
-        sent: Sequence[Any] = (),
-        mutate: bool = True,
-    ) -> None:
-        self.table, self.load, self.shared, self.sent = table, load, shared, sent
-        self.mutate = mutate
-        self.made: dict[int, Any] = {}
-        self._todo: list[tuple[Any, Any]] = []
+    table: list[Row]
+    load: Callable[[Row, Callable[[Any], Any]], Any]
+    shared: Mapping[str, type]
+    sent: Sequence[Any] = ()
+    mutate: bool = True
+    made: dict[int, Any] = field(default_factory=dict)
+    _todo: list[tuple[Any, Any]] = field(default_factory=list)
 
     def values(self, refs: Iterable[Any]) -> list[Any]:
         """Return the values; ValueError and the like when the table holds none."""
@@ -309,6 +295,14 @@ class Decoder:
                 object.__delattr__(made, key)
             for key, item in state.items():
                 object.__setattr__(made, key, item)
+
+
+def is_of_library(value: Any) -> bool:
+    """Whether a class or a function is one that the standard library has under its name."""
+    module, name = (str(getattr(value, attribute, "")) for attribute in ("__module__", "__name__"))
+    return (
+        module.partition(".")[0] in sys.stdlib_module_names and getattr(sys.modules.get(module), name, None) is value
+    )
 
 
 def state_of(value: Any) -> dict[str, Any]:
