@@ -13,7 +13,8 @@ from typing import Any
 from pimono_sdpo.schema import FINAL_SCORE, PARITY, REFINED_SCORE
 
 Json = dict[str, Any]
-COLOUR, PALE, CUT, GREY = "#4a6fa5", "#ccd3df", "#b06a00", "#808080"
+Point = tuple[float, float]
+INK, COLOUR, PALE, CUT, GREY = "#222222", "#4a6fa5", "#ccd3df", "#b06a00", "#808080"
 FUNNEL, SCORES, CATEGORIES = "funnel.svg", "scores.svg", "categories.svg"
 REWARD = "self_distillation/reward_mean"
 # What is drawn of a method: the metric of a step, and its title.
@@ -42,17 +43,17 @@ class Panel:
     width: float
     height: float
     title: str
-    x: tuple[float, float] = (0, 1)
-    y: tuple[float, float] = (0, 1)
+    x: Point = (0, 1)
+    y: Point = (0, 1)
     drawn: list[str] = field(default_factory=list)
 
-    def place(self, x: float, y: float) -> tuple[float, float]:
+    def place(self, x: float, y: float) -> Point:
         """Return the pixels of a pair of values."""
         across = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return self.left + across * self.width, self.top + (1 - up) * self.height
 
-    def draw_bar(self, x: tuple[float, float], y: tuple[float, float], colour: str) -> None:
+    def draw_bar(self, x: Point, y: Point, colour: str) -> None:
         """Fill the rectangle between two pairs of values."""
         (left, bottom), (right, top) = self.place(x[0], y[0]), self.place(x[1], y[1])
         self.drawn.append(
@@ -60,7 +61,7 @@ class Panel:
             f'height="{bottom - top:.1f}" fill="{colour}" stroke="white"/>'
         )
 
-    def draw_line(self, points: Iterable[tuple[float, float]], colour: str, dashed: bool = False) -> None:
+    def draw_line(self, points: Iterable[Point], colour: str, dashed: bool = False) -> None:
         """Connect points."""
         pixels = " ".join("{:.1f},{:.1f}".format(*self.place(x, y)) for x, y in points)
         dashes = ' stroke-dasharray="5 4"' if dashed else ""
@@ -72,13 +73,7 @@ class Panel:
         self.drawn.append(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="4" fill="{COLOUR}"/>')
 
     def write(
-        self,
-        text: str,
-        at: tuple[float, float],
-        shift: tuple[float, float] = (0, 0),
-        anchor: str = "middle",
-        colour: str = "#222222",
-        size: int = 12,
+        self, text: str, at: Point, shift: Point = (0, 0), anchor: str = "middle", colour: str = INK, size: int = 12
     ) -> None:
         """Write a text beside a pair of values, shifted by pixels."""
         across, down = self.place(*at)
@@ -90,7 +85,7 @@ class Panel:
     def draw_axes(self, x_ticks: Iterable[tuple[float, str]], y_ticks: Iterable[float]) -> None:
         """Draw the left and the lower edge with their labels, and the title."""
         (left, right), (low, high) = self.x, self.y
-        self.draw_line([(left, high), (left, low), (right, low)], "#222222")
+        self.draw_line([(left, high), (left, low), (right, low)], INK)
         for value, label in x_ticks:
             self.write(label, (value, low), (0, 16), size=11)
         for value in y_ticks:
@@ -195,13 +190,12 @@ def write_run_plot(run: Json, path: Path) -> None:
         panel = Panel(60 + 390 * number, HEAD, 320, 230, title)
         points = [(entry["step"], entry[name]) for entry in run["log_history"] if entry.get(name) is not None]
         panel.x, values = _widen([x for x, _ in points]), [y for _, y in points]
+        panel.y = _widen(values)
         if name == REWARD:
             threshold = run["arguments"]["success_reward_threshold"]
             panel.y = _widen([*values, threshold])
             panel.draw_line([(panel.x[0], threshold), (panel.x[1], threshold)], GREY, dashed=True)
             panel.write("success", (panel.x[0], threshold), (4, -4), "start", GREY, 11)
-        else:
-            panel.y = _widen(values)
         panel.draw_line(points, COLOUR)
         for x, y in points:
             panel.draw_dot(x, y)
@@ -210,7 +204,7 @@ def write_run_plot(run: Json, path: Path) -> None:
     save_picture(path, 1200, 300, panels)
 
 
-def _widen(values: Sequence[float]) -> tuple[float, float]:
+def _widen(values: Sequence[float]) -> Point:
     """Return a range that shows all values, with some room around them."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = 0.06 * (high - low) or 0.5
@@ -219,25 +213,21 @@ def _widen(values: Sequence[float]) -> tuple[float, float]:
 
 def write_comparison_plot(report: Json, path: Path) -> None:
     """Draw each metric of an evaluation per model, with its interval."""
-    panels = []
-    for number, (metric, values) in enumerate(report["metrics"].items()):
+    panels, labels = [], list(report["runs"])
+    for number, (metric, of_runs) in enumerate(report["metrics"].items()):
         row, column = divmod(number, 3)
-        panel = Panel(60 + 390 * column, HEAD + 270 * row, 320, 190, metric)
-        panels.append(_draw_intervals(panel, {label: values[label] for label in report["runs"]}))
+        values = [of_runs[label] for label in labels]
+        known = [one[end] for one in values for end in ("mean", "low", "high") if one[end] is not None]
+        place = (60 + 390 * column, HEAD + 270 * row, 320, 190)
+        panel = Panel(*place, metric, (-0.5, len(values) - 0.5), _widen(known))
+        for at, value in enumerate(values):
+            if value["low"] is not None:
+                panel.draw_line([(at, value["low"]), (at, value["high"])], COLOUR)
+            if value["mean"] is not None:
+                panel.draw_dot(at, value["mean"])
+        panel.draw_axes(enumerate(labels), choose_ticks(*panel.y))
+        panels.append(panel)
     save_picture(path, 1200, 20 + 270 * math.ceil(len(panels) / 3), panels)
-
-
-def _draw_intervals(panel: Panel, values: Json) -> Panel:
-    """Draw the `mean` of each label, with a line from `low` to `high` where they are known."""
-    known = [one[end] for one in values.values() for end in ("mean", "low", "high") if one[end] is not None]
-    panel.x, panel.y = (-0.5, len(values) - 0.5), _widen(known)
-    for place, value in enumerate(values.values()):
-        if value["low"] is not None:
-            panel.draw_line([(place, value["low"]), (place, value["high"])], COLOUR)
-        if value["mean"] is not None:
-            panel.draw_dot(place, value["mean"])
-    panel.draw_axes(enumerate(values), choose_ticks(*panel.y))
-    return panel
 
 
 def write_duel_plot(summary: Json, path: Path) -> None:

@@ -53,10 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
 def build_request(job: argparse.Namespace, file_id: str) -> Json:
     """Return the arguments of `fine_tuning.create`."""
-    # SFT trains on turns of the assistant with the weight 1 alone.
-    of_method: Json = {"train_on_inputs": False}
-    if job.method == "dpo":
-        of_method = {"dpo_beta": job.dpo_beta, "rpo_alpha": job.rpo_alpha}
+    dpo = {"dpo_beta": job.dpo_beta, "rpo_alpha": job.rpo_alpha}
     return {
         "training_file": file_id,
         "model": job.model,
@@ -66,30 +63,28 @@ def build_request(job: argparse.Namespace, file_id: str) -> Json:
         "lora": job.lora,
         "training_method": job.method,
         **({"suffix": job.suffix} if job.suffix else {}),
-        **of_method,
+        # SFT trains on turns of the assistant with the weight 1 alone.
+        **(dpo if job.method == "dpo" else {"train_on_inputs": False}),
     }
 
 
 def check_file(path: Path, method: str) -> int:
     """Return the number of lines; refuse a file that Together would, or that holds secrets."""
-    number, wrong = 0, dict[int, str]()
     try:
         with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if problem := find_problem(line, method):
-                    wrong[number] = problem
+            found = [find_problem(line, method) for line in lines]
     except OSError as error:
         raise SourceError(f"`{path}` cannot be read ({error.strerror}); use a JSONL file as --dataset.") from error
-    if not number:
+    if not found:
         raise SourceError(f"`{path}` holds no lines; use a file with rows.")
-    if wrong:
+    if wrong := {line: problem for line, problem in enumerate(found, 1) if problem}:
         first = ", ".join(f"line {line}: {problem}" for line, problem in [*wrong.items()][:3])
         reasons = ", ".join(f"{why} {n}" for why, n in Counter(wrong.values()).most_common())
         raise SourceError(
-            f"{len(wrong)} of {number} lines of `{path}` cannot be sent for {method} ({reasons}; "
+            f"{len(wrong)} of {len(found)} lines of `{path}` cannot be sent for {method} ({reasons}; "
             f"{first}); correct or drop them, or give the other --method."
         )
-    return number
+    return len(found)
 
 
 def find_problem(line: bytes, method: str) -> str | None:
@@ -99,22 +94,21 @@ def find_problem(line: bytes, method: str) -> str | None:
     except (ValueError, RecursionError):
         return "no_json"
     secret = "secret" if find_secret_kinds(json.dumps(content, ensure_ascii=False)) else None
-    return (check_dpo(content) if method == "dpo" else check_sft(content)) or secret
+    return (check_dpo if method == "dpo" else check_sft)(content) or secret
 
 
 def start(client: Any, job: argparse.Namespace) -> str:
     """Upload the file, hold the price against --max-cost, start the job and return its id."""
     uploaded = client.files.upload(file=str(job.dataset), purpose="fine-tune")
     arguments = build_request(job, uploaded.id)
-    method: Json = {n: arguments[n] for n in ("dpo_beta", "rpo_alpha", "train_on_inputs") if n in arguments}
-    # Without it the price is that of LoRA.
-    full: Json = {} if job.lora else {"training_type": {"type": "Full"}}
+    method = {n: arguments[n] for n in ("dpo_beta", "rpo_alpha", "train_on_inputs") if n in arguments}
     estimate = client.fine_tuning.estimate_price(
         training_file=uploaded.id,
         model=job.model,
         n_epochs=job.epochs,
         training_method=method | {"method": job.method},
-        **full,
+        # Without a type the price is that of LoRA.
+        **({} if job.lora else {"training_type": {"type": "Full"}}),
     )
     price = estimate.estimated_total_price if estimate.estimation_available else None
     say("price: not known" if price is None else f"price: {price:.2f} dollars by Together's count")

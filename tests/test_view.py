@@ -213,7 +213,7 @@ def test_labels_are_counted_with_intervals(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, r"There is no file `.*labels\.csv`"),
+        (None, r"Cannot read `.*labels\.csv` \(.*No such file"),
         ("", "has no column `source`"),
         ("source,session_id\n", "has no column `episode`"),
         (",".join(COLUMNS) + "\na,b,0,yes,selected,maybe,\n", "Row 1 of .* answer `maybe`"),

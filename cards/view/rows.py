@@ -11,7 +11,7 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,42 +38,27 @@ class Chosen:
     rejected_total: int
 
 
-def choose_rows(folder: Path, limit: int) -> Chosen:
-    """Return the best `limit` rows and as many rejects; ties go to the earlier row."""
-    return _choose(folder, lambda scores: _sort_rows(scores).head(limit)["row"])
-
-
-def sample_rows(folder: Path, count: int, seed: int) -> Chosen:
-    """Return a random sample of `count` rows and as many rejects; same seed, same rows."""
+def choose_rows(folder: Path, limit: int, seed: int | None = None) -> Chosen:
+    """Return the best `limit` rows, ties by their order, or with a seed a random sample; as many rejects."""
     chooser = random.Random(seed)
+    ranking: Json = {"by": ["score", "row"], "descending": [True, False], "nulls_last": True}
 
-    def draw(scores: pl.DataFrame) -> pl.Series:
-        drawn = chooser.sample(range(scores.height), min(count, scores.height))
-        return scores["row"].gather(sorted(drawn))
+    def take(files: list[Path], *columns: pl.Expr) -> tuple[list[Json], int]:
+        if not files:
+            return [], 0
+        rows = pl.scan_parquet(files, row_index_name="row").with_columns(*columns)
+        ranked = rows.select("row", "score").sort(**ranking).collect()["row"]
+        picked = ranked.head(limit)
+        if seed is not None:
+            picked = pl.Series(chooser.sample(range(len(ranked)), min(limit, len(ranked))), dtype=ranked.dtype)
+        listed = rows.filter(pl.col("row").is_in(picked.implode())).collect(engine="streaming")
+        return listed.sort(**ranking).drop("row").to_dicts(), len(ranked)
 
-    return _choose(folder, draw)
-
-
-def _choose(folder: Path, pick: Callable[[pl.DataFrame], pl.Series]) -> Chosen:
-    """Read the rows and the rejects whose numbers `pick` returns, given `row` and `score`."""
     data = folder / "data"
-    kept, total = _take([*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))], pick)
+    kept, total = take([*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))])
     score = pl.col("detail").str.extract(SCORE_IN_DETAIL).cast(pl.Float64, strict=False)
-    others, rejected = _take(sorted((folder / "rejects").glob("*.parquet")), pick, score.alias("score"))
-    return Chosen(kept, others, total, rejected)
-
-
-def _take(files: list[Path], pick: Callable[[pl.DataFrame], pl.Series], *columns: pl.Expr) -> tuple[list[Json], int]:
-    if not files:
-        return [], 0
-    rows = pl.scan_parquet(files, row_index_name="row").with_columns(*columns)
-    scores = rows.select("row", "score").collect()
-    listed = rows.filter(pl.col("row").is_in(pick(scores).implode())).collect(engine="streaming")
-    return _sort_rows(listed).drop("row").to_dicts(), scores.height
-
-
-def _sort_rows(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.sort("score", "row", descending=[True, False], nulls_last=True)
+    rejected, rejected_total = take(sorted((folder / "rejects").glob("*.parquet")), score.alias("score"))
+    return Chosen(kept, rejected, total, rejected_total)
 
 
 Parts = list[list[str | None]]
@@ -179,8 +164,8 @@ def rows_view(report: Json, chosen: Chosen, around: Mapping[Key, Json], note: st
 
 def build_rows(chosen: Chosen, around: Mapping[Key, Json]) -> list[Json]:
     """Lay out the chosen rows, the kept ones first; `around` as in `rows_view`."""
-    rows = [_build_kept(row, around.get(key_of(row))) for row in chosen.kept]
-    rows += [_build_rejected(row, around.get(key_of(row))) for row in chosen.rejected]
+    both = ((chosen.kept, True), (chosen.rejected, False))
+    rows = [_build_row(row, around.get(key_of(row)), kept) for those, kept in both for row in those]
     names = name_sessions(row["key"][0] or row["key"][1] for row in rows)
     for row in rows:
         source, session, episode = row["key"]
@@ -190,8 +175,7 @@ def build_rows(chosen: Chosen, around: Mapping[Key, Json]) -> list[Json]:
 
 
 def name_sessions(sources: Iterable[str]) -> dict[str, str]:
-    """Return a short name of each session: without the folders that all have in common, and with
-    its middle cut out, unless another one would then have the same name.
+    """Return a name of each session without common folders and, where it stays the only one, its middle.
 
     >>> name_sessions(["a/b/0190f3a2-7e1c-7000-8000-00000000c0de.jsonl", "a/b/x.jsonl"])
     {'a/b/0190f3a2-7e1c-7000-8000-00000000c0de.jsonl': '0190f3a2…0000c0de', 'a/b/x.jsonl': 'x'}
@@ -237,9 +221,8 @@ def _build_rollout(row: Json, number: int) -> Json:
     blocks = []
     for turn in turns[first + 1 :]:
         calls = [json.dumps(call["function"], ensure_ascii=False) for call in turn["tool_calls"] or ()]
-        blocks.append(
-            build_block(turn["role"], shorten("\n".join(filter(None, [turn["content"], *calls])), MAX_CHARS))
-        )
+        text = "\n".join(filter(None, [turn["content"], *calls]))
+        blocks.append(build_block(turn["role"], shorten(text, MAX_CHARS)))
     facts = [(name, row[name]) for name in ("run_id", "task_id", "suite", "seed", "model", "ended")]
     facts += [("tokens", row["completion_tokens"]), ("error", row["error"]), ("patch", row["patch"])]
     return {
@@ -273,42 +256,26 @@ def _build_bars(title: str, filtered: str, counts: Mapping[str, int]) -> Json:
     return {"kind": "bars", "title": title, "filter": filtered, "bars": bars}
 
 
-def _build_kept(row: Json, found: Json | None) -> Json:
-    spans = [item["span"] for item in row["corrections"]]
-    facts = [
-        *_list_facts(row),
-        ("split", row["split"]),
-        ("correction rules", ", ".join(item["rule"] for item in row["corrections"]) or "-"),
-        ("verifier spec", "yes" if row["verifier_spec"] else "no"),
-    ]
-    return _build_row(row, found, "selected", facts, row["privileged_context"], spans) | {
-        "kept": True,
-        "prompt": row["prompt"][-1]["content"],
-        "history": row["prompt"][:-1],
-        "words": row["reward_terms"],
-    }
-
-
-def _build_rejected(row: Json, found: Json | None) -> Json:
-    facts = [("stage", row["stage"]), ("detail", row["detail"]), *_list_facts(row)]
-    trace = found or {"prompt": "", "words": [], "context": "", "spans": []}
-    return _build_row({**trace, **row}, found, row["drop_reason"], facts, trace["context"], trace["spans"]) | {
-        "kept": False,
-        "prompt": trace["prompt"],
-        "history": [],
-        "words": trace["words"],
-    }
-
-
-def _build_row(
-    row: Json, found: Json | None, outcome: str, facts: list[tuple[str, Any]], context: str, spans: list[str]
-) -> Json:
-    key = key_of(row)
+def _build_row(row: Json, found: Json | None, kept: bool) -> Json:
+    key, facts = key_of(row), _list_facts(row)
+    if kept:
+        spans = [item["span"] for item in row["corrections"]]
+        context, prompt, words = row["privileged_context"], row["prompt"][-1]["content"], row["reward_terms"]
+        facts += [
+            ("split", row["split"]),
+            ("correction rules", ", ".join(item["rule"] for item in row["corrections"]) or "-"),
+            ("verifier spec", "yes" if row["verifier_spec"] else "no"),
+        ]
+    else:
+        trace = found or {"prompt": "", "words": [], "context": "", "spans": []}
+        spans, context, prompt, words = (trace[name] for name in ("spans", "context", "prompt", "words"))
+        facts = [("stage", row["stage"]), ("detail", row["detail"]), *facts]
+        row = {**trace, **row}
     places = {} if found is None else {place["title"]: place["events"] for place in found["places"]}
     return {
         # A row keeps its address when the page is made again.
         "id": hashlib.sha256(json.dumps(key).encode()).hexdigest()[:10],
-        "outcome": outcome,
+        "outcome": "selected" if kept else row["drop_reason"],
         "score": row["score"],
         "terms": [[item["term"], item["value"]] for item in row.get("score_terms", [])],
         "categories": row.get("categories", []),
@@ -316,6 +283,10 @@ def _build_row(
         "facts": facts,
         # Each block with the session events around it.
         "blocks": [{**block, "events": places.get(block["title"], [])} for block in split_blocks(context, spans)],
+        "kept": kept,
+        "prompt": prompt,
+        "history": row["prompt"][:-1] if kept else [],
+        "words": words,
     }
 
 
@@ -340,6 +311,7 @@ def review_view(name: str, chosen: Chosen, around: Mapping[Key, Json], seed: int
             "events": around[row["key"]]["events"] if row["key"] in around else [],
         }
         for row in build_rows(chosen, around)
+        # Nothing of a reject can be judged without its trace.
         if row["kept"] or row["key"] in around
     ]
     random.Random(seed).shuffle(rows)
@@ -367,8 +339,6 @@ def read_labels(path: Path) -> list[Json]:
             reader = csv.DictReader(file)
             columns = reader.fieldnames or ()
             labels = list(reader)
-    except FileNotFoundError as error:
-        raise SourceError(f"There is no file `{path}`.") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SourceError(f"Cannot read `{path}` ({error}).") from error
     if missing := [name for name in COLUMNS if name not in columns]:
@@ -385,25 +355,18 @@ def read_labels(path: Path) -> list[Json]:
 
 def describe_labels(labels: Sequence[Json]) -> Iterator[str]:
     """Yield a line per share: selected and rejected rows worth training on, rejected by reason."""
-    for kept, name in (("yes", "selected"), ("no", "rejected")):
-        of_kind = [label for label in labels if label["kept"] == kept]
-        yield _describe_share(f"{name} rows", of_kind)
-        outcomes = sorted({label["outcome"] for label in of_kind})
-        if kept == "no":
-            for outcome in outcomes:
-                those = [label for label in of_kind if label["outcome"] == outcome]
-                yield _describe_share(f"  {outcome}", those)
-    unanswered = sum(not label["answer"] for label in labels)
-    yield f"not answered: {unanswered} of {len(labels)}"
-
-
-def _describe_share(name: str, labels: Sequence[Json]) -> str:
-    answers = [label["answer"] for label in labels if label["answer"]]
-    good = answers.count("y")
-    if not answers:
-        return f"{name}: none answered"
-    share = wilson_interval(good, len(answers))
-    return (
-        f"{name}: {good} of {len(answers)} worth training on, {share.mean:.1%} "
-        f"(95 % interval {share.low:.1%} to {share.high:.1%})"
-    )
+    outcomes = sorted({label["outcome"] for label in labels if label["kept"] == "no"})
+    groups = [("selected rows", "yes", None), ("rejected rows", "no", None)]
+    for name, kept, outcome in [*groups, *((f"  {one}", "no", one) for one in outcomes)]:
+        of_group = [label for label in labels if label["kept"] == kept and outcome in (None, label["outcome"])]
+        answers = [label["answer"] for label in of_group if label["answer"]]
+        if not answers:
+            yield f"{name}: none answered"
+            continue
+        good = answers.count("y")
+        share = wilson_interval(good, len(answers))
+        yield (
+            f"{name}: {good} of {len(answers)} worth training on, {share.mean:.1%} "
+            f"(95 % interval {share.low:.1%} to {share.high:.1%})"
+        )
+    yield f"not answered: {sum(not label['answer'] for label in labels)} of {len(labels)}"

@@ -141,9 +141,9 @@ def render_view(folder: Path, name: str, traces: list[str], limit: int) -> str:
 def render_review(folder: Path, name: str, traces: list[str], count: int, seed: int) -> str:
     """Return the page to judge a random sample of `count` rows and as many rejects on."""
     from cards.view import render_page
-    from cards.view.rows import review_view, sample_rows
+    from cards.view.rows import choose_rows, review_view
 
-    report, chosen = _read(folder / REPORT), sample_rows(folder, count, seed)
+    report, chosen = _read(folder / REPORT), choose_rows(folder, count, seed)
     windows = _find_around(traces, report, folder, [*chosen.kept, *chosen.rejected], whole=True)
     if windows is None and chosen.rejected:
         note = "The traces were not found, so rejected rows are left out; use --source with those that were filtered."

@@ -37,8 +37,7 @@ from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.schema import ANSWER, JUDGMENT, Opponent
 from pimono_sdpo.stage import source_hash
 from processors.duel.answers import UNKNOWN, AnswerStage
-from processors.duel.judge import SECOND_EVERY, JudgeStage
-from processors.duel.scores import limit_score, score_judgment
+from processors.duel.judge import SECOND_EVERY, JudgeStage, limit_score, score_judgment
 from processors.duel.turns import KEY, RECORDS, REPORT, TURNS, Options, draw_turns
 
 Json = dict[str, Any]

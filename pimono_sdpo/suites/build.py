@@ -32,15 +32,7 @@ from typing import Any, Literal
 import msgspec
 
 from pimono_sdpo.errors import PimonoError, SourceError
-from pimono_sdpo.runs.folders import (
-    LOCK,
-    SUITE,
-    make_output,
-    only_run,
-    publish_folder,
-    remove,
-    require_disjoint,
-)  # fmt: skip
+from pimono_sdpo.runs.folders import LOCK, SUITE, make_output, only_run, publish_folder, remove, require_disjoint
 from pimono_sdpo.suites import harbor
 from pimono_sdpo.suites.split import group_near_programs
 from pimono_sdpo.suites.suite import NAME, TaskRow, make_task_id, write_suite

@@ -2,13 +2,9 @@
 
 They keep what they need in the Trainer's state, which every checkpoint holds.
 
-TRL starts both LoRA factors of the teacher at zero and averages each: after t steps at rate r their
-product has reached about (1 - (1 - r)^t)^2 of the student's instead of 1 - (1 - r)^t. Here the
-teacher starts as a copy of the student (its B is zero, so it is still the base model), as in the
-method.
-
-TRL saves the teacher in every checkpoint, but cannot resume with it, and no checkpoint keeps the
-generator that shuffles the rows.
+TRL starts the LoRA factors of the teacher at zero, so that it lags behind; here it starts as a copy
+of the student (docs/explanations/sdpo.md). TRL saves it in every checkpoint, but cannot resume with
+it, and no checkpoint keeps the generator that shuffles the rows.
 """
 
 import logging
@@ -68,12 +64,8 @@ class Progress(TrainerCallback):  # type: ignore[misc] # transformers is untyped
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Put the time where the next checkpoint saves it."""
-        seconds = self.before + monotonic() - self.began
-        state.stateful_callbacks[KEY] = {
-            "started_at": self.started_at,
-            "resumed_at": self.resumed_at,
-            "seconds": seconds,
-        }
+        kept = {"started_at": self.started_at, "resumed_at": self.resumed_at}
+        state.stateful_callbacks[KEY] = kept | {"seconds": self.before + monotonic() - self.began}
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Print the line; seconds are of one step."""
@@ -149,15 +141,15 @@ IMPORTED = time()
 def time_limit_of(given: str | None) -> "TimeLimit | None":
     """Return the limit that is given or that holds in this job, counted from its start; None without one."""
     limit, job = given or os.environ.get("TIME_LIMIT"), os.environ.get("JOB_ID")
-    if job and not limit:
+    if not limit and not job:
+        return None
+    if not limit:
+        limit = DEFAULT_IN_A_JOB
         logger.warning(
             "This Hugging Face job does not know its time limit, so the default of %s is assumed; "
             "give --time_limit the value of --timeout.",
-            DEFAULT_IN_A_JOB,
+            limit,
         )
-        limit = DEFAULT_IN_A_JOB
-    if not limit:
-        return None
     seconds, started = seconds_of(limit), IMPORTED
     if job:
         # Without token or network, and for a job of an organization, installing is not counted.

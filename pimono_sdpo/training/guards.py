@@ -21,8 +21,7 @@ from transformers import TrainerCallback
 
 from pimono_sdpo import __version__
 from pimono_sdpo.training import argument, warn
-from pimono_sdpo.training.output import BEST, BEST_PARTIAL, read_object, write_json
-from pimono_sdpo.training.publish import WEIGHTS
+from pimono_sdpo.training.output import BEST, BEST_PARTIAL, WEIGHTS, read_object, write_json
 
 # After these the adapter is worse than it was, and the best one is gone back to.
 COLLAPSES = ("reward_collapse", "divergence")

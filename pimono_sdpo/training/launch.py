@@ -128,29 +128,33 @@ def _check_account_and_flavor(api: HfApi, flavor: str) -> str:
         for attempt in retry_hub(connected=False):
             with attempt:
                 account = str(api.whoami()["name"])
-                known = [str(item.name) for item in api.list_jobs_hardware()]
-    if flavor not in known:
-        raise TrainingInputError(f"There is no flavor `{flavor}`; give one of {', '.join(known)}.")
+                find_flavor(api, flavor)
     return account
+
+
+def find_flavor(api: HfApi, flavor: str) -> Any:
+    """Return the flavor as the Hub lists it; raises TrainingInputError for an unknown one."""
+    listed = {item.name: item for item in api.list_jobs_hardware()}
+    if flavor not in listed:
+        raise TrainingInputError(f"There is no flavor `{flavor}`; give one of {', '.join(listed)}.")
+    return listed[flavor]
 
 
 def find_package(wheel: Path | None, folder: Path) -> str:
     """Return what `uv` installs this package from; a wheel is put into `folder`."""
-    checkout = Path(__file__).parents[2]
     origin = json.loads(distribution("pimono-sdpo").read_text("direct_url.json") or "{}")
-    url = urlsplit(origin.get("url", ""))
-    installed = Path(unquote(url.path))
-    places = (checkout, installed) if url.scheme == "file" else (checkout,)
+    url = origin.get("url", "")
+    installed = Path(unquote(urlsplit(url).path))
+    places = [Path(__file__).parents[2], *([installed] if url.startswith("file:") else ())]
     source = next((one for one in places if (one / "pyproject.toml").is_file()), None)
     if wheel is None and source is not None:
         _build(source, folder)
-    elif wheel is None and not origin:
-        return f"pimono-sdpo[train]=={__version__}"
-    elif wheel is None and "vcs_info" in origin:
-        vcs = origin["vcs_info"]
-        return f"pimono-sdpo[train] @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
-    elif wheel is None and url.scheme != "file":
-        return f"pimono-sdpo[train] @ {origin['url']}"
+    elif wheel is None and not url.startswith("file:"):
+        if not origin:
+            return f"pimono-sdpo[train]=={__version__}"
+        vcs = origin.get("vcs_info")
+        place = f"{vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else url
+        return f"pimono-sdpo[train] @ {place}"
     else:
         file = wheel or installed
         if not file.is_file() or file.suffix != ".whl":
@@ -172,21 +176,31 @@ def _build(checkout: Path, folder: Path) -> None:
 
 
 def _upload(api: HfApi, place: Path, bucket: str) -> list[Volume]:
-    """Put the files of a folder into the private bucket of jobs; raises OutputError for a public one."""
+    """Put the files of a folder into the private bucket of jobs."""
     files = sorted(path for path in place.rglob("*") if path.is_file())
     if not files:
         return []
     say(f"leaves this machine: {', '.join(path.name for path in files)}, to the private bucket {bucket}")
     digest = sha256(b"".join(sha256(path.read_bytes()).digest() for path in files)).hexdigest()
     folder = f"pimono-sdpo-{digest[:12]}"
+    add: Any = [(path, f"{folder}/{path.relative_to(place).as_posix()}") for path in files]
+    open_private_bucket(api, bucket)
     for attempt in retry_hub():
         with attempt:
-            api.create_bucket(bucket, private=True, exist_ok=True)
-            if not api.bucket_info(bucket).private:
-                raise OutputError(f"The bucket `{bucket}` is public; make it private.")
-            add = [(path, f"{folder}/{path.relative_to(place).as_posix()}") for path in files]
-            api.batch_bucket_files(bucket, add=list(add))
+            api.batch_bucket_files(bucket, add=add)
     return [Volume(type="bucket", source=bucket, mount_path=MOUNT, path=folder, read_only=True)]
+
+
+def open_private_bucket(api: HfApi, bucket: str) -> None:
+    """Create a bucket if it is missing; raises OutputError for a public one."""
+    for attempt in retry_hub(connected=False):
+        with attempt:
+            api.create_bucket(bucket, private=True, exist_ok=True)
+            private = api.bucket_info(bucket).private
+    if not private:
+        raise OutputError(
+            f"The bucket `{bucket}` is public, and what goes there is not; make it private, or give another."
+        )
 
 
 def _follow(api: HfApi, job: JobInfo) -> None:

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from httpx2 import HTTPError
 from huggingface_hub import HfApi
 from peft import inject_adapter_in_model
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl import ModelConfig
 from trl.experimental.sdpo import SDPOConfig
 
-from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.training.launch import find_flavor
 from pimono_sdpo.training.models import lora_config, translate_errors
 from pimono_sdpo.training.trainer import CHUNK_ELEMENTS
 
@@ -60,16 +59,10 @@ def hardware_of(flavor: str | None) -> Hardware:
         properties = torch.cuda.get_device_properties(0)
         # Before Ampere, PyTorch computes bfloat16 by way of float32, many times slower.
         return Hardware(properties.name, round(properties.total_memory / GIB, 1), None, properties.major >= 8)
-    try:
-        listed = {item.name: item for item in HfApi().list_jobs_hardware()}
-    except (HTTPError, OSError) as error:
-        raise TrainingInputError(
-            f"The Hub cannot be asked about --flavor {flavor} ({type(error).__name__}); leave "
-            "it out to use the figures of this machine."
-        ) from error
-    if flavor not in listed:
-        raise TrainingInputError(f"There is no flavor `{flavor}`; give one of {', '.join(listed)}.")
-    item = listed[flavor]
+    with translate_errors(
+        f"The Hub cannot be asked about --flavor {flavor}", "leave it out to use the figures of this machine"
+    ):
+        item = find_flavor(HfApi(), flavor)
     dollars = item.unit_cost_usd * PER_HOUR[item.unit_label]
     if item.accelerator is None:
         return Hardware(flavor, None, dollars)

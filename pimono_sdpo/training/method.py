@@ -96,8 +96,8 @@ class Method(ABC):
         """Fit the rows to the token budgets; raises TrainingInputError when that fails."""
 
     @abstractmethod
-    def estimate(self) -> dict[str, int]:
-        """Estimate the bytes at the peak of one process, by what they are for."""
+    def estimate(self, config: Any) -> dict[str, int]:
+        """Estimate, from the model's config, the bytes at the peak of one process, by what they are for."""
 
     @abstractmethod
     def check(self) -> Json:

@@ -19,7 +19,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.traces.hub import explain_error
-from pimono_sdpo.training.publish import WEIGHTS
+from pimono_sdpo.training.output import WEIGHTS
 
 # The text layers alone: `all-linear` would also wrap the image and audio embedders, which get no
 # gradient here, and PEFT knows no default for this model type. Text layers go by `language_model`
@@ -89,7 +89,6 @@ def base_model_licence(model_args: ModelConfig, revision: str | None) -> str | N
     try:
         card = hf_hub_download(model_args.model_name_or_path, "README.md", revision=revision)
     except EntryNotFoundError:
-        # Without a card the licence of the model is unknown.
         return None
     licence: str | None = ModelCard.load(card).data.get("license")
     return licence
@@ -99,8 +98,9 @@ def load_tokenizer(model_args: ModelConfig, revision: str | None, trust_remote_c
     """Return the tokenizer alone: a multimodal processor pads, and SDPO attends to the padding."""
     what, advice = f"The tokenizer of `{model_args.model_name_or_path}`", "its tokenizer files"
     with translate_errors(f"{what} cannot be loaded", f"give a model with {advice}"):
-        name, commit = model_args.model_name_or_path, revision or "main"
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=commit, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(
+            model_args.model_name_or_path, revision=revision or "main", trust_remote_code=trust_remote_code
+        )
     # Without its vocabulary, Transformers builds a tokenizer to which every text is unknown.
     if not {*tokenizer("a word", add_special_tokens=False)["input_ids"]} - {tokenizer.unk_token_id}:
         raise TrainingInputError(f"{what} has no vocabulary; give a model with {advice}.")
@@ -117,7 +117,7 @@ def end_ids(model_args: ModelConfig, revision: str | None) -> list[int]:
         # Models without generation_config.json end at the tokenizer's own token.
         return []
     ends = config.eos_token_id
-    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    return [ends] if isinstance(ends, int) else list(ends or ())
 
 
 def model_init_kwargs(model_args: ModelConfig, revision: str | None) -> dict[str, Any]:

@@ -30,6 +30,7 @@ LOCAL_FILE = "run-local.json"
 PROBE_FILE = "probe.safetensors"
 LEFT_OUT_FILE = "left-out.json"
 ADAPTER = "adapter"
+WEIGHTS = ("adapter_model.safetensors", "adapter_config.json")
 STAGING = ".adapter.partial"
 # What the run log names as the end of a training that can be resumed.
 CUT_SHORT = "time_limit"

@@ -2,10 +2,8 @@
 
 Nothing is learned, logged or drawn from the run's random numbers, so the run that follows is the
 same as without a preflight. Rows, templates, lengths and memory are looked at without weights; SDPO
-also samples a few completions. What stops a training unless --force is given: too little memory, a
-GPU without bfloat16, rollouts of which none would be reprompted, and a teacher that feedback does
-not help. The first teacher is the student itself: then there is nothing to distil (the gap at the
-start predicts the gain: arXiv:2605.30070).
+also samples a few completions. A teacher that feedback does not help stops the training: the first
+teacher is the student itself, and the gap at the start predicts the gain (arXiv:2605.30070).
 """
 
 import json
@@ -26,7 +24,7 @@ from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import say
 from pimono_sdpo.training.held_out import interval, sample_rewards, untouched
-from pimono_sdpo.training.memory import GIB, Hardware, advise
+from pimono_sdpo.training.memory import GIB, Hardware, advise, read_config
 from pimono_sdpo.training.method import Method
 
 Json = dict[str, Any]
@@ -40,7 +38,8 @@ def preflight(method: Method, hardware: Hardware) -> Json:
     Weights are loaded only when nothing speaks against it, or with --force.
     """
     with method.translate_errors():
-        parts = method.estimate()
+        config = read_config(method.model_args, method.revision, method.args.trust_remote_code)
+        parts = method.estimate(config)
     fitted = method.fitted
     memory = {
         "parts_gib": {name: round(size / GIB, 2) for name, size in parts.items()},

@@ -20,10 +20,12 @@ from transformers import TrainerCallback
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.push import Operation, PushOptions, Upload, check_texts
-from pimono_sdpo.traces.hub import explain_error, retry_hub
+from pimono_sdpo.traces.hub import retry_hub
 from pimono_sdpo.traces.sources import HUB_ID
 from pimono_sdpo.training import is_main_process, say
-from pimono_sdpo.training.output import ADAPTER, BEST, DATA, LAST_OF_CHECKPOINT, LOCAL_FILE, last_checkpoint
+from pimono_sdpo.training.launch import open_private_bucket
+from pimono_sdpo.training.models import translate_errors
+from pimono_sdpo.training.output import ADAPTER, BEST, DATA, LAST_OF_CHECKPOINT, LOCAL_FILE, WEIGHTS, last_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -43,24 +45,14 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
 
     def open(self, overwrite: bool) -> None:
         """Create the bucket, and fetch what it holds to an OUTPUT without checkpoints."""
-        try:
-            for attempt in retry_hub(connected=False):
-                with attempt:
-                    self.api.create_bucket(self.bucket, private=True, exist_ok=True)
-            if not self.api.bucket_info(self.bucket).private:
-                raise TrainingInputError(
-                    f"The bucket `{self.bucket}` is public, and checkpoints can repeat private "
-                    "text; make it private, or give another as --checkpoint_bucket."
-                )
+        with translate_errors(
+            f"Checkpoints cannot be kept in the bucket `{self.bucket}`",
+            "or give --checkpoint_bucket another one, or none to keep none",
+        ):
+            open_private_bucket(self.api, self.bucket)
             if overwrite or last_checkpoint(self.output) is not None:
                 return
             self._sync(self.place, str(self.output))
-        except HUB_FAULTS as error:
-            reason = explain_error(error) if isinstance(error, HTTPError) else type(error).__name__
-            raise TrainingInputError(
-                f"Checkpoints cannot be kept in the bucket `{self.bucket}` ({reason}); or give "
-                "--checkpoint_bucket another one, or none to keep none."
-            ) from error
         if (checkpoint := last_checkpoint(self.output)) is not None:
             step = checkpoint.name.rpartition("-")[2]
             say(f"resumes from step {step}, which the bucket {self.bucket} has kept")
@@ -116,7 +108,6 @@ def open_checkpoints(bucket: str | None, args: Any, mode: str, overwrite: bool) 
 
 
 STUDENT = "default"
-WEIGHTS = ("adapter_model.safetensors", "adapter_config.json")
 TEXTS = ("README.md", "run.json", "report.json")
 PUBLISHED = (*WEIGHTS, *TEXTS, "*.svg", "training.html", "tokenizer*", "*.jinja")
 

@@ -71,29 +71,30 @@ def fit_rows(
     or raises LeftOut. Raises TrainingInputError when no row is left.
     """
 
-    def note(row: Json, index: int) -> Json:
+    def fit_or_leave_out(row: Json, index: int) -> Json:
         try:
-            fitted, found = fit(row, index + 1)
+            fitted, note = fit(row, index + 1)
         except LeftOut as problem:
             return dict.fromkeys(written) | {NOTES: dict(zip(("reason", "detail"), problem.args, strict=True))}
-        return fitted | {NOTES: found}
+        return fitted | {NOTES: note}
 
     measured = rows.map(
-        note,
+        fit_or_leave_out,
         with_indices=True,
         features=Features({**rows.features, **written, NOTES: JsonFeature()}),
         # The cache key would not see a change of this module's code.
         load_from_cache_file=False,
         desc="fit to the token budget",
     )
-    notes = list(measured[NOTES])
-    kept = [at for at, found in enumerate(notes) if "reason" not in found]
     origins = [name for name in ORIGINS if name in rows.column_names]
-    left_out = [
-        {"row": at + 1, **{name: rows[at][name] for name in origins}, **found}
-        for at, found in enumerate(notes)
-        if "reason" in found
-    ]
+    kept, found, left_out = list[int](), list[Json](), list[Json]()
+    for at, row in enumerate(measured.select_columns([*origins, NOTES])):
+        note = row.pop(NOTES)
+        if "reason" in note:
+            left_out.append({"row": at + 1, **row, **note})
+        else:
+            kept.append(at)
+            found.append(note)
     reasons = dict(sorted(Counter(row["reason"] for row in left_out).items()))
     if not kept:
         summary = ", ".join(f"{reason} {count}" for reason, count in reasons.items())
@@ -104,7 +105,6 @@ def fit_rows(
     evaluated = None
     if held_out is not None:
         evaluated = fit_rows(held_out, None, fit, written, counted, budgets).rows
-    found = [notes[at] for at in kept]
     counts = {name: sum(one[name] for one in found) for name in counted} | {"left_out": reasons}
     lengths = {name: [one[name] for one in found] for name in budgets}
     fitted = measured.select(kept).remove_columns(NOTES)

@@ -97,15 +97,10 @@ def run_script(method: str, argv: list[str], description: str | None) -> int:
 
 
 class Run:
-    """One run of a training job.
-
-    job, args, method   the arguments of the job and of TRL, and the method with both
-    folder              OUTPUT, in which only this run works, see output.py
-    checkpoints         where checkpoints are kept on the Hub, None for nowhere
-    destination         where the adapter is published, None for nowhere
-    """
+    """One run of a training job, which works alone in `folder`, see output.py."""
 
     limit: TimeLimit | None = None
+    # Where checkpoints are kept, and where the adapter is published.
     checkpoints: publish.HubCheckpoints | None = None
     destination: publish.AdapterUpload | None = None
 
@@ -215,19 +210,18 @@ class Run:
         output.finish(self.folder, report, log)
 
     def _say_what_leaves(self) -> None:
-        space = None
-        if "trackio" in self.args.report_to and self.job.mode == "train":
-            space = self.args.trackio_space_id or environ.get(tracking.SPACE_VARIABLE)
-        leaves = []
-        if self.destination:
-            leaves.append(f"the adapter, its card, run log and page, to the repository {self.destination.repo_id}")
-        if self.checkpoints:
-            leaves.append(f"checkpoints, to the private bucket {self.checkpoints.bucket}")
-        if space:
-            leaves.append(f"metrics and sampled answers, to the Space {space}")
-        for one in leaves:
-            say(f"leaves this machine: {one}")
-        say("stays here: " + ("the rows" if leaves else "everything: rows, adapter and metrics"))
+        logged = "trackio" in self.args.report_to and self.job.mode == "train"
+        space = self.args.trackio_space_id or environ.get(tracking.SPACE_VARIABLE)
+        places = {
+            "the adapter, its card, run log and page, to the repository": self.destination
+            and self.destination.repo_id,
+            "checkpoints, to the private bucket": self.checkpoints and self.checkpoints.bucket,
+            "metrics and sampled answers, to the Space": space if logged else None,
+        }
+        for what, place in places.items():
+            if place:
+                say(f"leaves this machine: {what} {place}")
+        say("stays here: " + ("the rows" if any(places.values()) else "everything: rows, adapter and metrics"))
 
     def _look_ahead(self) -> Json:
         found = preflight(self.method, hardware_of(self.job.flavor))

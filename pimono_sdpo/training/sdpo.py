@@ -9,7 +9,7 @@ reads prompt, privileged_context, reward_terms / writes prompt, privileged_conte
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
@@ -29,7 +29,7 @@ from pimono_sdpo.training import models, preflight
 from pimono_sdpo.training.arguments import GuardedSDPOConfig, SDPOArguments
 from pimono_sdpo.training.callbacks import make_resumable
 from pimono_sdpo.training.held_out import Scores, score_rewards, score_rollouts
-from pimono_sdpo.training.memory import Hardware, estimate_sdpo, read_config
+from pimono_sdpo.training.memory import Hardware, estimate_sdpo
 from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.rewards import (
     PASS_THROUGH,
@@ -118,14 +118,17 @@ def fit_prompts(
     special = special_tokens(tokenizer)
     template = reprompt.args.chat_template_kwargs or {}
 
+    def cut(text: str, budget: int, count: Callable[[str], int], what: str, option: str) -> str:
+        short = shorten_to_budget(text, budget, count)
+        if short is None:
+            raise LeftOut("too_long", f"{count(TRIMMED)} tokens {what}, over the {budget} of {option}")
+        return short
+
     def fit(row: Row, number: int) -> tuple[Row, Row]:
         _check_row(row, number)
-        turns, found = zip(*(neutralise(turn["content"], special) for turn in row["prompt"]), strict=True)
-        context, in_context = neutralise(row["privileged_context"] or "", special)
-        task = turns[-1]
-        before = [
-            {"role": turn["role"], "content": text} for turn, text in zip(row["prompt"], turns[:-1], strict=False)
-        ]
+        (*texts, task), found = zip(*(neutralise(turn["content"], special) for turn in row["prompt"]), strict=True)
+        given, in_context = neutralise(row["privileged_context"] or "", special)
+        before = [{"role": turn["role"], "content": text} for turn, text in zip(row["prompt"], texts, strict=False)]
 
         def count(user_text: str) -> int:
             return len(templated_ids(tokenizer, [*before, {"role": "user", "content": user_text}], **template))
@@ -133,34 +136,24 @@ def fit_prompts(
         def count_reprompt(context: str) -> int:
             return count(reprompt.text(task, context)) + reprompt.reserved_tokens()
 
-        lengths = {"prompt": count(task), "teacher_prompt": count_reprompt(context)}
+        lengths = {"prompt": count(task), "teacher_prompt": count_reprompt(given)}
         # The tools of an exercise and its request stay; of other rows the request is the last turn.
         stay = 2 if before and before[0]["role"] == "system" else 0
         while len(before) > stay and count(task) > prompt_tokens:
             # The request matters more than earlier turns; the oldest exchange goes first.
             gone = 1 if before[stay]["role"] == "assistant" and not stay else 2
             before = before[:stay] + before[stay + gone :]
-        short = shorten_to_budget(task, prompt_tokens, count)
-        if short is None:
-            raise LeftOut(
-                "too_long",
-                f"{count(TRIMMED)} tokens without its last user text, over the {prompt_tokens} of max_prompt_length",
+        whole = task
+        task = cut(task, prompt_tokens, count, "without its last user text", "max_prompt_length")
+        context = given
+        if count_reprompt(given) > reprompt_tokens:
+            what = "for the teacher's prompt without any feedback"
+            context = shorten_blocks(given, lambda text: count_reprompt(text) <= reprompt_tokens) or cut(
+                given, reprompt_tokens, count_reprompt, what, "max_reprompt_len"
             )
-        shortened = short != task or len(before) < len(turns) - 1
-        task, within = short, context
-        if count_reprompt(context) > reprompt_tokens:
-            blocks = shorten_blocks(context, lambda text: count_reprompt(text) <= reprompt_tokens)
-            cut = blocks or shorten_to_budget(context, reprompt_tokens, count_reprompt)
-            if cut is None:
-                raise LeftOut(
-                    "too_long",
-                    f"{count_reprompt(TRIMMED)} tokens for the teacher's prompt without any feedback, "
-                    f"over the {reprompt_tokens} of max_reprompt_len",
-                )
-            within = cut
-        counts = (int(shortened), int(within != context), in_context + sum(found))
-        fitted = {"prompt": [*before, {"role": "user", "content": task}], "privileged_context": within}
-        return fitted, lengths | dict(zip(COUNTS, counts, strict=True))
+        counts = (task != whole or len(before) < len(texts), context != given, in_context + sum(found))
+        fitted = {"prompt": [*before, {"role": "user", "content": task}], "privileged_context": context}
+        return fitted, lengths | dict(zip(COUNTS, map(int, counts), strict=True))
 
     budgets = {"prompt": prompt_tokens, "teacher_prompt": reprompt_tokens}
     try:
@@ -338,9 +331,8 @@ class SDPO(Method):
         counts = {**fitted.counts, "without_reward": len(unscored)}
         self.fitted = replace(fitted, counts=counts)
 
-    def estimate(self) -> dict[str, int]:
+    def estimate(self, config: Any) -> dict[str, int]:
         """Estimate the peak for prompts that use their whole budget."""
-        config = read_config(self.model_args, self.revision, self.args.trust_remote_code)
         return estimate_sdpo(self.args, self.model_args, config, self.fitted.budgets["prompt"] or 0)
 
     def check(self) -> Json:

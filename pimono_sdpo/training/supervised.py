@@ -7,10 +7,6 @@ Columns of rollouts have a field for whatever a turn may need and null where it 
 templates write `None` for such a field, and several refuse arguments that are JSON text. Text that
 spells a control token would open or end a turn.
 
-SFT is measured by the loss per token of the answer and by how often the likeliest token is the
-right one; DPO by whether the chosen answer is likelier than the rejected one, and by how much
-(natural logarithm, whole answers).
-
 reads prompt, tools, and completion or chosen and rejected / writes the same without nulls, with
 arguments as mappings, as Json
 """
@@ -37,9 +33,9 @@ from pimono_sdpo.traces.trajectories.base import drop_nulls
 from pimono_sdpo.training import models
 from pimono_sdpo.training.arguments import DPOArguments, GuardedDPOConfig, GuardedSFTConfig, SFTArguments
 from pimono_sdpo.training.held_out import Scores, group
-from pimono_sdpo.training.memory import estimate_supervised, read_config
+from pimono_sdpo.training.memory import estimate_supervised
 from pimono_sdpo.training.method import Method
-from pimono_sdpo.training.publish import WEIGHTS
+from pimono_sdpo.training.output import WEIGHTS
 from pimono_sdpo.training.rows import ORIGINS, Fitted, LeftOut, fit_rows, refuse_leaks
 from pimono_sdpo.training.token_budget import control_tokens, neutralise, special_tokens, templated_ids
 
@@ -295,12 +291,12 @@ class Supervised(Method):
                 parameter.data.copy_(weights[name])
         return trainer
 
-    def estimate(self) -> dict[str, int]:
+    def estimate(self, config: Any) -> dict[str, int]:
         """Estimate the peak for the longest row."""
         return estimate_supervised(
             self.args,
             self.model_args,
-            read_config(self.model_args, self.revision, self.args.trust_remote_code),
+            config,
             max(self.fitted.lengths["sequence"]),
             pairs=len(self.TARGETS) > 1,
             adapter=self.adapter is not None,
@@ -401,6 +397,6 @@ class DPO(Supervised):
         super().load_model()
 
     def measure(self, answers: list[tuple[float, float, int]]) -> dict[str, float]:
-        """Return by how much the chosen answer is likelier, and whether it is."""
+        """Return by how much the chosen answer is likelier (natural logarithm), and whether it is."""
         ratio = answers[0][0] - answers[1][0]
         return {"log_ratio": ratio, "preferred": float(ratio > 0)}

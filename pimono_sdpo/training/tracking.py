@@ -24,13 +24,12 @@ logger = logging.getLogger(__name__)
 SPACE_VARIABLE = "TRACKIO_SPACE_ID"
 # What the dashboard and the run log list.
 TRAINING_ARGUMENTS = (
-    "max_steps num_train_epochs learning_rate lr_scheduler_type warmup_steps weight_decay "
-    "max_grad_norm optim per_device_train_batch_size gradient_accumulation_steps "
-    "gradient_checkpointing bf16 seed stop_on"
+    "max_steps num_train_epochs learning_rate lr_scheduler_type warmup_steps weight_decay max_grad_norm optim "
+    "per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing bf16 seed stop_on"
 ).split()
 MODEL_ARGUMENTS = (
-    "dtype load_in_4bit load_in_8bit bnb_4bit_quant_type use_bnb_nested_quant lora_r lora_alpha "
-    "lora_dropout use_rslora use_dora"
+    "dtype load_in_4bit load_in_8bit bnb_4bit_quant_type use_bnb_nested_quant "
+    "lora_r lora_alpha lora_dropout use_rslora use_dora"
 ).split()
 # Of each step: enough to see what is rewarded, few enough for any number of steps.
 ROLLOUTS = 8

@@ -1,13 +1,8 @@
 """TRL's SDPO trainer with its loss in float32, measures of collapse, and two rivals beside it.
 
-TRL computes the loss in the dtype of the logits. For a model in bfloat16 the gradient of a small
-gap between student and teacher is then mostly rounding (cosine .3 to .8 to that in float32). Here
-the logits stay as the model gives them, and the loss takes CHUNK_ELEMENTS of them at a time in
-float32; the chunks are computed again in the backward pass, so that no whole copy is kept. LoRA
-weights, their gradients and the EMA teacher are float32 throughout (`bf16: false`).
-
-Rows are padded to the longest of all that were sampled together; each micro-batch leaves out the
-columns that are padding in all of its rows.
+TRL computes the loss in the dtype of the logits; in bfloat16 the gradient of a small gap between
+student and teacher is then mostly rounding. Here the loss takes CHUNK_ELEMENTS of them at a time in
+float32; the chunks are computed again in the backward pass, so that no whole copy is kept.
 
 `--method` trains on the same rollouts, rewards and checkpoints: `sdpo` distils; `grpo` takes TRL's
 policy loss alone; `rft` (rejection-sampling fine-tuning) takes the negative log-likelihood of the

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from pimono_sdpo.training import output, publish
+from pimono_sdpo.training import output
 from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.rewards import Scoring
 from tests.training import guarded
@@ -76,13 +76,13 @@ def test_the_best_adapter_outlives_its_checkpoint_and_is_gone_back_to(
     assert result["best"]["step"] == result["went_back_to"] == 4
     assert result["best"]["reward_mean"] == pytest.approx(0.89)
     assert [path.name for path in place.glob("checkpoint-*")] == ["checkpoint-10"]
-    best = load_file(place / "best" / publish.WEIGHTS[0])
-    last = load_file(place / "checkpoint-10" / publish.WEIGHTS[0])
+    best = load_file(place / "best" / output.WEIGHTS[0])
+    last = load_file(place / "checkpoint-10" / output.WEIGHTS[0])
     assert best.keys() == last.keys()
     assert not all(torch.equal(best[name], last[name]) for name in best)
     base = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     base.load_adapter(str(place / "best"))
-    assert {path.name for path in (place / "best").iterdir()} == {*publish.WEIGHTS, "best.json"}
+    assert {path.name for path in (place / "best").iterdir()} == {*output.WEIGHTS, "best.json"}
 
 
 def collapsing(folder: Path, tiny: Path, stop: int | None = None, **changes: Any) -> tuple[Method, dict[str, Any]]:
@@ -107,7 +107,7 @@ def test_resumed_the_guards_know_what_was_before(
     expected = {name: ran[0]["reward_collapse"][name] for name in record}
     assert record == expected
     assert resumed.trainer.state.global_step == 10
-    best = load_file(tmp_path / "best" / publish.WEIGHTS[0])
+    best = load_file(tmp_path / "best" / output.WEIGHTS[0])
     weights = adapter_state(resumed.trainer)
     assert all(torch.equal(weights[name], best[name]) for name in best), "went back to the best"
 

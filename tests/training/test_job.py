@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import publish
+from pimono_sdpo.training import output
 from pimono_sdpo.training.sdpo import SDPO
 from tests.card_data import TOKENIZER
 from tests.loopback_hub import LoopbackHub
@@ -48,7 +48,7 @@ def test_the_job_trains_logs_and_writes_its_card(tiny: Path, filtered: Path, tmp
     }
     adapter = {path.name for path in (out / "adapter").iterdir()}
     page = {"README.md", "run.json", "training.html", "training.svg"}
-    assert adapter == {*publish.WEIGHTS, *TOKENIZER, *page}
+    assert adapter == {*output.WEIGHTS, *TOKENIZER, *page}
     assert (tmp_path / "trackio" / "pimono-sdpo.db").exists()
 
     fresh = python("-m", "pimono_sdpo.training.reload", str(out), cwd=tmp_path)
@@ -166,7 +166,7 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
     assert published["config"]["base_model_name_or_path"] == "me/model-of-a-test"
     assert published["config"]["revision"] == commit
     assert set(published["files"]) - {".gitattributes"} == {
-        *publish.WEIGHTS,
+        *output.WEIGHTS,
         "README.md",
         "report.json",
         "run.json",

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from cards.lint import lint_card
 from pimono_sdpo.cli import app
-from pimono_sdpo.training import publish, reload
+from pimono_sdpo.training import output, reload
 from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.supervised import DPO, SFT
 from tests.card_data import TOKENIZER
@@ -91,7 +91,7 @@ def test_a_run_leaves_an_adapter_that_loads_and_a_card_that_says_what_it_was(
     assert run["dataset"]["rows_used"] == 5
     assert [entry["step"] for entry in run["log_history"]] == [1, 2, 3, 4]
     assert {path.name for path in (out / "adapter").iterdir()} == {
-        *publish.WEIGHTS,
+        *output.WEIGHTS,
         "README.md",
         "run.json",
         *TOKENIZER,
@@ -154,7 +154,7 @@ def test_a_killed_run_goes_on_to_the_same_adapter(
     assert job([*given, "--learning_rate", "0.5"]) == 2
     assert "learning_rate 0.001, now 0.5" in capsys.readouterr().err
     assert job(given) == 0
-    for name in publish.WEIGHTS[:1]:
+    for name in output.WEIGHTS[:1]:
         first, second = (load_file(out / "adapter" / name) for out in (done[method], tmp_path / "out"))
         assert first.keys() == second.keys()
         assert all(torch.equal(first[key], second[key]) for key in first)
@@ -201,7 +201,7 @@ def test_dpo_goes_on_from_the_adapter_of_sft(
     done: dict[str, Path], rows: dict[str, Path], tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     adapter = done["sft"] / "adapter"
-    trained = load_file(adapter / publish.WEIGHTS[0])
+    trained = load_file(adapter / output.WEIGHTS[0])
     made = prepared("dpo", tmp_path / "a", tiny, pairs(), adapter)
     model = made.trainer.model
     for name, parameter in model.named_parameters():

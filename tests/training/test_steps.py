@@ -152,7 +152,7 @@ def test_the_saved_adapter_is_clean_and_loads(
     trained = adapter_state(prepared.trainer)
     folder = tmp_path / "adapter"
     files = publish.save_adapter(prepared.trainer.model, folder, str(tiny), "a" * 40)
-    assert {path.name for path in folder.iterdir()} == set(files) == set(publish.WEIGHTS)
+    assert {path.name for path in folder.iterdir()} == set(files) == set(output.WEIGHTS)
     config = json.loads((folder / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(tiny)
     assert config["revision"] == "a" * 40

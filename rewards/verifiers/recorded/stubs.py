@@ -12,6 +12,7 @@ import importlib.machinery
 import os
 import sys
 import types
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
@@ -29,6 +30,7 @@ from rewards.verifiers.recorded.values import (
     Row,
     TooLarge,
     content_of,
+    is_of_library,
     prepare,
     receive,
 )
@@ -143,7 +145,7 @@ class Session:
         if isinstance(value, Remote) or isinstance(type(value), Class):
             if key := vars(value).get("_key"):
                 return ["known", key]
-        elif _is_of_library(value):
+        elif is_of_library(value):
             return ["library", value.__module__, value.__name__]
         if isinstance(value, BaseException):
             kind = self.encoded.ref(type(value))
@@ -182,15 +184,6 @@ class Session:
             made = Module(str(rest[0])) if kind == "module" else Function()
         vars(made).update(own)
         return made
-
-
-def _is_of_library(value: Any) -> bool:
-    module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
-    if not isinstance(module, str) or not isinstance(name, str):
-        return False
-    if module.partition(".")[0] not in sys.stdlib_module_names:
-        return False
-    return getattr(sys.modules.get(module), name, None) is value
 
 
 def _text(self: BaseException) -> str:
@@ -393,26 +386,25 @@ class Replayed(Session):
 
     def __init__(self, shared: Mapping[str, type], calls: list[list[Any]]) -> None:
         super().__init__(shared)
-        self.given: dict[int, list[list[Any]]] = {}
+        self.given = defaultdict[int, list[list[Any]]](list)
         for message, reply in calls:
-            self.given.setdefault(message["part"], []).append([message, reply])
-        self.at: dict[int, int] = {}
+            self.given[message["part"]].append([message, reply])
+        self.at = Counter[int]()
 
     def exchange(self, message: Message) -> Message:
         """Return what the candidate replied."""
-        at = self.at.get(self.part, 0)
-        given = self.given.get(self.part, [])[at : at + 1]
-        compared = ("op", "refs", "table", "files")
-        if not given or any(given[0][0].get(key) != message.get(key) for key in compared):
+        at, given = self.at[self.part], self.given[self.part]
+        asked, reply = given[at] if at < len(given) else ({}, None)
+        if any(asked.get(key) != message.get(key) for key in ("op", "refs", "table", "files")):
             if message["op"] == "repr":
                 return {"refs": ["(an object)"], "table": []}
             self.wanted[self.part] = [at, message]
             raise self.aborted("the tests make another call than with the reference")
-        self.at[self.part] = at + 1
-        reply: Message | None = given[0][1]
+        self.at[self.part] += 1
         if reply is None:
             raise self.aborted("the answer did not come so far")
-        return reply
+        found: Message = reply
+        return found
 
 
 class Parts(Reporter):
