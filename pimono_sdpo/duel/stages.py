@@ -299,7 +299,7 @@ class Duel:
         return JudgeStage(chat, panel, opponent, self.settings.duel.seed, single, complete)
 
     def _open_chat(self, section: CallSection, models: Sequence[str]) -> Chat:
-        return open_chat(section, self.settings, self.folder / JOURNAL, models, self.max_cost)
+        return open_chat(section, self.settings.prices, self.folder / JOURNAL, models, self.max_cost, replay=False)
 
     def _ask(
         self,
