@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Literal, NamedTuple
 
 _ALIKE = str.maketrans(
@@ -126,6 +126,7 @@ def _places(bare: str, hunks: Sequence["Edit"]) -> list[tuple[int, int]] | None:
 
 
 MIN_IN_PARTS = 10
+MIN_ALIKE = 30
 # No text that is looked for has this line.
 _GAP = "\n\ufffd\n"
 # Older texts beyond these are forgotten.
@@ -136,6 +137,16 @@ MIN_GONE = 12
 def _is_distinctive(old: str, texts: Sequence[str]) -> bool:
     """Whether a text that was seen once is unlikely to occur where the file was not seen."""
     return len(old.strip()) >= MIN_IN_PARTS and all(text.count(old) < 2 for text in texts)
+
+
+def _stand_apart(old: str, one: str, other: str) -> bool:
+    """Whether a text stands among other lines in two runs, and not in what both have shown."""
+    (before, _, after), (before2, _, after2) = one.partition(old), other.partition(old)
+    ends = (before[::-1], before2[::-1]), (after, after2)
+    # What was seen of both ends must agree, and be more than the text itself.
+    lengths = [min(map(len, pair)) for pair in ends]
+    agree = all(left[:length] == right[:length] for (left, right), length in zip(ends, lengths, strict=True))
+    return not agree or (sum(lengths) < MIN_ALIKE and len(old) < MIN_ALIKE)
 
 
 class Edit(NamedTuple):
@@ -299,7 +310,8 @@ class File:
             return None if is_open else "not_found"
         # The text may be in a part that is not known, a short one in several.
         everything = (*self.texts, *self.hints, *self.older)
-        is_twice = sum(old in piece for piece in self.pieces) > 1
+        holding = [piece for piece in self.pieces if old in piece]
+        is_twice = any(_stand_apart(old, *pair) for pair in combinations(holding, 2))
         if self.whole is None and (is_twice or not _is_distinctive(old, everything)):
             return None
         loose = (*self.hints, *(self.older if trusting else ()))
