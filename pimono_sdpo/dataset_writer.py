@@ -31,6 +31,7 @@ from pimono_sdpo.suites.split import check_leakage, read_task_ids
 from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts
 from pimono_sdpo.suites.suite import load_suite
 from pimono_sdpo.traces.sources import Source
+from pimono_sdpo.training.token_budget import templated_ids
 from processors.redact import redact_text
 from processors.rollouts.steps import PROBLEM, drop_problems
 from processors.rollouts.together import make_dpo_line, make_sft_line, write_lines
@@ -65,16 +66,14 @@ def count_tokens(row: Row, tokenizer: str, max_length: int) -> Json:
     """Count the tokens of a row and say whether they are too many."""
     from jinja2 import TemplateError
 
-    template, encoded = load_tokenizer(tokenizer).apply_chat_template, []
+    loaded, encoded = load_tokenizer(tokenizer), []
     try:
         for end in [row[name] for name in ("completion", "chosen", "rejected") if name in row]:
             # Templates take no nulls.
             turns = [
                 {name: value for name, value in turn.items() if value is not None} for turn in (*row["prompt"], *end)
             ]
-            tools = list(row["tools"]) or None
-            found = template(turns, tools=tools, tokenize=True, return_dict=True)
-            encoded.append(list(found["input_ids"]))
+            encoded.append(templated_ids(loaded, turns, prompt=False, tools=list(row["tools"]) or None))
     # Templates raise many kinds of errors; a conversation that one refuses cannot be trained on.
     except (TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
         why = f"the chat template refuses it: {error}"[:300]

@@ -15,20 +15,10 @@ from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.options import check_shares, option, options, report_options, resume_key
 from pimono_sdpo.report import build_report, explain_empty
-from pimono_sdpo.runs import folders
+from pimono_sdpo.runs import folders, sessions
 from pimono_sdpo.runs.dedupe import choose_rows
 from pimono_sdpo.runs.engine import EngineName, code_of, engine_of, run_parts, sha256, sum_counts
 from pimono_sdpo.runs.parquet import link_or_copy
-from pimono_sdpo.runs.sessions import (
-    OUTPUTS,
-    REJECTS,
-    ROWS,
-    describe,
-    files_of,
-    filter_shard,
-    list_unreadable,
-    session_parts,
-)
 from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.traces.sources import Shard, Source, open_source
@@ -174,7 +164,7 @@ def run_filter(
     opened = _open(source, out)
     with folders.only_run(out) as work:
         records = _run_shards(opened, range(len(opened.shards)), work, options, workers, engine)
-        files = [files_of(work, index) for index in records]
+        files = [sessions.files_of(work, index) for index in records]
         return _publish(_redact_names(opened), files, [*records.values()], work, out, report_options(options))
 
 
@@ -197,10 +187,10 @@ def run_part(
         numbers = range(part[0] - 1, len(opened.shards), part[1])
         records = _run_shards(opened, numbers, work, options, workers, engine)
         # The run's own folders stay, so that a kill in the middle costs nothing.
-        finished = folders.make_output(work, *OUTPUTS)
+        finished = folders.make_output(work, *sessions.OUTPUTS)
         for index in records:
-            for kind, file in files_of(work, index).items():
-                link_or_copy(file, files_of(finished, index)[kind])
+            for kind, file in sessions.files_of(work, index).items():
+                link_or_copy(file, sessions.files_of(finished, index)[kind])
         content = _describe_part(part, opened, options, records)
         (finished / folders.PART).write_text(json.dumps(content, indent=2) + "\n")
         folders.publish_folder(finished, out)
@@ -214,7 +204,7 @@ def _describe_part(part: tuple[int, int], source: Source, options: FilterOptions
     """Return what `part.json` holds: the same bytes wherever a part was made, and no secrets in names."""
     redacted = _redact_names(source)
     both = zip(source.shards, redacted.shards, strict=True)
-    shards = [{**describe(shard), "path": named.path} for shard, named in both]
+    shards = [{**sessions.describe(shard), "path": named.path} for shard, named in both]
     return {
         "pimono_sdpo": __version__,
         "part": part[0],
@@ -222,9 +212,9 @@ def _describe_part(part: tuple[int, int], source: Source, options: FilterOptions
         "source": {"name": redacted.name, "kind": source.kind, "revision": source.revision, "shards": shards},
         "upstream": source.upstream,
         "options": resume_key(options),
-        "code": code_of(filter_shard, options.stages(source.recorder)),
+        "code": code_of(sessions.filter_shard, options.stages(source.recorder)),
         "sessions": sum(source.shards[index].sessions for index in records),
-        **{kind: sum(one["rows"][kind] for one in records.values()) for kind in (ROWS, REJECTS)},
+        **{kind: sum(one["rows"][kind] for one in records.values()) for kind in (sessions.ROWS, sessions.REJECTS)},
         # What a shard was made from has the times of one machine.
         "records": {index: {**one, "made_from": None} for index, one in records.items()},
     }
@@ -276,7 +266,7 @@ def _gather(parts: Sequence[Path]) -> tuple[Source, list[Files], list[Json], Jso
     files, records = [], []
     for index in range(len(about["shards"])):
         folder, part = by_number[index % count + 1]
-        files.append(files_of(folder, index))
+        files.append(sessions.files_of(folder, index))
         records.append(part["records"][str(index)])
         for kind, path in files[-1].items():
             if not path.is_file() or sha256(path) != records[-1]["sha256"][kind]:
@@ -316,8 +306,8 @@ def _run_shards(
 ) -> dict[int, Json]:
     """Run the shards of these numbers, with a progress bar, and return their records."""
     shards = {index: opened.shards[index] for index in numbers}
-    parts = session_parts(shards, options.stages(opened.recorder), resume_key(options))
-    return run_parts(parts, work, OUTPUTS, desc="filter", unit="session", engine=engine_of(engine, workers))
+    parts = sessions.session_parts(shards, options.stages(opened.recorder), resume_key(options))
+    return run_parts(parts, work, sessions.OUTPUTS, desc="filter", unit="session", engine=engine_of(engine, workers))
 
 
 def _publish(source: Source, files: list[Files], records: list[Json], work: Path, out: Path, options: Json) -> Json:
@@ -326,7 +316,7 @@ def _publish(source: Source, files: list[Files], records: list[Json], work: Path
     finished, dropped = choose_rows(files, work, *comparing)
     counts = sum_counts(records)
     report = build_report(source.describe(), options, WEIGHTS, counts, dropped, finished)
-    if unreadable := list_unreadable(counts):
+    if unreadable := sessions.list_unreadable(counts):
         report["bytes"]["unreadable"] = sum(unreadable.values())
         report["unreadable"] = [redact_text(one, "")[0] for one in unreadable]
     if not report["kept"]:

@@ -115,18 +115,20 @@ class Found(NamedTuple):
 
 def find_evidence(events: tuple[Event, ...], judge: Judge | None, unit: Unit = "episode") -> Found:
     """Find the requests of a session and the evidence that belongs to each."""
-    matched = match_results(events)
-    corrections = find_corrections(events, judge)
+    matched, asked = match_results(events), _list_requests(events)
+    # Without a request, nothing is feedback on an answer.
+    corrections = find_corrections(events, judge) if asked else []
+    failures = find_failures(events) if asked else []
     # Work on a correction is that on a request, but the reference run has one of each session.
     corrected = {item["event_index"] for item in corrections} if unit == "session" else ()
-    requests = [event for event in _list_requests(events) if event.index not in corrected]
+    requests = [event for event in asked if event.index not in corrected]
     ends = [*(request.index for request in requests[1:]), len(events)]
     work = [
         request.index
         for request, end in zip(requests, ends, strict=False)
         if not _keeps_house(request.text) or list_edited(events[request.index : end])
     ]
-    findings = _bind(find_failures(events), corrections, events, requests, work)
+    findings = _bind(failures, corrections, events, requests, work)
     # What a request left broken is often put right only once the user has said so.
     opened = {item["event_index"] for item in corrections}
     anew = [*(at for at in ends[:-1] if at not in opened), len(events)]

@@ -39,6 +39,7 @@ _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "outcome")
 _MESSAGE_CHARS = 400
 _CODE_CHARS = 3000
 _NEAR = 3
+_PATCH_CHARS = 200
 _CHANGES = frozenset({"edit", "write"})
 _FILE_TOOLS = frozenset({"read", "ls", "grep", "find", "glob"})
 _REFUSALS = frozenset({"policy_block", "permission_auth"})
@@ -115,7 +116,7 @@ def describe_outcomes(
 
 
 def _changes_file(step: Step) -> bool:
-    return step.tool in _CHANGES or "*** Begin Patch" in step.arguments
+    return step.tool in _CHANGES or "*** Begin Patch" in step.arguments[:_PATCH_CHARS]
 
 
 def _find_place(item: Finding) -> str:
@@ -293,9 +294,10 @@ def _find_fault(item: Finding, steps: Sequence[Step], after: Sequence[Step]) -> 
     is_own = any(len(file) > 3 and file in names for file in files)
     if is_shell and _MISSING not in categories:
         is_own = is_own or _SAYS["inline"].search(item["target"]) is not None
+    if not (is_own or categories & _OF_CODE):
+        return ""
     # Before, a test, a build or a script shows what it found.
-    has_changed = any(_changes_file(step) for step in steps if step.ends < item["event_index"])
-    return "work" if has_changed and (is_own or categories & _OF_CODE) else ""
+    return "work" if any(_changes_file(step) for step in steps if step.ends < item["event_index"]) else ""
 
 
 def _is_slip(item: Finding, after: Sequence[Step], is_shell: bool) -> bool:
@@ -303,7 +305,7 @@ def _is_slip(item: Finding, after: Sequence[Step], is_shell: bool) -> bool:
     categories = set(item["categories"])
     if categories & _REFUSALS:
         return item["resolved_at"] is not None or "policy_block" in categories or not is_shell
-    is_patch = is_shell and "*** Begin Patch" in item["target"]
+    is_patch = is_shell and "*** Begin Patch" in item["target"][:_PATCH_CHARS]
     if is_shell and not is_patch:
         if not _SAYS["no_program"].search(item["text"]):
             return only_reads(item["target"])

@@ -17,15 +17,10 @@ and says how to add one:
     reward = VerifierReward(Rubric(gates=[tests.verify]))
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from rewards.answers import text_of
 from rewards.trace_grounding import trace_grounding_reward
-
-if TYPE_CHECKING:
-    from rewards.verifiers.reward import VerifierReward, self_test
-    from rewards.verifiers.rubric import BadSpec, Rubric, RubricResult, Verifier, VerifierResult
+from rewards.verifiers.reward import VerifierReward, self_test
+from rewards.verifiers.rubric import BadSpec, Rubric, RubricResult, Verifier, VerifierResult
 
 __all__ = [
     "BadSpec",
@@ -38,13 +33,3 @@ __all__ = [
     "text_of",
     "trace_grounding_reward",
 ]
-
-_REWARD = ("VerifierReward", "self_test")
-
-
-def __getattr__(name: str) -> Any:
-    """Import the verifiers when they are used."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "rewards.verifiers.reward" if name in _REWARD else "rewards.verifiers.rubric"
-    return getattr(import_module(module), name)

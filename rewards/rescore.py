@@ -15,7 +15,7 @@ have started. A run that is killed goes on behind its last finished slice.
 import inspect
 import json
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -34,7 +34,7 @@ from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.own_code import import_own
 from pimono_sdpo.runs.engine import Output, Part, Piece, hide_bars, run_parts
 from pimono_sdpo.runs.folders import LOCK, make_output, only_run, publish_folder, remove
-from pimono_sdpo.runs.parquet import link_or_copy
+from pimono_sdpo.runs.parquet import link_or_copy, read_rows
 from pimono_sdpo.stage import source_hash
 from rewards.answers import text_of
 from rewards.verifiers.rubric import Rubric, Status, Verifier
@@ -72,10 +72,9 @@ def rubric_of(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
         weighed = [(verifier_of(name), float(weight or 1)) for name, _, weight in named]
         return Rubric(tuple(map(verifier_of, gates)), tuple(weighed))
     except ValueError as found:
-        why = (
+        raise OutputError(
             f"The rubric cannot be built ({found}); name verifiers such as tool_calls, or syntax=0.5 with its weight."
-        )
-        raise OutputError(why) from found
+        ) from found
 
 
 def verifier_of(name: str) -> Verifier:
@@ -159,9 +158,8 @@ def rescore_dataset(source: str, out: Path, rubric: Rubric, workers: int = 1) ->
 def _score(stored: Dataset, rubric: Rubric, workers: int) -> Iterator[Piece]:
     """Yield the stored rows, one for each completion, with their verdicts."""
     rows = one_each(stored)
-    features = Features({**rows.features, **VERDICT})
     # A row of several completions counts when all of them are scored.
-    units = 1 if rows.num_rows == stored.num_rows else 0
+    units = int(rows.num_rows == stored.num_rows)
     verdicts = []
     pool = ThreadPoolExecutor(workers)
     try:
@@ -171,10 +169,7 @@ def _score(stored: Dataset, rubric: Rubric, workers: int) -> Iterator[Piece]:
     finally:
         # An interrupt does not wait for the rest.
         pool.shutdown(cancel_futures=True)
-    left = stored.num_rows - units * len(verdicts)
-    if not verdicts:
-        yield Piece({"scored": features.arrow_schema.empty_table()}, left)
-        return
+    features = Features({**rows.features, **VERDICT})
     scored = rows.map(
         lambda _, at: verdicts[at],
         with_indices=True,
@@ -183,21 +178,20 @@ def _score(stored: Dataset, rubric: Rubric, workers: int) -> Iterator[Piece]:
         load_from_cache_file=False,
         new_fingerprint=f"{0:016}",
     )
-    yield Piece({"scored": scored.data.table}, left)
+    table = scored.data.table if verdicts else features.arrow_schema.empty_table()
+    yield Piece({"scored": table}, stored.num_rows - units * len(verdicts))
 
 
 def _report(files: Sequence[Path], used: Row) -> Row:
     rewards: list[float | None] = []
-    verdicts: dict[str, Counter[str]] = {}
+    verdicts = defaultdict[str, Counter[str]](Counter)
     categories, rejected = Counter[str](), Counter[str]()
-    for file in files:
-        table = pq.read_table(file, columns=[*COUNTED])
-        rewards += table.column("reward").to_pylist()
-        for row in table.to_pylist():
-            for name, status in zip(row["verifier"], row["status"], strict=True):
-                verdicts.setdefault(name, Counter())[status] += 1
-            rejected.update(filter(None, [row["rejected"]]))
-            categories.update(filter(None, row["category"]))
+    for row in read_rows(files, COUNTED):
+        rewards.append(row["reward"])
+        for name, status in zip(row["verifier"], row["status"], strict=True):
+            verdicts[name][status] += 1
+        rejected.update(filter(None, [row["rejected"]]))
+        categories.update(filter(None, row["category"]))
     reasons = dict(rejected.most_common(REASONS))
     if others := rejected.total() - sum(reasons.values()):
         reasons["other reasons"] = others

@@ -120,7 +120,7 @@ def test_steps_pairs_and_the_page_name_neither_user_nor_host(tmp_path: Path) -> 
     for keep in (False, True):
         rows = tmp_path / f"rows-{keep}"
         run_filter(str(source), rows, FilterOptions(keep_identity=keep, min_worth=0))
-        page = json.dumps(view_of(render_view(rows, "rows", [], 10)))
+        page = json.dumps(view_of(render_view(rows, [], 10)))
         assert "were found and read again" in page
         assert ("dermatt" in page, "tower" in page) == (keep, keep)
 

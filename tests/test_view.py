@@ -58,7 +58,7 @@ def rows(tmp_path: Path, traces: Path) -> Path:
 
 
 def test_the_page_holds_funnel_charts_and_every_row(rows: Path) -> None:
-    view = view_of(render_view(rows, "rows", [], 10))
+    view = view_of(render_view(rows, [], 10))
     (funnel,), charts = view["groups"]
     # The correction opens a request of its own, after which nothing failed.
     assert [bar["value"] for bar in funnel["bars"]] == [3, 4, 1]
@@ -72,7 +72,7 @@ def test_the_page_holds_funnel_charts_and_every_row(rows: Path) -> None:
 
 
 def test_the_trace_stands_around_each_diagnostic_without_its_secrets(rows: Path) -> None:
-    page = render_view(rows, "rows", [], 10)
+    page = render_view(rows, [], 10)
     row = view_of(page)["rows"][0]
     diagnostic, correction = row["blocks"]
     assert [event["here"] for event in diagnostic["events"]].count(True) == 1
@@ -84,7 +84,7 @@ def test_the_trace_stands_around_each_diagnostic_without_its_secrets(rows: Path)
 
 
 def test_rejected_rows_show_what_their_traces_hold(rows: Path) -> None:
-    again, rejected, _ = view_of(render_view(rows, "rows", [], 10))["rows"][1:]
+    again, rejected, _ = view_of(render_view(rows, [], 10))["rows"][1:]
     assert again["prompt"].startswith("No, that is wrong")
     assert rejected["prompt"].endswith(" b")
     assert rejected["score"] is None
@@ -92,23 +92,23 @@ def test_rejected_rows_show_what_their_traces_hold(rows: Path) -> None:
 
 def test_without_its_traces_a_row_shows_what_it_has(rows: Path, traces: Path) -> None:
     traces.rename(traces.with_name("elsewhere"))
-    view = view_of(render_view(rows, "rows", [], 10))
+    view = view_of(render_view(rows, [], 10))
     assert "--source" in view["list"]["shown"]
     assert view["rows"][0]["blocks"][0]["events"] == []
     assert view["rows"][1]["prompt"] == ""
-    given = view_of(render_view(rows, "rows", [str(traces.with_name("elsewhere"))], 10))
+    given = view_of(render_view(rows, [str(traces.with_name("elsewhere"))], 10))
     assert given["rows"][0]["blocks"][0]["events"]
 
 
 def test_other_traces_of_the_same_name_are_not_taken(rows: Path, traces: Path) -> None:
     (traces / "a.jsonl").write_text(trace(HEADER, user("another session altogether, of that name")))
-    assert "--source" in view_of(render_view(rows, "rows", [], 10))["list"]["shown"]
+    assert "--source" in view_of(render_view(rows, [], 10))["list"]["shown"]
 
 
 def test_more_rows_than_asked_for_are_told(tmp_path: Path) -> None:
     run_filter(str(SAMPLE_SESSIONS), tmp_path / "rows", FilterOptions(min_score=5.0, min_worth=0))
-    whole = view_of(render_view(tmp_path / "rows", "rows", [], 500))
-    some = view_of(render_view(tmp_path / "rows", "rows", [], 2))
+    whole = view_of(render_view(tmp_path / "rows", [], 500))
+    some = view_of(render_view(tmp_path / "rows", [], 2))
     kept = [row for row in whole["rows"] if row["kept"]]
     scores = sorted((row["score"] for row in kept), reverse=True)
     assert [row["score"] for row in some["rows"][:2]] == scores[:2]
@@ -123,18 +123,18 @@ def test_more_rows_than_asked_for_are_told(tmp_path: Path) -> None:
 
 def test_episodes_are_looked_up_one_by_one(tmp_path: Path) -> None:
     run_filter(str(SAMPLE_SESSIONS), tmp_path / "rows", FilterOptions(unit="episode", history_chars=500))
-    page = render_view(tmp_path / "rows", "rows", [str(SAMPLE_SESSIONS)], 500)
+    page = render_view(tmp_path / "rows", [str(SAMPLE_SESSIONS)], 500)
     selected = [row for row in view_of(page)["rows"] if row["kept"]]
     assert selected
     assert all(any(event["here"] for event in row["blocks"][0]["events"]) for row in selected)
 
 
 def test_the_same_folder_gives_the_same_page(rows: Path) -> None:
-    assert render_view(rows, "rows", [], 10) == render_view(rows, "rows", [], 10)
+    assert render_view(rows, [], 10) == render_view(rows, [], 10)
 
 
 def test_nothing_a_trace_says_is_markup(rows: Path) -> None:
-    page = render_view(rows, "rows", [], 10)
+    page = render_view(rows, [], 10)
     outside = re.sub(r'id="data">[A-Za-z0-9+/=]*<', "", page)
     assert "type error in the parser" not in outside
     title = {**run_view_of_nothing(), "title": "</title><script>alert(1)</script>"}
@@ -160,7 +160,7 @@ def test_a_folder_of_another_kind_costs_one_sentence(tmp_path: Path, written: di
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     with pytest.raises(SourceError, match=told):
-        render_view(tmp_path, "folder", [], 10)
+        render_view(tmp_path, [], 10)
 
 
 def test_a_review_is_a_seeded_sample_that_does_not_show_what_was_kept(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_training_shows_before_and_after_its_curves_and_what_it_sampled(tmp_pa
     for entry in log["log_history"][-2:]:
         entry["self_distillation/reward_mean"] = 0.8
     (tmp_path / "run.json").write_text(json.dumps(log))
-    view = view_of(render_view(tmp_path, "out", [], 10))
+    view = view_of(render_view(tmp_path, [], 10))
     (compared,), (rewards, losses) = view["groups"]
     assert [chart["title"] for chart in view["folded"]] == ["loss"]
     assert compared["changes"][0] == {"name": "Mean reward", "before": {"mean": 0.2}, "after": {"mean": 0.8}}
@@ -249,7 +249,7 @@ def test_a_training_shows_before_and_after_its_curves_and_what_it_sampled(tmp_pa
     part = {"before": score, "after": score, "difference": score}
     log["evaluation"] = {"completions": 12, "reward": part, "pass_rate": part}
     (tmp_path / "run.json").write_text(json.dumps(log))
-    held_out = view_of(render_view(tmp_path, "out", [], 10))["groups"][0][0]["changes"]
+    held_out = view_of(render_view(tmp_path, [], 10))["groups"][0][0]["changes"]
     assert [(one["name"], one["before"]) for one in held_out] == [("mean reward", score), ("pass rate", score)]
 
 
@@ -259,11 +259,11 @@ def test_sessions_have_short_names_that_differ_and_rows_an_address(tmp_path: Pat
     for path in traces.glob("*.jsonl"):
         path.rename(folder / f"0190f3a2-7e1c-7000-8000-00000000000{path.name}")
     run_filter(str(traces), tmp_path / "rows", FilterOptions(min_score=1.0))
-    listed = view_of(render_view(tmp_path / "rows", "rows", [], 10))["rows"]
+    listed = view_of(render_view(tmp_path / "rows", [], 10))["rows"]
     names = ("a", "a, request 2", "b", "c")
     assert [row["where"] for row in listed] == [f"0190f3a2…0000000{name}" for name in names]
     assert len({row["id"] for row in listed}) == 4
-    again = view_of(render_view(tmp_path / "rows", "rows", [], 1))["rows"]
+    again = view_of(render_view(tmp_path / "rows", [], 1))["rows"]
     assert again[0]["id"] == listed[0]["id"]
 
 
@@ -284,7 +284,7 @@ def test_text_is_marked_where_the_rules_found_it() -> None:
 def test_the_command_writes_a_file_or_refuses_in_one_sentence(rows: Path, tmp_path: Path) -> None:
     done = cli("view", "rows", "--no-open", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "rows.html").read_text() == render_view(rows, "rows", [], 500)
+    assert (tmp_path / "rows.html").read_text() == render_view(rows, [], 500)
     refused = cli("view", "rows", "--no-open", "--out", "no/such/folder.html", folder=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1

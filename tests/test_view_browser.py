@@ -46,7 +46,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hostile = trace(HEADER, user(HOSTILE), *bash(HOSTILE, FAILURE, error=True), user(HOSTILE))
     (folder / "traces" / "<b>hostile&.jsonl").write_text(hostile)
     run_filter(str(folder / "traces"), folder / "rows", FilterOptions(unit="session", min_score=3.0))
-    (folder / "page.html").write_text(render_view(folder / "rows", "rows", [], 500))
+    (folder / "page.html").write_text(render_view(folder / "rows", [], 500))
     return folder / "page.html"
 
 
@@ -119,7 +119,7 @@ def test_nothing_is_wider_than_a_phone(browser: Any, page_file: Path, tmp_path: 
     for entry in log["log_history"]:
         entry["self_distillation/a_metric_with_the_longest_name_of_them_all"] = 1.0
     (tmp_path / "run.json").write_text(json.dumps(log))
-    (tmp_path / "run.html").write_text(render_view(tmp_path, "out", [], 10))
+    (tmp_path / "run.html").write_text(render_view(tmp_path, [], 10))
     for file in (page_file, tmp_path / "run.html"):
         with open_file(browser, file) as opened:
             page = opened.page
@@ -261,7 +261,7 @@ sys.stdin.read()
 
 def test_a_training_is_drawn_here_and_in_trackio(browser: Any, tmp_path: Path, dashboard: str) -> None:
     (tmp_path / "run.json").write_text(json.dumps(run()))
-    (tmp_path / "run.html").write_text(render_view(tmp_path, "out", [], 10))
+    (tmp_path / "run.html").write_text(render_view(tmp_path, [], 10))
     with open_file(browser, tmp_path / "run.html") as opened:
         assert opened.page.locator("svg[aria-label='Mean reward'] circle").count() == 24
         assert opened.page.locator("svg[aria-label='Distillation loss'] polyline").count() == 1

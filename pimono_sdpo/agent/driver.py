@@ -18,9 +18,8 @@ Only the driver runs tests, by its policy: `on_write` runs them after every writ
 file and shows the result to the model, `on_final` when the run has ended, `never` not at all.
 Unless it is `never`, the final files are always tested.
 
-Each turn of the model is one step and one message: step i answers `messages[:n_context]`, and the
-answer is `messages[n_context]`. One message follows each answer: of the user in the json protocol,
-where two user messages never follow each other, of a tool or the user in the native one.
+Each turn of the model is one step and one message, and one message follows it: of the user in the json
+protocol, where two user messages never follow each other, of a tool or the user in the native one.
 """
 
 import asyncio

@@ -31,6 +31,7 @@ from minisweagent.models.utils.actions_toolcall import (
     parse_toolcall_actions,
 )
 
+from pimono_sdpo.agent.driver import Rules
 from pimono_sdpo.agent.imported_runs import make_rollout
 from pimono_sdpo.agent.task_tests import TaskResult, TaskTests, hash_repo, list_repo, make_limits, stabilize
 from pimono_sdpo.agent.tools import unified_diff
@@ -175,14 +176,7 @@ class Environment(LocalEnvironment):  # type: ignore[misc]
 
 
 async def run_task(
-    task: Mapping[str, Any],
-    run_id: str,
-    request: Request,
-    chat: Chat,
-    max_iters: int,
-    tester: TaskTests,
-    is_tested: bool,
-    trace: Path | None,
+    task: Json, run_id: str, request: Request, chat: Chat, rules: Rules, tester: TaskTests, trace: Path | None
 ) -> Json:
     """Run the agent on a task and return what ROLLOUT has beside sampling and rules.
 
@@ -195,7 +189,7 @@ async def run_task(
         return asyncio.run_coroutine_threadsafe(asked, loop).result()
 
     model, space = Model(request.model, ask), Environment(task, run_id, tester)
-    limits = {"step_limit": max_iters, "cost_limit": 0}
+    limits = {"step_limit": rules.max_iters, "cost_limit": 0}
     agent = DefaultAgent(model, space, **{**CONFIG["agent"], **limits})
     error, result = None, TaskResult(None, "")
     try:
@@ -209,7 +203,7 @@ async def run_task(
         # A thread cannot be cancelled, but it ends at its next query.
         model.is_cancelled = True
     changed = space.changed()
-    if error is None and is_tested and has_tests(task):
+    if error is None and rules.test_policy != "never" and has_tests(task):
         result = await tester.test(task, changed)
         if result.ok is None:
             error = f"tests could not be run: {result.error}"

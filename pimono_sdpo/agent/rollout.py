@@ -202,9 +202,8 @@ class Roller:
         if self.options.agent == "mini-swe-agent":
             from pimono_sdpo.agent.mini_swe_agent import run_task
 
-            request, steps = self.make_request([], task["seed"]), self.options.max_iters
-            tested = self.options.test_policy != "never"
-            row = await run_task(task, run_id, request, self.chat, steps, self.tester, tested, trace)
+            request = self.make_request([], task["seed"])
+            row = await run_task(task, run_id, request, self.chat, self.options, self.tester, trace)
         else:
             row = await self.run_own(task, run_id, trace)
         about = {**self.sampling, **self.rules, **task}
@@ -330,7 +329,7 @@ def run_rollouts(options: RolloutOptions, out: Path, tell: Tell, done: Done, rep
             trace = work / "traces" / f"{row['run_id']}.jsonl"
             link_or_copy(trace, finished / "traces" / trace.name)
         write_shards(made, finished, suite.split or "train", options.sessions)
-        write_suite(finished / NAME, suite.name, roller.tasks, suite.description, suite.split, out.resolve())
+        write_suite(replace(suite, tasks=roller.tasks, path=finished / NAME), out.resolve())
         publish_folder(finished, out.resolve(), report)
     return report
 
@@ -368,7 +367,7 @@ def open_roller(options: RolloutOptions, out: Path, replay: bool) -> Roller:
     require_stage(out, STAGE)
     given = {"model": options.model, "provider": options.provider, "temperature": options.temperature}
     settings = load_settings(options.config, rollout=given)
-    section = settings.rollout
+    section = settings.rollout.model_copy(update={"concurrency": options.max_workers})
     if not section.model:
         raise InferenceError("No model is named; give --model, or `model` in the section [rollout] of chain.toml.")
     journal = (options.journal or out.parent / f"{out.name}.calls.sqlite").resolve()
@@ -380,8 +379,7 @@ def open_roller(options: RolloutOptions, out: Path, replay: bool) -> Roller:
             raise InferenceError("--agent mini-swe-agent needs its package; run `pip install 'pimono-sdpo[agents]'`.")
         policy = options.test_policy
         options = replace(options, protocol="native", test_policy="never" if policy == "never" else "on_final")
-    models, workers, limit = [section.model], options.max_workers, options.max_cost
-    chat = open_chat(section, settings, journal, models, limit, concurrency=workers, replay=replay)
+    chat = open_chat(section, settings.prices, journal, [section.model], options.max_cost, replay)
     return Roller(suite, tasks, options, section.max_tokens, chat, TaskTests(journal), goals)
 
 

@@ -110,7 +110,7 @@ def _rollout_parts(rollouts: Rollouts, passing: dict[str, Passing], stages: list
 
 
 def _cut_rollouts(rollouts: Rollouts, file: Path, stages: list[Stage]) -> Iterator[Piece]:
-    stages = [*stages, Filter(steps.Repeats(), reads=("prompt", "completion"))]
+    stages = [*stages, Filter(partial(steps.drop_repeat, seen=set()), reads=("prompt", "completion"))]
     for table in read_tables(file):
         splits = [rollouts.split_of(task_id) for task_id in table["task_id"].to_pylist()]
         for few in slice_table(table.append_column("split", pa.array(splits, pa.string()))):

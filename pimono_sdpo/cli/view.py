@@ -92,7 +92,7 @@ def run(options: Options) -> None:
     if options.review:
         page, kind = render_review(folder, name, options.traces, options.rows or 50, options.seed), "-review"
     else:
-        page, kind = render_view(folder, name, options.traces, options.rows or 500), ""
+        page, kind = render_view(folder, options.traces, options.rows or 500), ""
     out = options.out or Path(f"{name.rpartition('/')[2]}{kind}.html")
     with writing(out, "use --out"):
         write_atomically(out, page.encode())
@@ -111,7 +111,7 @@ def find_folder(source: str) -> tuple[Path, str]:
     return fetch_repository(source, (REPORT, RUN, "data/*.parquet", "rejects/*.parquet")), source
 
 
-def render_view(folder: Path, name: str, traces: list[str], limit: int) -> str:
+def render_view(folder: Path, traces: list[str], limit: int) -> str:
     """Return the page of a folder that the filter, a training or an agent wrote, with `limit` rows and rejects.
 
     Without `traces`, sessions are looked for under the name they had, beside the folder and in the current one.

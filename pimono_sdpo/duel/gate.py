@@ -25,7 +25,7 @@ from scipy import stats
 
 from pimono_sdpo.llm.settings import Duel, Gate
 from pimono_sdpo.schema import PARITY
-from processors.duel.scores import Array, nan_mean
+from processors.duel.judge import Array, nan_mean
 
 # Shares of the planned turns after which the calls are looked at.
 LOOKS = (1 / 6, 0.3, 0.47, 0.7, 1.0)

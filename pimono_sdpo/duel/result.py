@@ -37,25 +37,14 @@ from pimono_sdpo.runs.parquet import read_tables, write_tables
 from pimono_sdpo.runs.sessions import rows_and_rejects
 from pimono_sdpo.schema import DUEL, DUEL_METRICS
 from pimono_sdpo.stage import Stage
+from processors.duel import judge as panel
 from processors.duel.answers import classify_action
 from processors.duel.export import TABLES, Kind, build_stages
-from processors.duel.scores import (
-    Array,
-    Bucket,
-    choose_bucket,
-    collect_votes,
-    group_by_turn,
-    limit_score,
-    make_duels,
-    nan_mean,
-    score_judgment,
-    score_turn,
-)
 
 Json = dict[str, Any]
 RESULT = "result"
 GROUP_ROWS = 256
-BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
+BUCKETS: tuple[panel.Bucket, ...] = get_args(panel.Bucket)
 # Answers whose lengths differ by less than this share count as equally long.
 SAME_LENGTH = 0.1
 REPORTED = ("turn_id", "instance_id", "action_style", "score", "metrics", "bucket", "leaked_terms")
@@ -79,7 +68,7 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
     scores = np.array([row["score"] for row in singles])
     lengths = [[row["lengths"][side] for row in singles] for side in (0, 1)]
     read = list(duel.read(JUDGMENTS, VOTE_COLUMNS))
-    votes = collect_votes(plan.judges, read)
+    votes = panel.collect_votes(plan.judges, read)
     complete = len(read) == len(votes) * len(plan.judges) * 2
     if original and not (len(votes) and complete):
         raise SourceError(
@@ -122,7 +111,7 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
         report["exploratory"] = {"rules": rules, **other, "sentence": describe_verdict(other)}
 
     def make_rows() -> Iterator[Json]:
-        return make_duels(duel.read(ANSWERS), read, plan.judges, opponent)
+        return panel.make_duels(duel.read(ANSWERS), read, plan.judges, opponent)
 
     out = (folder / RESULT).resolve()
     with only_run(out) as work:
@@ -135,7 +124,7 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
             _write_bucket(file, (row for row in make_rows() if row["bucket"] == name))
         if reported:
             scored = [row for row in reported if row["score"] is not None]
-            metrics = nan_mean(
+            metrics = panel.nan_mean(
                 np.array([[*row["metrics"].values()] for row in scored]).reshape(-1, len(DUEL_METRICS)), 0
             )
             report["panel"] = {
@@ -148,7 +137,8 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
             }
             equals = list(duel.read(EQUALS + JUDGMENTS, VOTE_COLUMNS))
             if equals and duel.is_current(EQUALS + JUDGMENTS, EQUALS + ANSWERS):
-                chance = [score_turn(turn, plan.judges)["score"] for turn in collect_votes(plan.judges, equals)]
+                turns = panel.collect_votes(plan.judges, equals)
+                chance = [panel.score_turn(turn, plan.judges)["score"] for turn in turns]
                 report["aa_test"] = explain_finals(chance, counts)
         report["sha256"] = {name: sha256(file) for name, file in files.items()}
         (finished / "report.md").write_text(render_duel_report(report, reported, singles))
@@ -160,7 +150,7 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
 
 def _read_singles(duel: Duel, theirs: str) -> list[Json]:
     """Return the gate's turns: score (the mean of the calls), judges, lengths, leaks, action."""
-    by_turn = group_by_turn(row for row in duel.read(GATE, VOTE_COLUMNS) if row["parsed"])
+    by_turn = panel.group_by_turn(row for row in duel.read(GATE, VOTE_COLUMNS) if row["parsed"])
     columns = ("turn_id", "instance_id", "leaked_terms", "challenger", theirs)
     return [
         {
@@ -168,7 +158,7 @@ def _read_singles(duel: Duel, theirs: str) -> list[Json]:
             "instance_id": answer["instance_id"],
             "action_style": classify_action(answer["challenger"]),
             "judges": [row["judge"] for row in calls],
-            "score": min(sum(map(score_judgment, calls)) / len(calls), limit_score(answer)),
+            "score": min(sum(map(panel.score_judgment, calls)) / len(calls), panel.limit_score(answer)),
             "lengths": (len(answer["challenger"]), len(answer[theirs])),
             "leaked": bool(answer["leaked_terms"]),
         }
@@ -218,13 +208,13 @@ def describe_report(report: Json) -> str:
     return "\n".join(lines)
 
 
-def summarize_judges(votes: Array, names: Sequence[str], calls: Mapping[str, int], complete: bool) -> Json:
+def summarize_judges(votes: panel.Array, names: Sequence[str], calls: Mapping[str, int], complete: bool) -> Json:
     """Return how the judges of a panel differ; `first_bias` are points beyond 50 for the answer shown first.
 
     A panel that stops when a bucket is decided asks its last judges about close turns alone; so `score` and
     `agreement` are None unless it is `complete`.
     """
-    by_order = nan_mean(votes, axis=3)
+    by_order = panel.nan_mean(votes, axis=3)
     judges = []
     for column, name in enumerate(names):
         read = int((~np.isnan(by_order[:, column])).sum())
@@ -240,7 +230,7 @@ def summarize_judges(votes: Array, names: Sequence[str], calls: Mapping[str, int
                 "score": 100 * mean_of(both) if complete else None,
             }
         )
-    agreement = krippendorff_alpha(nan_mean(votes, axis=(2, 3)).T) if complete else None
+    agreement = krippendorff_alpha(panel.nan_mean(votes, axis=(2, 3)).T) if complete else None
     return to_json({"agreement": agreement, "judges": judges})
 
 
@@ -250,7 +240,7 @@ def count_scores(scores: ArrayLike) -> list[int]:
     return counts
 
 
-def summarize_lengths(scores: Array, ours: Sequence[int], theirs: Sequence[int]) -> Json:
+def summarize_lengths(scores: panel.Array, ours: Sequence[int], theirs: Sequence[int]) -> Json:
     """Return what the lengths of answers explain; `gap` is challenger minus opponent in characters."""
     left, right = np.asarray(ours, float), np.asarray(theirs, float)
     gap = left - right
@@ -271,7 +261,7 @@ def explain_finals(equals: Sequence[float | None], real: Mapping[str, int]) -> J
 
     If as many of the turns of the buckets `real` were equal, chance would put at most `by_chance` into `final`.
     """
-    counted = Counter(map(choose_bucket, equals))
+    counted = Counter(map(panel.choose_bucket, equals))
     judged, asked = (sum(counts[name] for name in BUCKETS[:-1]) for counts in (counted, real))
     share = counted["final"] / judged if judged else None
     return {

@@ -37,8 +37,7 @@ from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.schema import ANSWER, JUDGMENT, Opponent
 from pimono_sdpo.stage import source_hash
 from processors.duel.answers import UNKNOWN, AnswerStage
-from processors.duel.judge import SECOND_EVERY, JudgeStage
-from processors.duel.scores import limit_score, score_judgment
+from processors.duel.judge import SECOND_EVERY, JudgeStage, limit_score, score_judgment
 from processors.duel.turns import KEY, RECORDS, REPORT, TURNS, Options, draw_turns
 
 Json = dict[str, Any]
@@ -300,7 +299,7 @@ class Duel:
         return JudgeStage(chat, panel, opponent, self.settings.duel.seed, single, complete)
 
     def _open_chat(self, section: CallSection, models: Sequence[str]) -> Chat:
-        return open_chat(section, self.settings, self.folder / JOURNAL, models, self.max_cost)
+        return open_chat(section, self.settings.prices, self.folder / JOURNAL, models, self.max_cost, replay=False)
 
     def _ask(
         self,

@@ -25,6 +25,7 @@ from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.llm.settings import Price
 
 Json = dict[str, Any]
+Prices = Mapping[str, Price]
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ class Journal(Store):
         return {model: Usage(calls, 0, 0, *used) for model, calls, *used in rows}
 
 
-def cost(prices: Mapping[str, Price], model: str, used: Usage | Reply) -> float | None:
+def cost(prices: Prices, model: str, used: Usage | Reply) -> float | None:
     """Return the USD of tokens used; None when the price is unknown."""
     price = prices.get(model)
     if price is None:
@@ -240,7 +241,7 @@ def cost(prices: Mapping[str, Price], model: str, used: Usage | Reply) -> float 
     return (fresh * price.input + used.cached_tokens * cheap + used.completion_tokens * price.output) / 1_000_000
 
 
-def sum_costs(prices: Mapping[str, Price], models: Mapping[str, Usage]) -> float | None:
+def sum_costs(prices: Prices, models: Mapping[str, Usage]) -> float | None:
     """Return the USD of the usage of several models, None when a price is unknown."""
     costs = [cost(prices, model, used) for model, used in models.items()]
     return None if None in costs else math.fsum(filter(None, costs))
@@ -256,7 +257,7 @@ class Tally:
         """Count a reply."""
         self.models.setdefault(model, Usage()).add(reply)
 
-    def summarize(self, prices: Mapping[str, Price]) -> str:
+    def summarize(self, prices: Prices) -> str:
         """Return one line per model: calls, tokens, and USD where the price is known."""
         return "\n".join(
             f"{model}: {used.calls:,} calls ({used.replayed:,} from the journal, "
@@ -264,7 +265,7 @@ class Tally:
             for model, used in sorted(self.models.items())
         )
 
-    def estimate(self, prices: Mapping[str, Price], done: int, rows: int, concurrency: int) -> str:
+    def estimate(self, prices: Prices, done: int, rows: int, concurrency: int) -> str:
         """Extrapolate from `done` to `rows` rows: tokens, USD and time, by model; failed calls are not counted."""
         scale = rows / max(done, 1)
         lines = [f"estimate for {rows:,} rows, from {done:,} that were run:"]
@@ -281,7 +282,7 @@ class Tally:
         return "\n".join(lines)
 
 
-def _describe(prices: Mapping[str, Price], model: str, used: Usage, scale: float) -> str:
+def _describe(prices: Prices, model: str, used: Usage, scale: float) -> str:
     counts = (used.prompt_tokens, used.cached_tokens, used.completion_tokens)
     into, cached, out = (round(count * scale) for count in counts)
     usd = cost(prices, model, used)
@@ -299,7 +300,7 @@ def format_dollars(usd: float) -> str:
     return f"${usd:,.{digits}f}"
 
 
-def need_prices(models: Sequence[str], prices: Mapping[str, Price]) -> None:
+def need_prices(models: Sequence[str], prices: Prices) -> None:
     """Refuse a limit when one of the models has no price."""
     if missing := next((model for model in models if model not in prices), None):
         raise InferenceError(
@@ -314,7 +315,7 @@ class Budget:
     failed calls. A process knows what other processes had spent when it started.
     """
 
-    def __init__(self, most: float, models: Sequence[str], prices: Mapping[str, Price], journal: Journal) -> None:
+    def __init__(self, most: float, models: Sequence[str], prices: Prices, journal: Journal) -> None:
         used = journal.usage()
         need_prices([*models, *used], prices)
         self.most, self.prices, self.spent = most, prices, sum_costs(prices, used) or 0.0

@@ -7,7 +7,7 @@ if reply.error is None: ...
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -21,17 +21,8 @@ import httpx2
 from datasets import Dataset, Features
 from tqdm import tqdm
 
-from pimono_sdpo.llm.calls import Budget, Journal, Json, Reply, Request, Tally, cost
-from pimono_sdpo.llm.settings import (
-    NO_KEY,
-    CallSection,
-    Endpoint,
-    Limits,
-    Price,
-    Settings,
-    find_endpoint,
-    read_environment,
-)
+from pimono_sdpo.llm.calls import Budget, Journal, Json, Prices, Reply, Request, Tally, cost
+from pimono_sdpo.llm.settings import NO_KEY, CallSection, Endpoint, Limits, find_endpoint, read_environment
 from pimono_sdpo.runs.engine import hide_bars
 from pimono_sdpo.text import replace_surrogates
 
@@ -145,7 +136,7 @@ class Chat:
     endpoint: Endpoint
     journal: Journal | None = None
     _: KW_ONLY
-    prices: Mapping[str, Price] = field(default_factory=dict)
+    prices: Prices = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     budget: Budget | None = None
     tally: Tally = field(default_factory=Tally)
@@ -264,19 +255,11 @@ def map_rows(
 
 
 def open_chat(
-    section: CallSection,
-    settings: Settings,
-    journal: Path,
-    models: Sequence[str],
-    max_cost: float | None = None,
-    *,
-    concurrency: int | None = None,
-    replay: bool = False,
+    section: CallSection, prices: Prices, journal: Path, models: Sequence[str], max_cost: float | None, replay: bool
 ) -> Chat:
     """Open the endpoint of a section for these models; `max_cost` is in USD, for all calls of the journal."""
     where = Endpoint("journal", "", NO_KEY) if replay else find_endpoint(section.provider, read_environment())
-    book, prices = Journal(journal), settings.prices
+    book = Journal(journal)
     budget = None if max_cost is None else Budget(max_cost, models, prices, book)
-    limits = section.model_copy(update={"concurrency": concurrency or section.concurrency})
     missing = "The journal lacks an answer that this run needs; run without --replay."
-    return Chat(where, book, prices=prices, limits=limits, budget=budget, stopped=missing if replay else None)
+    return Chat(where, book, prices=prices, limits=section, budget=budget, stopped=missing if replay else None)

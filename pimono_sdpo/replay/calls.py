@@ -19,7 +19,8 @@ LONGEST_LINE = 2000
 # A fork may write the arguments of another harness; Pi's come first.
 _OLD_AND_NEW = tuple(dict.fromkeys(h.files.edit for h in reversed(HARNESSES) if h.files.edit))
 _NOTICE = re.compile(r"\n\n(?:\[[^\]\n]{0,400}\]|\.\.\. \([^\n]{0,300}\))\s*\Z")
-_REMINDER = re.compile(r"\s*<system-reminder>.*\Z", re.DOTALL)
+# Within a line it is code that speaks of it.
+_REMINDER = re.compile(r"(?:\A|\n)\s*<system-reminder>.*\Z", re.DOTALL)
 _NO_TEXT = re.compile(
     r"\s*(?:\Z|<?(?:tool_use_)?error\b|Read image|Image file|File not found|File unchanged"
     r"|\[(?:Line|Old tool result|Output|Image|Binary|Content)\b|\(no output\)|🔒)",
@@ -40,7 +41,8 @@ _LOOKS_NUMBERED = re.compile(r"\s*\d{1,7}(?:#\w{1,8})?\s?[→\t|:]")
 
 # What an extension, a hook or a queue did instead of the call.
 _VETO = re.compile(
-    r"\W{0,8}(?:(?:HARD )?BLOCK(?:ED)?\b|[\w -]{3,40}Gate\]|RETRYABLE\b|(?:User )?cancelled\b"
+    r"\W{0,8}(?:Sibling tool call errored|Cancelled: parallel tool call"
+    r"|(?:HARD )?BLOCK(?:ED)?\b|[\w -]{3,40}Gate\]|RETRYABLE\b|(?:User )?cancelled\b"
     r"|Skipped due to queued user|Interrupted by user|execution error: Io\("
     r"|apply_patch[^\n]{0,500}sandbox helper failed|Failed to create parent directories"
     r"|\s*\"status\": \"error\",\s*\"tool\": \"\w+\",\s*\"error\": \"E(?:ACCES|PERM|ROFS):"
@@ -64,43 +66,53 @@ def has_failed(result: Event) -> bool:
 
 
 class Patch(NamedTuple):
-    """One file of a patch: Add, Update or Delete, its hunks of old and new lines, all new ones."""
+    """One file of a patch: Add, Update, Delete, or Bad where no harness can read it; `target` if it is moved."""
 
     kind: str
     path: str
     hunks: list[Edit]
     text: str = ""
+    target: str = ""
 
 
 def read_patch(given: dict[str, Any]) -> list[Patch]:
     r"""Return the files that a call of Codex's `apply_patch` changes; [] for another call.
 
-    >>> (one,) = read_patch({"input": "*** Update File: a.py\n@@\n x\n-y\n+z\n*** End Patch"})
+    >>> (one,) = read_patch({"input": "*** Update File: a.py\n@@ def f\n x\n-y\n+z\n*** End Patch"})
     >>> one.path, one.hunks
-    ('a.py', [Edit(old='x\ny', new='x\nz', everywhere=False)])
+    ('a.py', [Edit(old='x\ny', new='x\nz', everywhere=False, after='def f')])
     """
-    patches: list[Patch] = []
-    hunk: tuple[list[str], list[str]] = [], []
-    for line in [*find_text(given, "input", "patch").split("\n"), "@@"]:
-        header = _HEADER.match(line)
-        if (header or line.startswith(("@@", "***"))) and any(hunk):
-            old, new = map("\n".join, hunk)
-            patches[-1].hunks.append(Edit(old, new))
-            hunk = [], []
-        if header:
-            patches.append(Patch(header[1], header[2].strip(), []))
-        elif line.startswith("***") and "Move to" in line:
-            return []
-        elif patches and not line.startswith(("@@", "***")):
-            sign, text = line[:1], line[1:]
-            if sign != "+":
-                hunk[0].append(text)
-            if sign != "-":
-                hunk[1].append(text)
-    return [
-        one._replace(text="\n".join([*(h.new for h in one.hunks), ""])) if one.kind == "Add" else one
-        for one in patches
+    found: list[tuple[str, str, list[tuple[str, list[str]]]]] = []
+    targets: dict[int, str] = {}
+    for line in find_text(given, "input", "patch").split("\n"):
+        if header := _HEADER.match(line):
+            found.append((header[1], header[2].strip(), []))
+        elif line.startswith("*** Move to: "):
+            targets[len(found) - 1] = line[13:].strip()
+        elif line.startswith("*** End Patch"):
+            break
+        elif found and line.startswith("@@"):
+            found[-1][2].append((line[2:].strip(), []))
+        elif found and not line.startswith("***"):
+            if not found[-1][2]:
+                found[-1][2].append(("", []))
+            found[-1][2][-1][1].append(line)
+    return [_build_patch(*one, targets.get(at, "")) for at, one in enumerate(found)]
+
+
+def _build_patch(kind: str, path: str, hunks: list[tuple[str, list[str]]], target: str) -> Patch:
+    texts = [
+        Edit(
+            "\n".join(line[1:] for line in lines if line[:1] != "+"),
+            "\n".join(line[1:] for line in lines if line[:1] != "-"),
+            after=after,
+        )
+        for after, lines in hunks
     ]
+    is_bad = any(line[:1] not in {"", " ", "+", "-"} for _, lines in hunks for line in lines)
+    if kind == "Update" and (is_bad or not hunks or not all(lines for _, lines in hunks)):
+        return Patch("Bad", path, texts)
+    return Patch(kind, path, texts, "\n".join([*(one.new for one in texts), ""]) if kind == "Add" else "", target)
 
 
 class Shown(NamedTuple):

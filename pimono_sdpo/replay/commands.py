@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -71,27 +71,52 @@ class Shows(NamedTuple):
     path: str
     first: int = 1
     last: int | None = None
+    is_numbered: bool = False
+
+
+_RANGE = re.compile(r"(\d{1,7}),(\d{1,7})p")
+# head -n 9, Get-Content -TotalCount 9, Select-Object -Skip 3 -First 9
+_COUNTS = re.compile(r"(?i)-(n|lines|skip|first|head|totalcount)\Z")
 
 
 def find_shown_file(command: str) -> Shows | None:
     """Return the file that a command shows, and which lines of it; None if it shows none.
 
-    >>> find_shown_file("cd /app && cat src/a.ts"), find_shown_file("sed -n '1,9p' a.ts")
-    (Shows(path='/app/src/a.ts', first=1, last=None), Shows(path='a.ts', first=1, last=9))
-    """
-    folder, pipelines = _split_folder(command)
-    if len(pipelines) != 1 or len(pipelines[0].stages) != 1:
+    >>> find_shown_file("cd /app && cat src/a.ts"), find_shown_file("nl -ba a.ts | sed -n '1,9p'")
+    (Shows(path='/app/src/a.ts', first=1, last=None, is_numbered=False), Shows(path='a.ts', first=1, last=9, is_numbered=True))
+    """  # noqa: E501
+    folder, pipelines = _split_folder(command.replace("\\", "/") if "Get-Content" in command else command)
+    if len(pipelines) != 1 or any(stage.targets for stage in pipelines[0].stages):
         return None
-    stage = pipelines[0].stages[0]
-    if stage.targets:
+    names: list[str] = []
+    first, last, is_numbered = 1, None, False
+    for at, stage in enumerate(pipelines[0].stages):
+        if (
+            stage.program
+            not in ({"cat", "nl", "sed", "head", "Get-Content"}, {"sed", "head", "Select-Object"})[at > 0]
+        ):
+            return None
+        is_numbered |= stage.program == "nl"
+        counts: dict[str, int] = {}
+        for before, word in pairwise(("", *stage.arguments, "")):
+            option, lines = _COUNTS.match(before), _RANGE.fullmatch(word)
+            if option and word.isdigit():
+                counts[option[1].lower()] = int(word)
+            elif stage.program == "sed" and lines:
+                first, last = int(lines[1]), int(lines[2])
+            elif word.startswith("-"):
+                if not re.fullmatch(r"(?i)-(?:ba|raw|path|encoding)", word) and not _COUNTS.match(word):
+                    return None
+            elif word and before.lower() != "-encoding":
+                names.append(word)
+        if stage.program == "sed" and last is None:
+            return None
+        if counts:
+            first = counts.pop("skip", 0) + 1
+            last = first - 1 + next(iter(counts.values())) if counts else last
+    if len(names) != 1 or not first:
         return None
-    if stage.program == "cat" and len(stage.arguments) == 1:
-        return Shows(_join_path(folder, stage.arguments[0]))
-    is_range = stage.program == "sed" and stage.arguments[:1] == ("-n",)
-    lines = re.fullmatch(r"(\d{1,7}),(\d{1,7})p", stage.arguments[1]) if is_range else None
-    if lines and len(stage.arguments) == 3 and int(lines[1]):
-        return Shows(_join_path(folder, stage.arguments[2]), int(lines[1]), int(lines[2]))
-    return None
+    return Shows(_join_path(folder, names[0]), first, last, is_numbered)
 
 
 def _split_folder(command: str) -> tuple[str, list[Pipeline]]:
@@ -121,7 +146,9 @@ _IN_PLACE = {program: re.compile(option) for program, option in _TABLE["in_place
 _PACKAGES = re.compile(rf"\b(?:{'|'.join(sorted(_WORDS['packages']))})\b")
 # They read the manifests, and write elsewhere.
 _INSTALLS = re.compile(r"pip3? |uv (?:tool|pip|sync|run) ")
-_READING_TARGET = re.compile(rf"(?:{'|'.join(sorted(_WORDS['reading_targets']))})(?::\w+)*")
+_READING_TARGET = re.compile(
+    rf"(?::?[\w-]+:)*(?:(?:assemble|bundle|compile)\w*|(?:{'|'.join(sorted(_WORDS['reading_targets']))})(?::[\w-]+)*)"
+)
 
 
 def find_git_changes(arguments: Sequence[str]) -> set[str] | None:
@@ -154,7 +181,7 @@ def find_git_changes(arguments: Sequence[str]) -> set[str] | None:
 
 _REWRITES = re.compile(
     r"\b(?:fmt|format|prettier|fix|codegen|generate|release|sync|migrate)\b|(?<!-)\bversion\b"
-    r"|--write|--fix|--update|(?<=\s)-u\b"
+    r"|--write|--fix|\b(?:test|jest|vitest)\b.*\s(?:--update|-u)\b"
 )
 _SAYS_FIXED = re.compile(
     r"--fix\b|--write\b|(?<!\S)-w\b|\b(?:prettier|black|isort|autopep8|standard|gofmt|rustfmt) "
@@ -179,10 +206,20 @@ _FIXED = re.compile(
 _HOOKS = re.compile(r"\b(?:pre-commit|lint-staged|husky)\b")
 _CLEAN = re.compile(r"\bNo fixes applied\b|\b0 files reformatted\b")
 _INLINE = re.compile(r"<<|\s-(?:c|e)\b")
-_WRITES = re.compile(r"open\(|[Ww]rite|unlink|rename|remove|rmtree|mkdir|copy|move|exec|spawn|system|subprocess|\$`")
-# Python code that opens files by literal names, and writes to them.
-_OPENS = re.compile(r"(?<![\w.])open\(\s*(?:(?<!f)'([^'\n\\{]+)'|\"([^\"\n\\{]+)\")\s*[,)]")
-_OF_FILE = re.compile(r"\b\w+\.write(?:lines)?\(|(?<=\))\.write(?:lines)?\(")
+_WRITES = re.compile(
+    r"(?<!stdout)(?<!stderr)\.write|write_(?:text|bytes)|writeFile|createWriteStream|save\("
+    r"|open\([^()\n]*['\"][wax]b?\+?['\"]|unlink|rename|remove\(|rmtree|copy|move\(|exec|spawn|system\(|subprocess"
+    r"|\$`|(?:Set|Add)-Content|Out-File"
+)
+# The mode of a file and the end of a heredoc are no names.
+_NO_NAME = re.compile(r",\s*(?:\w+\s*=\s*)?['\"](?:[rwax]b?\+?|utf-?8)['\"]|<<-?\s*['\"]?\w+['\"]?")
+_ANY_PATH = re.compile(
+    r"\bglob|walk\(|listdir|iterdir|scandir|readdir|argv|(?:open|Path)\(\s*f['\"]|['\"]\s*\+|\$\{|\$\w|`"
+)
+_LITERAL = re.compile(r"'([^'\n\\{ ]{1,200})'|\"([^\"'\n\\{ ]{1,200})\"")
+# A program that is named by its file, and one that runs tests.
+_SCRIPT = re.compile(r"(?i)\.(?:sh|bash|py|rb|pl|php|[cm]?[jt]s|ps1|bat|cmd)\Z|^\.{1,2}/[^.]*\Z")
+_TESTS = re.compile(r"(?i)(?:^|[/\\_.-])tests?(?:[/\\_.-]|\Z)")
 _FOR_EACH = re.compile(r"\bxargs\b|\s-(?:exec|execdir|delete|ok)\b")
 _IN_FOR_EACH = ("xargs", "-exec", "-delete", "-ok")
 _READS_EACH = re.compile(
@@ -203,8 +240,11 @@ class Changes:
     rewrites: bool = False
 
 
-def find_changes(command: str, output: str) -> Changes:
-    """Find what a command line may have changed, given its output."""
+Show = Callable[[str], str | None]
+
+
+def find_changes(command: str, output: str, show: Show = lambda path: None) -> Changes:
+    """Find what a command line may have changed, given its output; `show` returns a script's text."""
     changes = Changes()
     pipelines = parse_once(command)
     # Only the beginning of a longer one is parsed.
@@ -219,7 +259,7 @@ def find_changes(command: str, output: str) -> Changes:
             if stage.role == "runs" and _CHECKS.search(" ".join((stage.program, *stage.arguments[:3]))):
                 changes.anything |= _may_format(stage, output if is_shown else None)
                 continue
-            found = _find_stage_changes(stage, command)
+            found = _find_stage_changes(stage, command, show)
             changes.anything |= found is None
             changes.names |= found or set()
             changes.rewrites |= found is None and stage.program == "git"
@@ -240,7 +280,11 @@ def _is_script(stage: Stage) -> bool:
         return not re.search(r"(?:activate|\.?env|rc|profile)\Z", " ".join(stage.arguments[:1]))
     if stage.program not in _WORDS["runners"]:
         return False
-    words = [word for word in stage.arguments if not word.startswith("-")]
+    words = [
+        word
+        for before, word in pairwise(("", *stage.arguments))
+        if not word.startswith("-") and before not in _WORDS["runner_options_with_value"]
+    ]
     if stage.program in {"npm", "pnpm", "yarn"} and words[:1] in (["run"], ["run-script"]):
         words = words[1:]
     if stage.program in {"npm", "pnpm", "yarn"} and words[:1] == ["exec"]:
@@ -254,7 +298,11 @@ def _may_format(stage: Stage, output: str | None) -> bool:
     """Return whether a check may have rewritten files: not if its output says that it has not."""
     if output is not None and stage.program != "git" and _CLEAN.search(output):
         return False
-    says = output is None or _FIXED.search(output) or _HOOKS.search(output)
+    if output is None:
+        # What a test or a commit did is hidden, but they rarely format.
+        says: object = stage.program in _WORDS["runners"] and stage.program != "cargo"
+    else:
+        says = _FIXED.search(output) or _HOOKS.search(output)
     return bool(says or _FORMATS.search(" ".join((stage.program, *stage.arguments))))
 
 
@@ -271,7 +319,7 @@ def _is_in_place(stage: Stage) -> bool:
     return option is None or any(option.match(word) for word in stage.arguments)
 
 
-def _find_stage_changes(stage: Stage, command: str) -> set[str] | None:
+def _find_stage_changes(stage: Stage, command: str, show: Show) -> set[str] | None:
     words = {word for word in stage.arguments if word and not word.startswith("-")}
     if stage.program == "git":
         return find_git_changes(stage.arguments)
@@ -289,22 +337,26 @@ def _find_stage_changes(stage: Stage, command: str) -> set[str] | None:
     if stage.role != "runs" or (stage.arguments and _WORDS["asks"].issuperset(stage.arguments)):
         return set()
     text = " ".join((stage.program, *stage.arguments))
-    if stage.program not in _WORDS["leaves_sources"] or _REWRITES.search(text):
-        return None
     program, rest = stage.program, list(stage.arguments)
+    if program in _WORDS["rewriters"] or _REWRITES.search(text):
+        return None
     if program == "npx":
         named = next((at for at, word in enumerate(rest) if not word.startswith("-")), len(rest))
-        program, rest = "".join(rest[named : named + 1]), rest[named + 1 :]
+        program, rest = "".join(rest[named : named + 1]).partition("@")[0], rest[named + 1 :]
         if program not in {*_WORDS["npx_leaves_sources"], *_WORDS["interpreters"]}:
             return None
     if rest[:1] == ["-m"] and "".join(rest[1:2]) in _WORDS["modules_leave_sources"]:
         return set()
     if program in _WORDS["interpreters"]:
-        # Inline code shows what it writes; the code of a script is unknown.
-        if not _INLINE.search(command):
-            return None if [word for word in rest if not word.startswith("-")] else set()
-        return _find_written(command, program)
-    changes_manifests = _PACKAGES.search(text) and not _INSTALLS.match(text)
+        if _INLINE.search(command):
+            return find_written(command)
+        program = next((word for word in rest if not word.startswith("-")), "")
+    if _SCRIPT.search(program) and not _TESTS.search(program):
+        # The code of a script is unknown, unless the session has shown it.
+        code = show(program)
+        return None if code is None else find_written(code)
+    is_manager = stage.program in _WORDS["package_managers"]
+    changes_manifests = is_manager and _PACKAGES.search(text) and not _INSTALLS.match(text)
     return set(_WORDS["manifests"]) if changes_manifests else set()
 
 
@@ -319,14 +371,15 @@ def _find_code(stage: Stage) -> set[str]:
     return set([word for word in words if not word.startswith("-")][:1])
 
 
-def _find_written(code: str, program: str) -> set[str] | None:
-    r"""Return the files that inline code may write, None for any.
+def find_written(code: str) -> set[str] | None:
+    r"""Return the files that code may write, None for any.
 
-    >>> _find_written("python3 -c \"open('a.ts', 'w').write('x')\"", "python3")
+    >>> find_written("python3 -c \"open('a.ts', 'w').write('x')\"")
     {'a.ts'}
     """
-    if program not in {"python", "python3"}:
-        return None if _WRITES.search(code) else set()
-    opened = [single or double for single, double in _OPENS.findall(code)]
-    rest = _OF_FILE.sub("", _OPENS.sub("", code))
-    return None if _WRITES.search(rest) else set(opened)
+    if not _WRITES.search(code):
+        return set()
+    # It goes through folders, or puts paths together.
+    if _ANY_PATH.search(code):
+        return None
+    return {name for quoted in _LITERAL.findall(_NO_NAME.sub("", code)) for name in quoted if name}

@@ -1,12 +1,11 @@
 """What a session knows of one file, all of it or runs of lines, and how an edit of it would end."""
 
 import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Literal, NamedTuple
 
 _ALIKE = str.maketrans(
@@ -103,21 +102,36 @@ def _place(bare: str, old: str, start: int) -> tuple[int, int]:
 
 def _follow(bare: str, hunks: Sequence["Edit"]) -> bool:
     """Whether the old lines of hunks follow each other; those that only add go to the end."""
-    at = 0
+    return _places(bare, hunks) is not None
+
+
+def _places(bare: str, hunks: Sequence["Edit"]) -> list[tuple[int, int]] | None:
+    """Return where the old lines of hunks begin and end, each after the one before; None if they do not."""
+    at, found = 0, []
     for hunk in hunks:
+        if hunk.after:
+            place, length = _place(bare, hunk.after, at)
+            if place < 0:
+                return None
+            at = place + length
         if hunk.old:
             place, length = _place(bare, hunk.old, at)
             if place < 0:
-                return False
+                return None
             at = place + length
-    return True
+            found.append((place, at))
+        else:
+            found.append((len(bare) - 1, len(bare) - 1))
+    return found
 
 
 MIN_IN_PARTS = 10
+MIN_ALIKE = 30
+# No text that is looked for has this line.
+_GAP = "\n\ufffd\n"
 # Older texts beyond these are forgotten.
 MOST_OLDER = 50
 MIN_GONE = 12
-MIN_ANCHOR = 20
 
 
 def _is_distinctive(old: str, texts: Sequence[str]) -> bool:
@@ -125,25 +139,23 @@ def _is_distinctive(old: str, texts: Sequence[str]) -> bool:
     return len(old.strip()) >= MIN_IN_PARTS and all(text.count(old) < 2 for text in texts)
 
 
-def _differs(old: str, piece: str) -> bool:
-    """Whether a piece holds the place of a text, by two long lines of it, and other lines there."""
-    wanted, seen = (_bare(text).split("\n")[1:-1] for text in (old, piece))
-    places = [
-        seen.index(line) - at
-        for at, line in enumerate(wanted)
-        if len(line) >= MIN_ANCHOR and seen.count(line) == wanted.count(line) == 1
-    ]
-    place, count = Counter(places).most_common(1)[0] if places else (0, 0)
-    is_whole = 0 <= place <= len(seen) - len(wanted)
-    return count > 1 and is_whole and any(map(str.__ne__, wanted, seen[place:]))
+def _stand_apart(old: str, one: str, other: str) -> bool:
+    """Whether a text stands among other lines in two runs, and not in what both have shown."""
+    (before, _, after), (before2, _, after2) = one.partition(old), other.partition(old)
+    ends = (before[::-1], before2[::-1]), (after, after2)
+    # What was seen of both ends must agree, and be more than the text itself.
+    lengths = [min(map(len, pair)) for pair in ends]
+    agree = all(left[:length] == right[:length] for (left, right), length in zip(ends, lengths, strict=True))
+    return not agree or (sum(lengths) < MIN_ALIKE and len(old) < MIN_ALIKE)
 
 
 class Edit(NamedTuple):
-    """Replace a text that occurs once in the file, or every occurrence."""
+    """Replace a text that occurs once in the file, every occurrence, or the first `after` a line."""
 
     old: str
     new: str
     everywhere: bool = False
+    after: str = ""
 
 
 @dataclass
@@ -166,6 +178,8 @@ class File:
     held: "File | None" = None
     is_read: bool = False
     is_refused: bool = False
+    # The user has spoken since it was seen, who may have changed it.
+    is_past: bool = False
     # For some pieces the number of the first line, and whether the last is the file's last.
     placed: dict[str, tuple[int, bool]] = field(default_factory=dict)
 
@@ -182,6 +196,7 @@ class File:
     def see(self, text: str, is_whole: bool) -> None:
         """Learn the text, or some of its lines, from a read."""
         text = normalise_line_ends(text)
+        self.is_past = False
         if self.held and any(text in known for known in self.held.texts):
             self.confirm()
         elif self.held and self.held.whole is not None:
@@ -268,7 +283,7 @@ class File:
                     return outcome
                 after.apply([edit])
             return "ok"
-        found = [self._find(edit.old, edit.everywhere, trusting) for edit in edits]
+        found = [self._find(edit, trusting) for edit in edits]
         for outcome in ("not_found", "multiple"):
             if outcome in found:
                 return outcome
@@ -280,65 +295,77 @@ class File:
         """Return a copy that can be changed independently."""
         return deepcopy(self)
 
-    def _find(self, old: str, everywhere: bool, trusting: bool) -> Outcome | None:
+    def _find(self, edit: Edit, trusting: bool) -> Outcome | None:
         """Look up a text exactly, and as harnesses do that ignore kinds of quotes and spaces."""
-        old = normalise_line_ends(old)
-        if not old.strip():
+        old = normalise_line_ends(edit.old)
+        if not old.strip() or "\ufffd" in old:
             return None
         count = max((text.count(old) for text in self.texts), default=0)
         if count > 1:
-            return "ok" if everywhere else "multiple"
+            return "ok" if edit.everywhere else "multiple"
         if count == 0 and self.whole is not None:
-            others = (*self.hints, *self.older)
-            is_known = any(old in text for text in others) or count_alike(self.whole, old)
-            return None if is_known else "not_found"
+            # Some harnesses take it for done where the new text is there.
+            is_done = bool(edit.new.strip()) and normalise_line_ends(edit.new) in self.whole
+            is_open = is_done or self._may_have_changed(old) or count_alike(self.whole, old)
+            return None if is_open else "not_found"
         # The text may be in a part that is not known, a short one in several.
         everything = (*self.texts, *self.hints, *self.older)
-        if any(_differs(old, piece) for piece in self.pieces) and not any(old in text for text in everything):
-            return "not_found"
-        is_twice = sum(old in piece for piece in self.pieces) > 1
+        holding = [piece for piece in self.pieces if old in piece]
+        is_twice = any(_stand_apart(old, *pair) for pair in combinations(holding, 2))
         if self.whole is None and (is_twice or not _is_distinctive(old, everything)):
             return None
         loose = (*self.hints, *(self.older if trusting else ()))
         texts = [text for text in (self.texts if count else loose) if old in text]
         return "ok" if max((count_alike(text, old) for text in texts), default=0) == 1 else None
 
+    def _may_have_changed(self, old: str) -> bool:
+        """Whether somebody spoke since the file was seen, or its missing lines were seen elsewhere."""
+        there = set(map(str.strip, (self.whole or "").split("\n")))
+        missing = [line for line in map(str.strip, old.split("\n")) if line not in there]
+        others = (*self.hints, *self.older)
+        return self.is_past or any(all(line in text for line in missing or [old]) for text in others)
+
     def predict_lines(self, hunks: Sequence[Edit], trusting: bool = False) -> Outcome | None:
         """Predict how a patch ends whose hunks are whole lines, each looked up after the last."""
         if self.whole is not None:
-            if _follow(_bare(self.whole), hunks):
+            if _follow(_bare(self.whole), hunks) and not any("\ufffd" in hunk.old for hunk in hunks):
                 return "ok"
-            others = [*map(_bare, (*self.hints, *self.older))]
-            return None if any(_follow(text, hunks[:1]) for text in others) else "not_found"
-        texts = [*map(_bare, (*self.pieces, *self.hints, *(self.older if trusting else ())))]
-        if any(_follow(text, hunks) for text in texts):
-            return "ok"
-        found = [[_follow(text, [hunk]) for text in texts] for hunk in hunks]
-        older = [*texts, *map(_bare, self.older)]
-        for hunk in hunks:
-            is_known = any(_follow(text, [hunk]) for text in older)
-            if not is_known and any(_differs(hunk.old, piece) for piece in self.pieces):
-                return "not_found"
-        is_disordered = any(map(all, zip(*found, strict=True)))
-        return "ok" if all(map(any, found)) and not is_disordered else None
+            return None if self._may_have_changed("\n".join(hunk.old for hunk in hunks)) else "not_found"
+        if any("\ufffd" in hunk.old for hunk in hunks):
+            return None
+        placed = _GAP.join(sorted(self.placed, key=self.placed.__getitem__))
+        texts = (placed, *self.pieces, *self.hints, *(self.older if trusting else ()))
+        return "ok" if any(_follow(_bare(text), hunks) for text in texts) else None
 
     def apply_lines(self, hunks: Sequence[Edit]) -> None:
         """Apply a patch that the harness has applied."""
-        if self.whole is None:
-            self.apply([hunk for hunk in hunks if hunk.old])
+        runs = sorted(self.placed, key=self.placed.__getitem__) if self.whole is None else [self.whole]
+        lines = _GAP.join(runs).split("\n")
+        bare = _bare("\n".join(lines))
+        places = _places(bare, hunks)
+        if places is None or (self.whole is None and not all(hunk.old for hunk in hunks)):
+            if self.whole is None:
+                self.apply([hunk for hunk in hunks if hunk.old])
+            else:
+                self.age()  # where they went is unknown
             return
-        lines, start, bare, made = self.whole.split("\n"), 0, _bare(self.whole), []
-        for hunk in hunks:
-            place, length = _place(bare, hunk.old, start) if hunk.old else (-1, 0)
-            if place < 0:
-                self.age()  # where it went is unknown
-                return
-            first = bare.count("\n", 0, place)
-            made.append((first, first + bare.count("\n", place, place + length), hunk.new))
-            start = place + length
-        for first, stop, new in reversed(made):
-            lines[first:stop] = new.split("\n")
-        self.write("\n".join(lines))
+        for (start, stop), hunk in sorted(zip(places, hunks, strict=True), reverse=True):
+            first, last = bare.count("\n", 0, start), bare.count("\n", 0, stop)
+            if not hunk.old and lines[-1:] == [""]:
+                first = last = len(lines) - 1
+            lines[first:last] = hunk.new.split("\n")
+        if self.whole is not None:
+            self.write("\n".join(lines))
+            return
+        texts, added, placed = "\n".join(lines).split(_GAP), 0, {}
+        for run, text in zip(runs, texts, strict=True):
+            first, is_end = self.placed[run]
+            placed[text] = first + added, is_end
+            added += text.count("\n") - run.count("\n")
+        self.pieces = [piece for piece in self.pieces if piece not in self.placed]
+        self.apply(hunks)
+        loose = [piece for piece in self.pieces if not any(piece in text for text in placed)]
+        self.pieces, self.placed = [*loose, *placed], placed
 
     def _may_overlap(self, edits: Sequence[Edit]) -> bool:
         for text in (*self.texts, *self.hints, *self.older):
@@ -350,10 +377,12 @@ class File:
 
     def apply(self, edits: Sequence[Edit]) -> None:
         """Apply edits that the harness has made."""
+        self.is_past = False
         for edit in edits:
             old, new = normalise_line_ends(edit.old), normalise_line_ends(edit.new)
             if self.whole is not None:
                 self.whole = replace_text(self.whole, old, new, edit.everywhere)
+            self._shift(old, new, edit.everywhere)
             is_found = any(old in text for text in (*self.pieces, *self.hints, *self.older))
             self.pieces, self.hints, self.older = (
                 [
@@ -368,4 +397,19 @@ class File:
             is_shown = any(new in piece for piece in self.pieces)
             if self.whole is None and new.strip() and not is_shown:
                 self.pieces.append(new)
-        self.placed = {}
+        self.placed = {text: place for text, place in self.placed.items() if text in self.pieces}
+
+    def _shift(self, old: str, new: str, everywhere: bool) -> None:
+        """Keep the positions of runs of lines through an edit in one of them."""
+        added = new.count("\n") - old.count("\n")
+        holding = [piece for piece in self.placed if piece.count(old) == 1 and not everywhere]
+        if len(holding) == 1:
+            (piece,), (start, _) = holding, self.placed[holding[0]]
+            self.placed = {
+                piece.replace(old, new) if text == piece else text: (first + added * (first > start), is_end)
+                for text, (first, is_end) in self.placed.items()
+            }
+        elif added:
+            self.placed = {}
+        else:
+            self.placed = {text: place for text, place in self.placed.items() if old not in text}

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from pimono_sdpo.replay.calls import (
     Patch,
     Shown,
@@ -24,7 +26,14 @@ from pimono_sdpo.replay.calls import (
     read_edits,
     read_patch,
 )
-from pimono_sdpo.replay.commands import Changes, find_changes, find_copies, find_shown_file, find_shown_lines
+from pimono_sdpo.replay.commands import (
+    Changes,
+    find_changes,
+    find_copies,
+    find_shown_file,
+    find_shown_lines,
+    find_written,
+)
 from pimono_sdpo.replay.files import File, Outcome, normalise_line_ends
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import HARNESSES, pi
@@ -33,7 +42,9 @@ from pimono_sdpo.traces.harness.blocks import is_refusal
 
 _KNOWN = re.compile("|".join(h.files.read_only for h in HARNESSES if h.files.read_only))
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_LOOKS = frozenset("search fetch lookup get list status read find query show view".split())
+_LOOKS = frozenset(
+    "search fetch lookup get list status read find query show view message wait await stdin ask".split()
+)
 _CHANGES = frozenset(
     """set update write patch edit delete remove create forget rid move rename apply insert replace
     save add put append modify change fix format run exec execute sync commit checkout restore reset
@@ -63,16 +74,20 @@ _QUOTED = re.compile(r"\"[^\"\n]{16,200}\"|`[^`\n]{16,200}`|'[^'\n]{16,200}'")
 _UNREAD = re.compile(r"has not been read yet|modified since read|unexpectedly modified")
 # A user who says that they changed something themselves, or pastes a diff of it.
 _CHANGED_BY_HAND = re.compile(
-    r"(?i)\bI(?:'ve| have| just| already| manually){0,3} (?:changed|edited|fixed|updated|added"
-    r"|removed|deleted|modified|renamed|replaced|moved|reverted|restored)\b"
+    r"(?i)\A(?:done|fixed)\b|\bI(?:'ve| have| just| already| manually){0,3} (?:changed|edited|fixed"
+    r"|updated|added|removed|deleted|modified|renamed|replaced|moved|reverted|restored)\b"
     r"|(?m:^(?:diff --git|\+\+\+ |@@ -\d))"
 )
 # Settings of a harness, which it may write itself, and where not everybody may write.
-_PROTECTED = re.compile(
-    r"/\.(?:pi|claude|codex|omp|openclaw)/(?!.*workspace/).*\.json$|^/(?:usr|etc|opt|var|lib|bin|root/\.\w+)/"
-)
+_PROTECTED = re.compile(r"/\.[\w-]+/(?!.*workspace).*\.json$|^/(?:usr|etc|opt|var|lib|bin)/")
+# Other sessions write them, too.
+_SHARED = re.compile(r"/\.openclaw/.*\bmemory/|/\.claude/CLAUDE\.md$")
+# It has read these itself.
+_MEMORIES = frozenset({"MEMORY.md", "CLAUDE.md", "CLAUDE.local.md"})
 # Claude Code puts this where a session was resumed.
 _RESUMED = "No response requested."
+_OF_FILES = frozenset({"read", "write", "edit"})
+_NUMBER = re.compile(r"(?m)^ *\d{1,7}\t")
 _SPLIT = re.compile(r"[\s'\"`;|&<>=,:()/\\@]+")
 
 
@@ -95,6 +110,7 @@ class Workspace:
     cwd: str
     files: dict[str, File] = field(default_factory=dict)
     tools: FileTools = pi.HARNESS.files
+    is_begun: bool = False
     last_heard: str = ""
     # The words of commands and of others: a file that they name may have been read for the agent.
     heard: set[str] = field(default_factory=set)
@@ -147,17 +163,27 @@ class Workspace:
                 return "unread"
             if not file.is_read:
                 name = posixpath.basename(_use_slashes(path))
-                may_be_read = self.is_resumed or name in self.heard or not all(edit.old for edit in edits)
+                may_be_read = (
+                    self.is_resumed or name in self.heard or name in _MEMORIES or not all(edit.old for edit in edits)
+                )
                 return None if may_be_read else "unread"
             if _DRIVE.match(path) and not self.takes_drives and outcome == "ok":
                 return None
-        # OpenClaw, which writes Pi's format, refuses an empty text, and `file` beside `edits`; Pi does not.
-        may_fail = not all(edit.new for edit in edits) or given.keys() >= {"edits", "file"}
-        return None if outcome == "ok" and (may_fail or _PROTECTED.search(self.absolute(path))) else outcome
+        # Some versions of Pi and OpenClaw refuse an empty text, edits as JSON, and what their schema lacks.
+        several = given.get("edits")
+        may_fail = not self.tools.reads_first and (
+            not all(edit.new for edit in edits)
+            or (isinstance(several, list) and ("file" in given or any(len(one) > 2 for one in several)))
+        )
+        is_written = file.is_past and _SHARED.search(self.absolute(path))
+        may_fail |= bool(is_written or _PROTECTED.search(self.absolute(path)))
+        return None if outcome == "ok" and may_fail else outcome
 
     def predict_patch(self, patches: Sequence[Patch], trusting: bool = False) -> Outcome | None:
         """Predict how a patch of several files ends."""
         outcomes: list[Outcome | None] = []
+        if any(patch.kind == "Bad" for patch in patches):
+            return "invalid"
         for patch in patches:
             file = self.files.get(self.absolute(patch.path))
             known = file.predict_lines(patch.hunks, trusting) if file else None
@@ -178,6 +204,8 @@ class Workspace:
                 if file.held and file.held.predict_lines(patch.hunks) == "ok":
                     file.confirm()
                 file.apply_lines(patch.hunks)
+                if patch.target:
+                    self.files[self.absolute(patch.target)] = self.files.pop(self.absolute(patch.path))
 
     def observe(self, call: Event, result: Event) -> None:
         """Learn from a call that was answered."""
@@ -185,9 +213,11 @@ class Workspace:
             return
         given = decode_arguments(call)
         path = find_path(given)
-        if call.tool_name == "bash":
+        # Not every harness calls it `command`, nor every version the tool `bash`.
+        command = find_text(given, "command", "cmd", "input") if call.tool_name not in _OF_FILES else ""
+        if command or call.tool_name == "bash":
             cwd, self.cwd = self.cwd, find_text(given, "workdir") or self.cwd
-            self.ran(find_text(given, "command"), result)
+            self.ran(command, result)
             self.cwd = cwd
         elif call.tool_name == "read" and path:
             if not result.is_error:
@@ -200,10 +230,13 @@ class Workspace:
                 self.file(path).is_read, self.file(path).is_refused = True, False
         elif call.tool_name == "edit":
             self._edited(given, result)
-        elif command := find_text(given, "command", "cmd", "input"):
-            self.ran(command, result)
         elif call.tool_name == "grep":
             self._hint(path, result.text)
+        elif call.tool_name.startswith("gsd_"):
+            self._spoil(".gsd")
+        elif code := find_text(given, "code"):
+            written = find_written(code)
+            self._note(Changes(written or set(), anything=written is None))
         elif not is_read_only(call.tool_name) or call.tool_name == "write":
             self.spoil_all()
 
@@ -255,7 +288,13 @@ class Workspace:
 
     def ran(self, command: str, result: Event) -> None:
         """Learn from a command that has run."""
-        changes = find_changes(command, result.text)
+        if "*** Begin Patch" in command and (patches := read_patch({"input": command})):
+            if not has_failed(result):
+                self.patched(patches)
+            return
+        if self._garbles:
+            result = msgspec.structs.replace(result, text=_NOT_ASCII.sub("\ufffd", result.text))
+        changes = find_changes(command, result.text, self._show)
         if self.tools.reads_first:
             self.heard.update(_SPLIT.split(command))
         copies = [] if result.is_error or changes.anything else find_copies(command)
@@ -269,9 +308,19 @@ class Workspace:
         shown = find_shown_file(command)
         if shown and not result.is_error and not TRUNCATED.search(result.text):
             count = shown.last and shown.last + 1 - shown.first
-            read = parse_read({"offset": shown.first, "limit": count}, result.text, self.tools)
+            text = _NUMBER.sub("", result.text) if shown.is_numbered else result.text
+            read = parse_read({"offset": shown.first, "limit": count}, text, self.tools)
             if read:
                 learn_shown(self.file(shown.path), read)
+
+    @property
+    def _garbles(self) -> bool:
+        """Whether commands print what is not ASCII in another encoding, as PowerShell does."""
+        return not self.tools.reads_first and bool(_DRIVE.match(_use_slashes(self.cwd)))
+
+    def _show(self, name: str) -> str | None:
+        """Return the text of a script, as far as the session knows it."""
+        return next((f.whole for path, f in self.files.items() if posixpath.basename(path) == name), None)
 
     def _hint(self, command: str, output: str) -> None:
         for path, text in find_shown_lines(command, output).items():
@@ -303,7 +352,9 @@ class Workspace:
     def lose(self, tool_name: str, given: dict[str, Any]) -> None:
         """Mark what a call with an unknown outcome may have changed."""
         path = find_path(given)
-        if tool_name in {"edit", "write"} and path:
+        if tool_name == "read" and path:
+            self.heard.add(posixpath.basename(_use_slashes(path)))
+        elif tool_name in {"edit", "write"} and path:
             self.file(path).age()
         elif tool_name == "bash":
             self._note(find_changes(find_text(given, "command"), ""))
@@ -312,9 +363,14 @@ class Workspace:
 
     def hear(self, event: Event) -> None:
         """Learn from an event that is not a call."""
+        # What begins below an event that is not in it goes on with what another session has read.
+        self.is_resumed |= not self.is_begun and bool(event.parent_id)
+        self.is_begun = True
         if event.kind == "bash":
             self.ran(event.arguments, event)
         elif event.kind == "user":
+            for file in self.files.values():
+                file.is_past = True
             # Somebody else may have worked on the files while the session rested.
             rested = _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES
             if rested or _CHANGED_BY_HAND.search(event.text):
@@ -344,6 +400,8 @@ def _count_minutes(start: str, stop: str) -> float:
 
 
 _DRIVE = re.compile(r"[A-Za-z]:/")
+# The first bytes of an emoji become letters.
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]|dY(?=[\"'?Z-]|[^\x00-\x7f])")
 
 
 def _use_slashes(path: str) -> str:

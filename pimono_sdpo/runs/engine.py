@@ -210,17 +210,14 @@ def finish_part(job: Job, progress: Callable[[int], object] = lambda _: None) ->
     part, number = job.part, job.part.number
     attempt = job.folder / ATTEMPTS / f"{number:05}-{uuid4().hex}"
     paths = {kind: output.path.format(number) for kind, output in job.outputs.items()}
-    done = f"{DONE}/{number:05}.json"
     try:
         # Without parents: only a run makes the folder of a run.
         attempt.mkdir()
-        for path in (*paths.values(), done):
-            (attempt / path).parent.mkdir(exist_ok=True)
-        record = {"made_from": job.made_from, **_write(job, attempt, paths, progress)}
-        record["sha256"] = {kind: sha256(attempt / path) for kind, path in paths.items()}
-        (attempt / done).write_text(json.dumps(record))
-        for path in (*paths.values(), done):
-            (attempt / path).replace(job.folder / path)
+        record = {"made_from": job.made_from, **_write(job, attempt, progress)}
+        record["sha256"] = {kind: sha256(attempt / kind) for kind in paths}
+        (attempt / DONE).write_text(json.dumps(record))
+        for kind, path in {**paths, DONE: f"{DONE}/{number:05}.json"}.items():
+            (attempt / kind).replace(job.folder / path)
     except SourceError as problem:
         return str(problem).rstrip(".")
     except OSError as error:
@@ -235,16 +232,16 @@ def finish_part(job: Job, progress: Callable[[int], object] = lambda _: None) ->
     return record
 
 
-def _write(job: Job, attempt: Path, paths: Mapping[str, str], progress: Callable[[int], object]) -> Json:
+def _write(job: Job, attempt: Path, progress: Callable[[int], object]) -> Json:
     """Write the tables of all pieces; return their counts, the first error, and rows by kind."""
     counts: Json = {}
     error: str | None = None
-    rows = dict.fromkeys(paths, 0)
+    rows = dict.fromkeys(job.outputs, 0)
     with ExitStack() as stack:
 
         def open_writer(kind: str, schema: pa.Schema) -> pq.ParquetWriter:
             compression = job.outputs[kind].compression
-            return stack.enter_context(pq.ParquetWriter(attempt / paths[kind], schema, compression=compression))
+            return stack.enter_context(pq.ParquetWriter(attempt / kind, schema, compression=compression))
 
         # A part without rows has files, too.
         writers = {kind: open_writer(kind, output.schema) for kind, output in job.outputs.items() if output.schema}

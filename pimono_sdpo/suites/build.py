@@ -32,18 +32,10 @@ from typing import Any, Literal
 import msgspec
 
 from pimono_sdpo.errors import PimonoError, SourceError
-from pimono_sdpo.runs.folders import (
-    LOCK,
-    SUITE,
-    make_output,
-    only_run,
-    publish_folder,
-    remove,
-    require_disjoint,
-)  # fmt: skip
+from pimono_sdpo.runs.folders import LOCK, SUITE, make_output, only_run, publish_folder, remove, require_disjoint
 from pimono_sdpo.suites import harbor
 from pimono_sdpo.suites.split import group_near_programs
-from pimono_sdpo.suites.suite import NAME, TaskRow, make_task_id, write_suite
+from pimono_sdpo.suites.suite import NAME, Suite, TaskRow, make_task_id, write_suite
 from processors.rollouts.noise import measure_patch
 from rewards.sandbox import Server
 from rewards.verifiers import tests as verifier
@@ -289,7 +281,7 @@ def build_suite(source: str, out: Path, hide_tests: bool = False) -> tuple[list[
             else:
                 rows, left_out = _build(source, kind, path, finished, hide_tests)
             # The paths of a checkout are relative to `out`.
-            write_suite(finished / NAME, kind, rows, ABOUT[kind], seen_from=out)
+            write_suite(Suite(kind, tuple(rows), finished / NAME, ABOUT[kind]), seen_from=out)
             publish_folder(finished, out)
         finally:
             remove(work, LOCK)

@@ -1,11 +1,7 @@
 """Read tasks in the layout of Harbor whose own tests run without a container image.
 
-Layout: https://www.harborframework.com/docs/tasks
-
-The repo is what the Dockerfile copies. A task is refused when its image installs or holds anything
-else, when `test.sh` does more than install and run pytest, when its tests need other packages or
-absolute paths, when they pass before anything is done, and when they fail after `solve.sh`. Paths
-below WORKDIR and /tests become relative in the tests, which run from the root of the repo.
+Layout: https://www.harborframework.com/docs/tasks; what is refused: docs/tutorials/rollouts.md. The repo is
+what the Dockerfile copies; tests, whose paths become relative, run from its root.
 """
 
 import ast

@@ -93,17 +93,13 @@ def split_suite(
         if path.resolve() == given.path.resolve():
             raise OutputError(f"`{path}` is the suite to be split; give another folder.")
     return divided, [
-        write_suite(out / f"{side}.json", f"{given.name}-{side}", tasks, given.description, side)
+        write_suite(Suite(f"{given.name}-{side}", tuple(tasks), out / f"{side}.json", given.description, side))
         for side, tasks in sides.items()
     ]
 
 
 def divide(
-    tasks: Sequence[TaskRow],
-    train: float = 0.7,
-    method: Method = "threshold",
-    group_by: str | None = None,
-    seed: int = 0,
+    tasks: Sequence[TaskRow], train: float, method: Method = "threshold", group_by: str | None = None, seed: int = 0
 ) -> Divided:
     """Divide tasks; `group_by` is `repo` or a field of the metadata."""
     if not 0 < train < 1:

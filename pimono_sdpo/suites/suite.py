@@ -9,7 +9,7 @@ slashes, and case is ignored. ALWAYS is hidden in every suite: histories and cac
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -160,18 +160,11 @@ def _read_task(task: _Task, suite: _File, path: Path, repos: bool) -> TaskRow:
     }
 
 
-def write_suite(
-    path: Path,
-    name: str,
-    tasks: Iterable[TaskRow],
-    description: str = "",
-    split: str | None = None,
-    seen_from: Path | None = None,
-) -> Path:
-    """Write a suite whose `repo`s are relative to its file, or to `seen_from`, the later name of its folder."""
-    folder = path.parent.resolve()
+def write_suite(suite: Suite, seen_from: Path | None = None) -> Path:
+    """Write a suite with `repo`s relative to its file, or to `seen_from`, the later name of its folder."""
+    folder = suite.path.parent.resolve()
     listed: list[dict[str, Any]] = []
-    for task in tasks:
+    for task in suite.tasks:
         repo = Path(task["repo"]).resolve()
         start = folder if repo.is_relative_to(folder) else (seen_from or folder).resolve()
         written = {
@@ -190,14 +183,14 @@ def write_suite(
         if key in _Defaults.__struct_fields__
         if len(listed) > 1 and all(task.get(key) == value for task in listed)
     }
-    content: dict[str, Any] = {"name": name, "description": description, "split": split, "defaults": shared}
-    content = {key: value for key, value in content.items() if value}
+    about = {"name": suite.name, "description": suite.description, "split": suite.split, "defaults": shared}
+    content: dict[str, Any] = {key: value for key, value in about.items() if value}
     content["tasks"] = [{key: value for key, value in task.items() if key not in shared} for task in listed]
-    with writing(path):
+    with writing(suite.path):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(content, indent=1, ensure_ascii=False)
-        write_atomically(path, f"{text}\n".encode())
-    return path
+        write_atomically(suite.path, f"{text}\n".encode())
+    return suite.path
 
 
 class _Paraphrases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

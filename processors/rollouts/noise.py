@@ -86,25 +86,22 @@ def find_action_noise(row: Row, passing: Passing, task: Row | None) -> list[Why 
     """
     if leak := find_leak(row, task):
         return [leak] * len(row["steps"])
-    written = [_written_path(step) for step in row["steps"]]
-    contents = [
-        step["args"].get("content") if path else None for path, step in zip(written, row["steps"], strict=True)
-    ]
-    last = dict(zip(written, contents, strict=True))
-    found: list[Why | None] = [None] * len(written)
+    written = [(_written_path(step), step["args"]) for step in row["steps"]]
+    last = {path: args.get("content") for path, args in written if path}
+    # Calls may name a file by its absolute path: it is told by its ending.
     noise = [(f"/{path}", why) for path, why in find_stray_files(row, passing, task).items()]
     if churn := _find_churn(row, passing, task):
         noise.append(("", churn))
-    for ending, why in noise:
-        # Calls may name a file by its absolute path.
-        made = [path != "" and path.endswith(ending) for path in written]
-        found = [one or (why if is_made or not any(made) else None) for one, is_made in zip(found, made, strict=True)]
-    limit = _limit_lines(passing, task)
-    for at, (path, content) in enumerate(zip(written, contents, strict=True)):
+    made = {ending for ending, _ in noise if any(path.endswith(ending) for path in last)}
+    limit, found = _limit_lines(passing, task), list[Why | None]()
+    for path, args in written:
+        barred = (why for ending, why in noise if ending not in made or (path and path.endswith(ending)))
         # What a later write of the same file took back is not in the patch.
-        lines = _count_changes(content, last[path])
-        if limit is not None and lines > limit:
-            found[at] = found[at] or ("non_minimal", f"{lines} lines were taken back later")
+        lines = _count_changes(args.get("content"), last[path]) if path else 0
+        too_many = (
+            ("non_minimal", f"{lines} lines were taken back later") if limit is not None and lines > limit else None
+        )
+        found.append(next(barred, too_many))
     return found
 
 

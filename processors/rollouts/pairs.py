@@ -5,16 +5,12 @@ writes  PAIR, and DROPPED_PAIR with why a pair was not kept
 
 The sides of a target are the first actions in which runs diverge (`step`), one JSON object with the
 patch, the last file or the final report (`patch`, `last_write`, `summary`), or the last K or all
-actions with their results as turns (`truncated`, `full`). The output of tests is a label: it is
-left out unless `with_outcome` is set.
+actions with their results as turns (`truncated`, `full`).
 
-Runs are compared by passing tests, then fewer steps, fewer tool calls, fewer files. The value of an
-action is the share of passing runs among those that took it; two make a pair when their values
-differ by `min_gap`, or when the worse one could not be read, did not work, failed the tests or was
-a loop. Some run that took the better one must pass. The winner's patch is tested again several
-times; where patches are the sides of the pair, so is the loser's, once. No run is chosen that
-changed nothing, wrote tests or files that the task does not need, or changed far more lines than
-the smallest patch that passes.
+Runs are compared by `score_run`. The value of an action is the share of passing runs among those that took
+it; two make a pair when their values differ by `min_gap`, or when the worse one could not be read, did not
+work, failed the tests or was a loop. Some run that took the better one must pass. The winner's patch is
+tested again several times; where patches are the sides of the pair, so is the loser's, once.
 """
 
 import re

@@ -11,7 +11,6 @@ those of `find_problem` and of `processors.rollouts.noise`, `write_failed_tests`
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from typing import Any, Literal, cast
@@ -156,20 +155,14 @@ def _check(steps: list[Json], at: int, loop: int, tools: list[Json], rules: Rule
     return ("no_recovery", "") if rules.good_recovery and not corrects else None
 
 
-@dataclass
-class Repeats:
-    """Drop rows whose prompt and completion were there before; one digest of each is kept."""
-
-    seen: set[bytes] = field(default_factory=set)
-
-    def __call__(self, row: Row) -> str | None:
-        """Return why a row is dropped, None for the first of its kind."""
-        text = dump_json([row["prompt"], row["completion"]])
-        digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
-        if digest in self.seen:
-            return "repeat"
-        self.seen.add(digest)
-        return None
+def drop_repeat(row: Row, seen: set[bytes]) -> str | None:
+    """Drop rows whose prompt and completion were there before; `seen` has one digest of each."""
+    text = dump_json([row["prompt"], row["completion"]])
+    digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
+    if digest in seen:
+        return "repeat"
+    seen.add(digest)
+    return None
 
 
 def drop_problems(row: Row) -> str | None:

@@ -145,10 +145,7 @@ class Sandbox:
 
 
 class _Lane:
-    """A supervisor with a uid and a folder, which takes one run after the other.
-
-    It is started under a backend, or by the warm interpreter at the other end of `control`.
-    """
+    """A supervisor with a uid and a folder; `control` leads to the warm interpreter that starts it, if one does."""
 
     def __init__(self, backend: str, disk: int, control: socket.socket | None = None) -> None:
         above = TMPFS if backend == "bubblewrap" else tempfile.gettempdir()
@@ -248,12 +245,13 @@ class Server(Sandbox):
         self._control = self._started.__enter__()
         try:
             zygote.send(self._control.fileno(), {"imports": list(imports)})
-            if missing := zygote.receive(self._control.fileno()).get("missing"):
-                raise SandboxError(f"the warm sandbox could not import {missing}; install it")
-        except (SandboxError, EOFError, OSError) as trouble:
+            missing = zygote.receive(self._control.fileno()).get("missing")
+            why = f"could not import {missing}; install it" if missing else ""
+        except (EOFError, OSError):
+            why = "ended before it was ready, see above"
+        if why:
             self.close()
-            why = "the warm sandbox ended before it was ready, see above"
-            raise trouble if isinstance(trouble, SandboxError) else SandboxError(why) from trouble
+            raise SandboxError(f"the warm sandbox {why}")
 
     @contextmanager
     def _lane(self, disk: int) -> Iterator[_Lane]:
@@ -265,11 +263,10 @@ class Server(Sandbox):
             self._busy.add(lane)
         try:
             yield lane
+            self._idle.append(lane)
         except BaseException:
             lane.close()
             raise
-        else:
-            self._idle.append(lane)
         finally:
             self._busy.discard(lane)
 
@@ -326,9 +323,8 @@ def choose(backend: str) -> str:
     if backend not in ("auto", *known):
         raise SandboxError(f"unknown sandbox `{backend}`; use auto or one of {', '.join(known)}")
     wanted = {backend: known[backend]} if backend in known else known
-    for name, why in wanted.items():
-        if not why:
-            return name
+    if held := [name for name, why in wanted.items() if not why]:
+        return held[0]
     why = "; ".join(f"{name}: {why}" for name, why in wanted.items())
     raise SandboxError(f"no sandbox holds on this machine, so nothing was run ({why})")
 

@@ -13,10 +13,7 @@ NO_ANSWER = (1 << 62, 1 << 62)
 
 
 def measure(path: str, most: int, above: int | None = None, depth: int = 0) -> tuple[int, int]:
-    """Bytes on disk and entries below; stops soon after `most` entries.
-
-    A tree deeper than DEEPEST folders counts as too much of both.
-    """
+    """Bytes on disk and entries below, too much of both in a tree deeper than DEEPEST; stops soon after `most`."""
     if depth > DEEPEST:
         return NO_ANSWER
     size = entries = 0

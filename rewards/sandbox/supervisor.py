@@ -144,9 +144,7 @@ class _Supervisor:
         theirs.close()
         env = {"HOME": f"{self.base}/work", "TMPDIR": f"{self.base}/tmp", **spec["env"]}
         try:
-            send(
-                talk.fileno(), {"command": spec["command"], "env": env, "limits": self.limits, "tasks": spec["tasks"]}
-            )
+            send(talk.fileno(), {"env": env, **{name: spec[name] for name in ("command", "limits", "tasks")}})
             refusal = talk.recv(CHUNK).decode()
         except (BrokenPipeError, ConnectionResetError):
             refusal = "it ended before it was confined"
@@ -163,20 +161,14 @@ class _Supervisor:
         # The kernel may be first: with SIGXCPU, and with SIGKILL where that signal is ignored.
         if not stopped and (code == -SIGXCPU or (code == -9 and cpu > limits["cpu_seconds"])):
             stopped = "cpu"
-        if not stopped:  # at a stroke, between two looks
-            size, entries = folder.measure(self.base, limits["files"])
-            over_disk = "disk" if size > limits["disk"] else ""
-            stopped = "files" if entries > limits["files"] else over_disk
+        stopped = stopped or self._stored(0)  # at a stroke, between two looks
         output = list(zip(map(bytes, self.kept), self.seen, strict=True))
         read = {name: folder.read(self.base, f"work/{name}", limits["file_size"]) for name in collect}
         files = {name: content for name, content in read.items() if content is not None}
         return {"code": code, "stopped": stopped, "cpu_seconds": cpu, "output": output, "files": files}
 
     def _watch(self) -> tuple[str, tuple[int, float], float]:
-        """Watch until the command ends or a limit is reached; nothing of the run is left then.
-
-        Returns the limit, the exit code with the CPU seconds of all runs so far, and wall seconds.
-        """
+        """Watch until nothing of the run is left; return the limit, exit code with all CPU seconds, wall seconds."""
         end = self.control.fileno()
         poll = select.poll()
         poll.register(end, select.POLLIN)
@@ -218,15 +210,16 @@ class _Supervisor:
         if threads > limits["processes"]:
             return "processes"
         if looks % TICKS_PER_MEASURE == 1:
-            size, entries = folder.measure(self.base, limits["files"])
-            if entries > limits["files"]:
-                return "files"
             shared, unlisted = processes.mapped_bytes(pids)
-            if size + max(unlisted, processes.deleted_bytes(pids)) > limits["disk"]:
-                return "disk"
-            if shared > limits["memory"]:
-                return "memory"
+            over_memory = "memory" if shared > limits["memory"] else ""
+            return self._stored(max(unlisted, processes.deleted_bytes(pids))) or over_memory
         return ""
+
+    def _stored(self, unlisted: int) -> str:
+        """Return the limit that the folder has passed, with bytes that are in no folder."""
+        size, entries = folder.measure(self.base, self.limits["files"])
+        over_disk = "disk" if size + unlisted > self.limits["disk"] else ""
+        return "files" if entries > self.limits["files"] else over_disk
 
     def _read(self, reader: int) -> bool:
         """Take output; whether there may be more."""

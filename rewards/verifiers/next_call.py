@@ -55,15 +55,14 @@ _VERSION = "0123456789."
 Words = Counter[str]
 
 
-_NOTHING: dict[str, Any] = {"failed_call": None, "resolved_call": None, "paths": [], "programs": [], "workspace": None}
-
-
 class Step:
     """The spec of a row: what was wanted, and what was there. A row of a session has no goal."""
 
     def __init__(self, spec: dict[str, Any], completion: str) -> None:
         self.spec, self.completion = spec, completion
-        spec = spec if spec.get("goal") else {**_NOTHING, **spec, "goal": {"kind": ""}}
+        if not spec.get("goal"):
+            nothing = dict.fromkeys(("failed_call", "resolved_call", "workspace"))
+            spec = {**nothing, "paths": [], "programs": [], **spec, "goal": {"kind": ""}}
         try:
             self.goal: dict[str, Any] = spec["goal"]
             self.kind: str = self.goal["kind"]
@@ -80,10 +79,8 @@ class Step:
         except (KeyError, TypeError, AttributeError) as found:
             raise BadSpec(f"the row is not of `filter --unit step` ({found!r})") from found
         self.folders = {parent for path in self.paths for parent in _parents(path)}
-        folder = _find_folder(self.failed)
         goal = str(self.goal.get("path") or "")
-        is_inside = folder and not goal.startswith(("/", "$", "~")) and goal != folder
-        self.path = self.absolute(f"{folder}/{goal}" if is_inside else goal) if goal else ""
+        self.path = self.absolute(_inside(_find_folder(self.failed), goal)) if goal else ""
 
     def absolute(self, path: str) -> str:
         """Return a path as the files are known by it."""
@@ -116,10 +113,9 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     if all(map(_does_nothing, calls)):
         return _fail("The call does nothing.", 0.0)
     if not step.kind:
-        applied = step.replayed()
-        named = [step.exists(path) for call in calls for path in _paths(call, step)]
-        if applied.status == "failed":
+        if (applied := step.replayed()).status == "failed":
             return applied
+        named = [step.exists(path) for call in calls for path in _paths(call, step)]
         return passed(NAME) if applied.status == "passed" or (named and all(named)) else _unknown()
     return JUDGES[step.kind](calls[0], step) if step.kind in JUDGES else _unknown()
 
@@ -143,8 +139,7 @@ def _change(call: Call, step: Step) -> VerifierResult:
         known = step.workspace.files.get(step.path)
         if known is None or known.whole is None:
             return _fail("Writing the whole file may lose what was not seen of it.", UNRELATED)
-    applied = step.replayed()
-    if applied.status == "failed":
+    if (applied := step.replayed()).status == "failed":
         return applied
     if not _is_wanted(call, step):
         return _fail("The call changes something else than was wanted.", OTHER)
@@ -179,8 +174,7 @@ def _path(call: Call, step: Step) -> VerifierResult:
     resolved = {step.absolute(one) for ref in step.references[1:] for one in _paths(ref, step)}
     aims = [one for one in named if _stem(step.absolute(one)) == name or step.absolute(one) in resolved]
     if is_change and aims:
-        applied = step.replayed()
-        if applied.status == "failed":
+        if (applied := step.replayed()).status == "failed":
             return applied
         if call.name not in _CHANGES or not _is_wanted(call, step):
             return _fail("Now make the change.", LOOKS if call.name == "read" else UNRELATED)
@@ -225,13 +219,13 @@ def _call(call: Call, step: Step) -> VerifierResult:
     """Judge what is done where the arguments of a call did not fit."""
     if all(call.name != one.name for one in step.references) or not _is_wanted(call, step):
         return _fail("Make the call that was refused, with arguments that fit.", UNRELATED)
-    failed, *resolved = (one.arguments for one in step.references)
-    if not resolved:
+    if len(step.references) == 1:
         return _unknown()
+    given, failed, resolved = call.arguments, *(one.arguments for one in step.references)
     is_right = any(
-        _overlap(*(Counter(_WORD.findall(str(one.get(key)))) for one in (call.arguments, resolved[0]))) >= ALIKE
-        and failed.get(key) not in (resolved[0].get(key), call.arguments.get(key))
-        for key in {**failed, **resolved[0]}
+        _overlap(_bag(given.get(key)), _bag(resolved.get(key))) >= ALIKE
+        and failed.get(key) not in (resolved.get(key), given.get(key))
+        for key in {**failed, **resolved}
     )
     return passed(NAME) if is_right else _fail("The arguments that did not fit are there still.", UNRELATED)
 
@@ -326,14 +320,15 @@ def _paths(call: Call, step: Step) -> Iterator[str]:
     if path := find_path(call.arguments):
         yield path
     yield from (patch.path for patch in read_patch(call.arguments))
-    folder = _find_folder(call)
-    for stage in _stages(call):
-        for word in stage.arguments:
-            is_path = re.search(r"[/\\]|\.\w", word) or _stem(word) == _stem(step.path)
-            if word.startswith("-") or " " in word or not is_path:
-                continue
-            is_inside = folder and word != folder and not word.startswith(("/", "$", "~"))
-            yield f"{folder}/{word}" if is_inside else word
+    for word in [word for stage in _stages(call) for word in stage.arguments]:
+        is_path = re.search(r"[/\\]|\.\w", word) or _stem(word) == _stem(step.path)
+        if is_path and not word.startswith("-") and " " not in word:
+            yield _inside(_find_folder(call), word)
+
+
+def _inside(folder: str, path: str) -> str:
+    """Return a path as it is seen from outside of the folder that a command changes to."""
+    return f"{folder}/{path}" if folder and path != folder and not path.startswith(("/", "$", "~")) else path
 
 
 def _parents(path: str) -> list[str]:
@@ -369,13 +364,17 @@ def _wanted_words(call: Call) -> Words:
     """Return the words that a call takes out (-) and puts in (+), or those of its arguments."""
     edits = read_edits(call.arguments) or [hunk for patch in read_patch(call.arguments) for hunk in patch.hunks]
     if not edits:
-        return Counter(_WORD.findall(" ".join(_texts(call.arguments))))
+        return _bag(" ".join(_texts(call.arguments)))
     words: Words = Counter()
     for edit in edits:
-        old, new = Counter(_WORD.findall(edit.old)), Counter(_WORD.findall(edit.new))
+        old, new = _bag(edit.old), _bag(edit.new)
         words.update({f"-{word}": count for word, count in (old - new).items()})
         words.update({f"+{word}": count for word, count in (new - old).items()})
-    return words or Counter(word for edit in edits for word in _WORD.findall(edit.new))
+    return words or _bag("\n".join(edit.new for edit in edits))
+
+
+def _bag(text: object) -> Words:
+    return Counter(_WORD.findall(str(text)))
 
 
 def _texts(value: Any) -> Iterator[str]:

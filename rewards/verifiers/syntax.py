@@ -40,7 +40,6 @@ _GRAMMARS = {
     "tsx": ("tree_sitter_typescript", "language_tsx"),
     **dict.fromkeys(("js", "mjs", "cjs", "jsx"), _JAVASCRIPT),
 }
-SCRIPTS = frozenset(_GRAMMARS)
 
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:

@@ -38,7 +38,11 @@ def main() -> None:
     say({"ready": True})
     for case in job["cases"]:
         clock()
-        line = _called(entry, case, job["judged"])
+        try:
+            returned = entry(*case["args"], **case["kwargs"])
+            line = {"value": plain(case["args"] if job["judged"] == "arguments" else returned, [MAX_ITEMS])}
+        except BaseException as failure:
+            line = _described(failure)
         try:
             say(line)
         except (ValueError, RecursionError) as failure:  # an integer of thousands of digits
@@ -86,14 +90,6 @@ def _imported(name: str, path: str) -> Any:
     if above in sys.modules:
         setattr(sys.modules[above], last, module)
     return sys.modules[name]
-
-
-def _called(entry: Any, case: dict[str, Any], judged: str) -> dict[str, Any]:
-    try:
-        returned = entry(*case["args"], **case["kwargs"])
-        return {"value": plain(case["args"] if judged == "arguments" else returned, [MAX_ITEMS])}
-    except BaseException as failure:  # SystemExit too: the candidate may raise anything
-        return _described(failure)
 
 
 def plain(value: Any, room: list[int]) -> Any:

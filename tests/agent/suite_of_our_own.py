@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.suites.build import load_programs
-from pimono_sdpo.suites.suite import load_suite, write_suite
+from pimono_sdpo.suites.suite import Suite, load_suite, write_suite
 from tests.agent.suite_of_three import call, final
 
 # With tests of each kind; one file of each is to be mended.
@@ -18,9 +18,9 @@ Json = dict[str, Any]
 def write_own(own: Path, folder: Path, names: Collection[str], split: str = "test") -> Path:
     """Write the suite of these programs of `own`, as `suite split` would."""
     whole = Path(shutil.copytree(own, folder / f"whole_{split}"))
-    tasks = [task for task in load_suite(whole).tasks if task["task_id"] in names]
+    tasks = tuple(task for task in load_suite(whole).tasks if task["task_id"] in names)
     assert len(tasks) == len(names)
-    return write_suite(folder / f"{split}.json", "own", tasks, split=split)
+    return write_suite(Suite("own", tasks, folder / f"{split}.json", split=split))
 
 
 def models(knows: Mapping[str, Collection[str]]) -> Callable[[Json], "str | Json"]:

@@ -26,8 +26,7 @@ from scipy import stats
 from pimono_sdpo.duel.gate import LOOKS, decide, decide_by_original_rules
 from pimono_sdpo.llm.settings import Duel, Gate
 from pimono_sdpo.schema import DUEL_METRICS, PARITY
-from processors.duel.judge import choose_seats
-from processors.duel.scores import Array
+from processors.duel.judge import Array, choose_seats
 from tests.benchmarks.table import print_table
 
 JUDGES = ("a", "b", "c")

@@ -5,7 +5,7 @@ import pytest
 
 from pimono_sdpo.duel.gate import decide_by_original_rules
 from pimono_sdpo.llm.settings import Duel
-from processors.duel.scores import Array
+from processors.duel.judge import Array
 from tests.duel.votes import votes
 
 NAN = float("nan")

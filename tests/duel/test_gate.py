@@ -16,7 +16,7 @@ from pimono_sdpo.duel.gate import (
     weigh_clusters,
 )
 from pimono_sdpo.llm.settings import Gate
-from processors.duel.scores import Array
+from processors.duel.judge import Array
 
 JUDGES = ("a", "b", "c")
 RULES = Gate()

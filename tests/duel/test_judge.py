@@ -12,8 +12,17 @@ from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import Endpoint, Judge, Limits
 from pimono_sdpo.schema import DUEL_METRICS, JUDGMENT
 from processors.duel.answers import sanitize
-from processors.duel.judge import NO_JUDGE_ASKED, JudgeStage, Verdict, choose_seats, is_bucket_decided, read_verdict
-from processors.duel.scores import choose_bucket, collect_votes, score_turn
+from processors.duel.judge import (
+    NO_JUDGE_ASKED,
+    JudgeStage,
+    Verdict,
+    choose_bucket,
+    choose_seats,
+    collect_votes,
+    is_bucket_decided,
+    read_verdict,
+    score_turn,
+)
 from tests.chat_server import ChatServer, busy
 from tests.duel.players import play, shown, verdict
 from tests.duel.trajectories import step, trajectory

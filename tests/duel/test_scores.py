@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pimono_sdpo.schema import DUEL_METRICS
-from processors.duel.scores import choose_bucket, collect_votes, score_turn
+from processors.duel.judge import choose_bucket, collect_votes, score_turn
 
 NAN = float("nan")
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from pimono_sdpo.schema import DUEL_METRICS
-from processors.duel.scores import Array
+from processors.duel.judge import Array
 
 
 def votes(values: Any) -> Array:

@@ -65,9 +65,14 @@ def last(steps: list[Step], harness: str) -> Outcome | None:
         ([read("   3→let x = 1\n   4→let y = x", offset=3, limit=2), edit("let z")], None),
         ([read("import a\n\nlet x = 1"), edit("let z")], None),
         ([read("File unchanged since last read."), edit("let z")], None),
+        # Code may speak of reminders.
+        ([read("     1→a = '<system-reminder>'\n     2→let y = x"), edit("let y = x")], "ok"),
+        # The user may have brought an older text back.
+        ([read(), ("user", {}, "Please go on", False), edit("let z = x")], None),
         # It has to be read before it is edited.
         ([bash("cat /w/a.ts", TEXT), edit("let y = x")], None),
         ([edit("let y = x")], "unread"),
+        ([("edit", {"file_path": "/w/CLAUDE.md", "old_string": "a", "new_string": "b"}, "ok", False)], None),
         ([("user", {}, "Look at @src/a.ts", False), edit("let y = x")], None),
         # After "No response requested." the session goes on without what it had read.
         ([read(), ("other", {}, "No response requested.", False), edit("let y = x")], None),
@@ -140,6 +145,15 @@ def test_two_reads_that_touch_are_one() -> None:
     assert file.whole == "a\nb\nc\nd"
 
 
+def test_reads_before_and_after_an_edit_are_joined() -> None:
+    file = File()
+    file.see_lines("a\nb", 1, is_end=False)
+    file.see_lines("d\ne", 4, is_end=True)
+    file.apply([Edit("b", "b1\nb2")])
+    file.see_lines("b2\nc\nd", 3, is_end=False)
+    assert file.whole == "a\nb1\nb2\nc\nd\ne"
+
+
 def test_two_reads_of_two_versions_are_not_joined() -> None:
     file = File()
     file.see_lines("a\nb", 1, is_end=False)
@@ -208,8 +222,15 @@ def test_a_malformed_edit_voids_the_call() -> None:
         ("python3 -c \"open('a.ts', 'w').write(open('b.ts').read())\"", "", False, {"a.ts", "b.ts"}),
         ("python3 -c \"open(f'{x}.ts', 'w').write('')\"", "", True, set()),
         ("python3 -c \"open('a' + x, 'w').write('')\"", "", True, set()),
-        ("python3 -c \"open('a'); Path('b').write_text('')\"", "", True, set()),
+        ("python3 -c \"open('a'); Path('b').write_text('')\"", "", False, {"a", "b"}),
+        ("python3 -c \"for p in Path('b').glob('*'): p.write_text('')\"", "", True, set()),
         ("npm run check -w @a/web 2>&1", "> npm run check -w @a/web\n", False, set()),
+        ("pnpm --filter @a/web test", "", False, set()),
+        ("pg_isready -h localhost", "", False, set()),
+        ("./gradlew assembleDebug", "", False, set()),
+        ("odoo -d shop -u sales --stop-after-init", "", False, set()),
+        ("codex exec 'fix it'", "", True, set()),
+        ("python3 -c \"p = 'a.ts'; Path(p).write_text('x')\"", "", False, {"a.ts", "x"}),
     ],
 )
 def test_what_more_commands_may_change(command: str, output: str, anything: bool, names: set[str]) -> None:

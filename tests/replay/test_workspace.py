@@ -145,6 +145,15 @@ def patch(text: str, failed: bool = False) -> list[Entry]:
         ([patch("*** Update File: a.ts\n@@\n-let y = x\n+let q = x"), patch("*** Update File: a.ts\n@@\n-  let q = x  ")], "ok"),
         ([patch("*** Add File: b.ts\n+one\n+two"), patch("*** Update File: b.ts\n@@\n one\n-three")], "not_found"),
         ([patch("*** Update File: unseen.ts\n@@\n-let z\n+let y")], None),
+        # The line behind @@ comes first, and what is only added goes to the end.
+        ([patch("*** Update File: a.ts\n@@ let y = x\n-import a\n+q")], "not_found"),
+        ([patch("*** Update File: a.ts\n@@ import a\n-let x = 1\n+q")], "ok"),
+        ([patch("*** Update File: a.ts\n@@\n+end"), patch("*** Update File: a.ts\n@@\n let x2 = 1\n-end")], "ok"),
+        ([patch("*** Update File: a.ts\n*** Move to: b.ts\n@@\n-let y = x\n+q"), patch("*** Update File: b.ts\n@@\n-q")], "ok"),
+        ([bash("apply_patch <<'E'\n*** Begin Patch\n*** Update File: a.ts\n@@\n-let y = x\n+q\n*** End Patch\nE", "Success"), patch("*** Update File: a.ts\n@@\n-q")], "ok"),
+        # Nobody can read these.
+        ([patch("*** Update File: a.ts\nlet y = x\n+q", failed=True)], "invalid"),
+        ([patch("*** Update File: a.ts", failed=True)], "invalid"),
         ([patch("*** Update File: a.ts\n@@\n-let z\n+q\n*** Update File: unseen.ts\n@@\n-x", failed=True)], "not_found"),
     ],
 )  # fmt: skip
@@ -200,13 +209,25 @@ def test_a_line_that_the_user_quotes_otherwise_was_changed_by_hand() -> None:
         assert expected(*steps, certain=True)[-1] == outcome
 
 
-def test_other_lines_in_the_place_of_a_text_mean_that_it_is_not_there() -> None:
+def test_other_lines_in_the_place_of_a_text_do_not_tell_that_it_stands_nowhere() -> None:
     shown = ["const first = readFile(name)", "const second = parse(first)", "return second"]
     seen = read("a.ts", "\n".join(shown) + MORE)
-    other = ["return one", "const third = parse(first)"]
-    assert expected(seen, edit("a.ts", "\n".join([*shown[:2], other[0]])))[-1] == "not_found"
-    # One line alone may stand elsewhere, too.
-    assert expected(seen, edit("a.ts", "\n".join([shown[0], other[1], shown[2]])))[-1] is None
+    # The same lines may stand elsewhere, and go on otherwise.
+    assert expected(seen, edit("a.ts", "\n".join([*shown[:2], "return one"])))[-1] is None
+
+
+def test_a_script_that_the_session_has_written_tells_what_it_changes() -> None:
+    begin, one = read("a.ts", SOURCE), edit("a.ts", "let total = count(items)", "let sum = 0")
+    for code, outcome in (("open('b.ts', 'w').write(x)", "ok"), ("open('a.ts', 'w').write(x)", None)):
+        assert expected(begin, write("go.py", code), bash("python3 go.py", ""), one, certain=True) == [outcome]
+
+
+def test_what_windows_garbles_is_not_known() -> None:
+    console = HEADER | {"cwd": "C:\\app"}
+    text = "const name = 'first value'\nconst other = '\u00e9t\u00e9 and more'\n"
+    known = edit("a.ts", "const name = 'first value'"), edit("a.ts", "const other = '\u00e9t\u00e9 and more'")
+    shown = bash("Get-Content -Raw a.ts", text)
+    assert [expected(shown, one, header=console)[0] for one in known] == ["ok", None]
 
 
 def test_what_somebody_changed_by_hand_is_undecided() -> None:

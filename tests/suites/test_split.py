@@ -116,7 +116,7 @@ def test_what_cannot_be_divided_is_said(arguments: Any, said: str) -> None:
 def written(tmp_path: Path) -> Path:
     (tmp_path / "code").mkdir()
     rows = [{**one, "repo": str(tmp_path / "code")} for one in TASKS]
-    return suite.write_suite(tmp_path / "all" / "suite.json", "all", rows)  # type: ignore[arg-type]
+    return suite.write_suite(suite.Suite("all", tuple(rows), tmp_path / "all" / "suite.json"))  # type: ignore[arg-type]
 
 
 def test_split_writes_two_suites_and_checks_rows(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_split_keeps_all_states_on_one_side(tmp_path: Path) -> None:
             ids = {task["task_id"] for task in side}
             assert ids == {one for base in ids for one in (base[:5], f"{base[:5]}+old")}
     # The sides are suites without `starts`, and can be split again.
-    path = write_suite(tmp_path / "suite" / "train.json", "train", sides.train)
+    path = write_suite(Suite("train", tuple(sides.train), tmp_path / "suite" / "train.json"))
     again = load_suite(path)
     # Rows of one state leak a test task that another one is of.
     only_old = Suite("old", tuple(task for task in again.tasks if "+" in task["task_id"]), path)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,12 @@ def test_a_suite_becomes_a_dataset_with_the_columns_of_tasks(tmp_path: Path) -> 
 
 def test_what_is_written_elsewhere_reads_the_same(tmp_path: Path) -> None:
     read = suite.load_suite(given(tmp_path, GOOD))
-    path = suite.write_suite(tmp_path / "deep" / "er" / "train.json", "mine", read.tasks)
+    path = suite.write_suite(suite.Suite("mine", read.tasks, tmp_path / "deep" / "er" / "train.json"))
     assert suite.load_suite(path).tasks == read.tasks
-    again = suite.write_suite(tmp_path / "deep" / "er" / "again.json", "mine", suite.load_suite(path).tasks)
+    again = suite.write_suite(replace(suite.load_suite(path), path=tmp_path / "deep" / "er" / "again.json"))
     assert again.read_bytes() == path.read_bytes()
     assert '"repo": "../../code"' in path.read_text()
-    one = suite.write_suite(tmp_path / "one.json", "m", read.tasks[:1], "what it is", "test")
+    one = suite.write_suite(suite.Suite("m", read.tasks[:1], tmp_path / "one.json", "what it is", "test"))
     assert [(task["suite"], task["split"]) for task in suite.load_suite(one).tasks] == [("m", "test")]
     assert suite.load_suite(one).description == "what it is"
 

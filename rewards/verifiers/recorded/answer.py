@@ -33,6 +33,7 @@ from rewards.verifiers.recorded.values import (
     Folder,
     Row,
     content_of,
+    is_of_library,
     prepare,
     receive,
     state_of,
@@ -74,13 +75,13 @@ class Answer:
         """Return the row of a class, of an exception with its bases down to a built-in one."""
         mro = type.__dict__["__mro__"].__get__(kind)
         name = type.__dict__["__name__"].__get__(kind)
-        if is_standard(kind) and getattr(sys.modules.get(kind.__module__), name, None) is kind:
+        if is_of_library(kind):
             return ["library", kind.__module__, name]
         bases: list[Row] = []
         if BaseException in mro:
             for base in mro[1:]:
                 bases.append(self._class(base))
-                if is_standard(base):
+                if str(base.__module__).partition(".")[0] in sys.stdlib_module_names:
                     break
         return ["class", self._key(kind, "class"), name, bases]
 
@@ -155,11 +156,6 @@ class Answer:
             refs = encoded.refs([type(failure), (), {}])
         where = place_of(failure)
         return {"raised": text[:MAX_TEXT], "where": where, "refs": refs, "table": encoded.table}
-
-
-def is_standard(kind: type) -> bool:
-    """Whether a class is of the standard library."""
-    return str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
 
 
 def _equal(one: Any, other: Any) -> list[Any]:

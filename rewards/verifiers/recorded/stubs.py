@@ -12,6 +12,7 @@ import importlib.machinery
 import os
 import sys
 import types
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
@@ -29,6 +30,7 @@ from rewards.verifiers.recorded.values import (
     Row,
     TooLarge,
     content_of,
+    is_of_library,
     prepare,
     receive,
 )
@@ -78,8 +80,7 @@ class Session:
         self.encoded = Encoded(self._export, self.shared, results=self.results)
         number = self.counts[self.part] = self.counts.get(self.part, -1) + 1
         try:
-            refs = self.encoded.refs(arguments)
-            message: Message = {"op": op, "name": f"{op} {label}".strip(), "refs": refs}
+            message: Message = {"op": op, "name": f"{op} {label}".strip(), "refs": self.encoded.refs(arguments)}
             message |= {"table": self.encoded.table, "part": self.part}
             if files := self.folder.changes():
                 message["files"] = files
@@ -94,12 +95,10 @@ class Session:
         sys.stdout.write(str(reply.get("printed", "")))
         try:
             self.folder.apply(reply.get("files", {}))
-            mutate = not reply.get("fixed")
-            decoder = Decoder(reply["table"], self._load, self.shared, sent, mutate)
+            decoder = Decoder(reply["table"], self._load, self.shared, sent, mutate=not reply.get("fixed"))
             values = decoder.values(reply["refs"])
         except Exception as error:  # of a reply that the answer forged
-            why = f"the answer gives what cannot be read ({type(error).__name__})"
-            raise self.aborted(why) from None
+            raise self.aborted(f"the answer gives what cannot be read ({type(error).__name__})") from None
         if "raised" in reply:
             raise _exception(values[0], values[1], values[2], reply["raised"])
         self._remember(values[0], number)
@@ -143,7 +142,7 @@ class Session:
         if isinstance(value, Remote) or isinstance(type(value), Class):
             if key := vars(value).get("_key"):
                 return ["known", key]
-        elif _is_of_library(value):
+        elif is_of_library(value):
             return ["library", value.__module__, value.__name__]
         if isinstance(value, BaseException):
             kind = self.encoded.ref(type(value))
@@ -182,15 +181,6 @@ class Session:
             made = Module(str(rest[0])) if kind == "module" else Function()
         vars(made).update(own)
         return made
-
-
-def _is_of_library(value: Any) -> bool:
-    module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
-    if not isinstance(module, str) or not isinstance(name, str):
-        return False
-    if module.partition(".")[0] not in sys.stdlib_module_names:
-        return False
-    return getattr(sys.modules.get(module), name, None) is value
 
 
 def _text(self: BaseException) -> str:
@@ -393,26 +383,25 @@ class Replayed(Session):
 
     def __init__(self, shared: Mapping[str, type], calls: list[list[Any]]) -> None:
         super().__init__(shared)
-        self.given: dict[int, list[list[Any]]] = {}
+        self.given = defaultdict[int, list[list[Any]]](list)
         for message, reply in calls:
-            self.given.setdefault(message["part"], []).append([message, reply])
-        self.at: dict[int, int] = {}
+            self.given[message["part"]].append([message, reply])
+        self.at = Counter[int]()
 
     def exchange(self, message: Message) -> Message:
         """Return what the candidate replied."""
-        at = self.at.get(self.part, 0)
-        given = self.given.get(self.part, [])[at : at + 1]
-        compared = ("op", "refs", "table", "files")
-        if not given or any(given[0][0].get(key) != message.get(key) for key in compared):
+        at, given = self.at[self.part], self.given[self.part]
+        asked, reply = given[at] if at < len(given) else ({}, None)
+        if any(asked.get(key) != message.get(key) for key in ("op", "refs", "table", "files")):
             if message["op"] == "repr":
                 return {"refs": ["(an object)"], "table": []}
             self.wanted[self.part] = [at, message]
             raise self.aborted("the tests make another call than with the reference")
-        self.at[self.part] = at + 1
-        reply: Message | None = given[0][1]
+        self.at[self.part] += 1
         if reply is None:
             raise self.aborted("the answer did not come so far")
-        return reply
+        found: Message = reply
+        return found
 
 
 class Parts(Reporter):
@@ -443,8 +432,7 @@ def run(job: Message, channel: int, make: Callable[[dict[str, type]], Session]) 
     os.chdir(root)
     session = make(prepare(job, str(root)))
     say = writer(channel)
-    finder = Finder(session, job["modules"], [str(root / one) for one in job["roots"]])
-    sys.meta_path.insert(0, finder)
+    sys.meta_path.insert(0, Finder(session, job["modules"], [str(root / one) for one in job["roots"]]))
     arguments = [f"--basetemp={root}/tmp", *job["arguments"]]
     code = run_pytest(arguments, Parts(say, job["ids"], session))
     say({"end": code, "why": session.why, "calls": session.calls, "wanted": session.wanted})

@@ -297,6 +297,14 @@ class Decoder:
                 object.__setattr__(made, key, item)
 
 
+def is_of_library(value: Any) -> bool:
+    """Whether a class or a function is one that the standard library has under its name."""
+    module, name = (str(getattr(value, attribute, "")) for attribute in ("__module__", "__name__"))
+    return (
+        module.partition(".")[0] in sys.stdlib_module_names and getattr(sys.modules.get(module), name, None) is value
+    )
+
+
 def state_of(value: Any) -> dict[str, Any]:
     """Return the attributes that an instance has itself, slots included."""
     slots = [
