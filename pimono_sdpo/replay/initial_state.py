@@ -10,7 +10,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pimono_sdpo.replay.calls import decode_arguments, find_path, find_text, parse_read, read_edits, read_patch
+from pimono_sdpo.replay.calls import (
+    decode_arguments,
+    find_path,
+    find_text,
+    has_failed,
+    parse_read,
+    read_edits,
+    read_patch,
+)
 from pimono_sdpo.replay.commands import find_changes, find_shown_file
 from pimono_sdpo.replay.files import File
 from pimono_sdpo.replay.workspace import MIN_LINE, TRUNCATED, Workspace, is_read_only, learn_shown
@@ -123,7 +131,7 @@ class Beginnings:
             path = _find_file(event, given)
             path = workspace.absolute(path) if path else ""
             may_have_changed = path in changed or path.endswith(tails) or any(f"{tail}/" in path for tail in tails)
-            has_worked = result and not result.is_error and not is_refusal(result.text)
+            has_worked = result and not has_failed(result) and not is_refusal(result.text)
             shows = event.tool_name != "write" and event.on_active_branch and bool(path)
             if result and shows and has_worked and not may_have_changed:
                 seen.setdefault(path, []).append((event, given, result))

@@ -220,7 +220,7 @@ class Workspace:
             self.ran(command, result)
             self.cwd = cwd
         elif call.tool_name == "read" and path:
-            if not result.is_error:
+            if not has_failed(result):
                 self._read(path, given, result.text)
         elif call.tool_name == "write" and path and isinstance(given.get("content"), str):
             if result.is_error:
