@@ -6,8 +6,8 @@ there (`rewards.verifiers.next_call`). What went wrong, and what resolved it, is
 reads   session_id, source, trace, bytes_not_utf8
 writes  one row per failed call or correction
 drops   no_call (no call of the agent failed), refused (the user, a hook or a sandbox stopped the
-        call), not_decidable (a test, a build or a service failed, looking was right, the prompt
-        lacks what a right call needs, or nothing recorded tells what the call was for)
+        call), not_decidable (a test, a build or a service failed, a program is missing, looking was
+        right, the prompt lacks what a right call needs, or nothing recorded tells what that is)
 
 `goal` of the `verifier_spec` says what a call at this step should do, by `kind`:
 
@@ -16,7 +16,6 @@ read        read `path`, which the harness wants before it is changed
 path        find or use what was looked for under the missing `path`; `shown` if a result had
             named it
 folder      look into the folder `path`, which was taken for a file
-program     do the same without the missing `program`
 call        make the same call with arguments that fit its schema
 correction  nothing that could be decided (only with --corrections)
 """
@@ -34,7 +33,6 @@ from pimono_sdpo.replay.calls import (
     decode_arguments,
     find_path,
     find_text,
-    has_failed,
     is_veto,
     overlap,
     read_edits,
@@ -45,7 +43,7 @@ from pimono_sdpo.replay.initial_state import Beginnings
 from pimono_sdpo.schema import EVIDENCE, Finding
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.text import shorten
-from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.events import Event, has_failed
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import read_trace
 from processors.corrections import Judge
@@ -70,19 +68,14 @@ TOKEN_CHARS = 4
 # Of one result or one text among the arguments of an earlier call.
 RESULT_CHARS, ARGUMENT_CHARS, PLAN_CHARS = 3000, 600, 1200
 FILE_CHARS = 30_000
-MOST_PATHS, MOST_PROGRAMS, MOST_AFTER = 300, 60, 20
+MOST_PATHS, MOST_AFTER = 300, 20
 # Words of a command that looks at one place: a pattern, and the place.
 MOST_WORDS = 2
-# Of the words of two commands that do the same.
-MIN_SHARED = 0.6
 # Of the words of two changes of which the later one is meant to replace the earlier one.
 MIN_ALIKE = 0.3
 _CHANGES = frozenset({"edit", "write", "multi_edit"})
 _UNREAD = re.compile(r"not been read yet|modified since|[Rr]ead (?:it|the file) (?:first|again)|must read")
 _IS_FOLDER = re.compile(r"EISDIR|[Ii]s a directory")
-_NO_PROGRAM = re.compile(
-    r"(?:^|: )(?:command not found: (\S{1,40})|([\w.+-]{1,40}): (?:command )?not found)\s*$", re.MULTILINE
-)
 _NO_PATH = re.compile(
     r"(?:access|open|stat|read) ?['\"\u2018]?([^'\"\u2019\n]{1,300})['\"\u2019]?: No such file"
     r"|no such file or directory(?:, \w+)?:? '?([^'\n]{1,300})'?"
@@ -91,10 +84,10 @@ _NO_PATH = re.compile(
     re.IGNORECASE,
 )
 # Programs that are given a file because it is thought to be there.
-_USES = frozenset("cat head tail sed cd source bash sh node python python3 cp mv".split())
+_USES = frozenset("cat head tail sed cd source bash sh node python python3".split())
 # What expects that a call may fail.
 _HEDGES = re.compile(r"\|\||/dev/null")
-_PICTURE = re.compile(r"\.(?:png|jpe?g|gif|webp|pdf)$", re.IGNORECASE)
+_NO_FILE = re.compile(r"[\n<>{}|]|\A[^A-Za-z]*\Z|\.(?:png|jpe?g|gif|webp|pdf)$", re.IGNORECASE)
 _OUTCOMES = frozenset({"test_or_assertion", "build_lint_compile", "runtime_exception"})
 _REFUSED = frozenset({"policy_block", "permission_auth"})
 
@@ -150,7 +143,9 @@ def gather_exercises(
                 if goal["kind"] == "path":
                     goal["shown"] = any(_name(path) in one.text for one in results if not has_failed(one))
                 is_later = any(called.get(at, begin) < begin < at for at in failed - {item["event_index"]})
-                is_made = goal["kind"] == "path" and any(_makes(one, path) for one in events[begin + 1 :])
+                is_made = goal["kind"] == "path" and any(
+                    _makes(one, path) for one in events[begin + 1 :] if one.kind == "tool_call"
+                )
                 is_unfair = is_failure and (is_later or is_made)
                 if is_unfair or not _can_be_won(goal, item, call, resolver, turns):
                     problem = "not_decidable"
@@ -163,7 +158,6 @@ def gather_exercises(
                     "failed_call": _describe_call(call),
                     "resolved_call": _describe_call(resolver),
                     "paths": files.nearest[:MOST_PATHS],
-                    "programs": _list_programs(events[:begin], matched, events),
                 }
         made.append(
             {
@@ -179,7 +173,8 @@ def gather_exercises(
                 # A slip is what an exercise is made of.
                 "findings": [{**item, "request": begin, "excuse": item["excuse"].replace("slip", "")}] if item else [],
                 "continued": bool(item and item["resolved_at"]),
-                "tools": [],
+                # Whether something else resolved it is not known.
+                "tools": [item["next"].partition(" ")[0]] if item else [],
                 "workspace": [one._asdict() for one in known],
                 "problem": problem,
                 "worth": 0.0,
@@ -262,13 +257,6 @@ def _can_be_won(goal: Json, item: Finding, call: Event | None, resolver: Event |
         hunks = read_edits(given) or [hunk for patch in read_patch(given) for hunk in patch.hunks]
         lines = [line.strip() for hunk in hunks for line in hunk.old.split("\n")]
         return any(lines) and all(line in shown for line in lines)
-    if kind == "program":
-        stages = [stage for one in parse_once(_find_command(resolver)) for stage in one.stages]
-        # One learns that a program is missing by calling it.
-        is_known = re.search(rf"{re.escape(goal['program'])}: (?:command )?not found", shown) or any(
-            stage.program.rstrip("0123456789.") == goal["program"] and stage.program in shown for stage in stages
-        )
-        return bool(is_known) and all(stage.program != goal["program"] for stage in stages)
     name = re.escape(_name(find_path(given)))
     # That a file is long is known where something told its size.
     is_told = re.search(rf"\d{{3}}.*{name}|{name}.*\d{{3}}|\d[KM].*{name}", shown)
@@ -279,9 +267,9 @@ def _was_guessed(goal: Json, call: Event, resolver: Event | None, request: str) 
     """Whether a call takes a path for granted that nobody had named, and another call was right."""
     path, name = goal["path"], _name(goal["path"])
     tail = "/".join(re.split(r"[/\\]", path.strip("'\""))[-2:])
-    if not re.search(r"[A-Za-z]", path) or re.search(r"[\n<>{}|]", path) or _PICTURE.search(path):
+    if _NO_FILE.search(path) or (goal["shown"] and not resolver):
         return False
-    if (goal["shown"] and not resolver) or tail in request or (name in request and not goal["shown"]):
+    if tail in request or (name in request and not goal["shown"]):
         return False
     stages = [stage for one in parse_once(_find_command(call)) for stage in one.stages]
     # Others look whether something is there, or look in several places.
@@ -295,13 +283,10 @@ def _was_guessed(goal: Json, call: Event, resolver: Event | None, request: str) 
 
 def _makes(event: Event, path: str) -> bool:
     """Whether a call makes a file that was missing before."""
-    if event.kind != "tool_call":
-        return False
     given = decode_arguments(event)
-    if event.tool_name == "write" or read_patch(given):
-        return any(_is_same(path, one) for one in (find_path(given), *(patch.path for patch in read_patch(given))))
-    stages = [stage for one in parse_once(_find_command(event)) for stage in one.stages]
-    return any(_is_same(path, one) for stage in stages for one in stage.targets)
+    made = [find_path(given)] if event.tool_name == "write" else [patch.path for patch in read_patch(given)]
+    made += [one for line in parse_once(_find_command(event)) for stage in line.stages for one in stage.targets]
+    return any(_is_same(path, one) for one in made)
 
 
 def _is_same(path: str, other: str) -> bool:
@@ -313,7 +298,7 @@ def _list_texts(turn: Json) -> list[str]:
     """Return the texts of a turn as the prompt shows them."""
     given = turn["call"]["args"].values() if "call" in turn else ()
     texts = [shorten(one, ARGUMENT_CHARS) for one in given if isinstance(one, str)]
-    return [*texts, shorten(turn.get("result", turn.get("text", "")), RESULT_CHARS)]
+    return [*texts, shorten(turn["result" if "call" in turn else "text"], RESULT_CHARS)]
 
 
 def _find_command(call: Event) -> str:
@@ -325,10 +310,6 @@ def _find_command_goal(item: Finding) -> Json | str:
     if "missing_file_or_command" not in item["categories"] or _OUTCOMES & {*item["categories"]}:
         return "refused" if _REFUSED & {*item["categories"]} else "not_decidable"
     text = item["text"][-4000:]
-    if found := _NO_PROGRAM.search(text):
-        program = found[1] or found[2]
-        if re.search(rf"(?<![\w./-]){re.escape(program)}(?![\w./-])", item["target"]):
-            return {"kind": "program", "program": program}
     for match in _NO_PATH.finditer(text):
         path = next(filter(None, match.groups()), "").strip()
         if path and path in item["target"] and re.search(r"\w", path):
@@ -344,7 +325,7 @@ def _find_resolver(
     events: Sequence[Event], matched: Mapping[int, int], item: Finding, call: Event, goal: Json, failed: Container[int]
 ) -> Event | None:
     """Return the first of the next calls that worked and does what the goal says, or the same call if it does."""
-    words, kind, wanted = set(item["target"].split()), goal["kind"], goal.get("path", "")
+    kind, wanted = goal["kind"], goal.get("path", "")
     own = decode_arguments(call)
     told = changed_words(own) if read_edits(own) or read_patch(own) else None
     for event in events[item["event_index"] + 1 : max(item["event_index"] + MOST_AFTER, item["resolved_at"] or 0)]:
@@ -357,10 +338,9 @@ def _find_resolver(
         paths = [patch.path for patch in read_patch(given) if patch.kind != "Delete"] or [find_path(given)]
         if (event.tool_name, given) == (call.tool_name, own):
             return event
-        stages = [stage for one in parse_once(command) for stage in one.stages]
-        used = [word for stage in stages if stage.program in _USES for word in stage.arguments]
+        used = [w for one in parse_once(command) for s in one.stages if s.program in _USES for w in s.arguments]
         is_it = any(_is_same(one, wanted) for one in paths)
-        is_change, shared = event.tool_name in _CHANGES, words & {*command.split()}
+        is_change = event.tool_name in _CHANGES
         does = {
             "read": is_it and event.tool_name == "read",
             "change": is_change
@@ -368,9 +348,7 @@ def _find_resolver(
             and (not told or overlap(told, changed_words(given)) >= MIN_ALIKE),
             "path": is_change == (call.tool_name in _CHANGES)
             and any(_name(one) == _name(wanted) and not _is_same(one, wanted) for one in (*paths, *used)),
-            "folder": any(f"{one}/".startswith(f"{wanted.rstrip('/')}/") for one in (*paths, *command.split())),
-            "program": str(goal.get("program")) not in command.split()
-            and 2 * len(shared) >= MIN_SHARED * (len(words) + len({*command.split()})),
+            "folder": any(f"/{wanted.strip('/')}/" in f"/{one}/" for one in (*paths, *command.split())),
             "call": event.tool_name == call.tool_name and find_path(given) == find_path(own),
         }
         if does[kind]:
@@ -387,19 +365,6 @@ def _hide_resolver(item: Finding, resolver: Event | None, matched: Mapping[int, 
 
 def _name(path: str) -> str:
     return re.split(r"[/\\]", path.rstrip("/\\").strip("'\""))[-1]
-
-
-def _list_programs(before: Sequence[Event], matched: Mapping[int, int], events: Sequence[Event]) -> list[str]:
-    """Return the programs of the last commands that worked before a step."""
-    found: dict[str, None] = {}
-    for event in reversed(before):
-        result = events[matched[event.index]] if event.index in matched else None
-        if event.kind == "tool_call" and result and not has_failed(result):
-            for pipeline in parse_once(_find_command(event)):
-                found |= dict.fromkeys(stage.program for stage in pipeline.stages)
-        if len(found) >= MOST_PROGRAMS:
-            break
-    return sorted(found)
 
 
 def _find_plan(events: Sequence[Event], matched: Mapping[int, int], begin: int) -> str:

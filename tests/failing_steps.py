@@ -37,7 +37,6 @@ SESSION = trace(
     *bash("find . -name 'settings*'", "./tests/unit/settings_test.py", call_id="f"),
     call("read", "g", path="tests/unit/settings_test.py"),
     result("read", "def test_settings():\n    assert load('x') == {}\n", call_id="g"),
-    *bash("rg --version", "bash: line 1: rg: command not found\n\nCommand exited with code 127", True, "n"),
     *bash("rg -n settings_path src tests", "bash: line 1: rg: command not found\n\nCommand exited with code 127", True, "h"),
     *bash("grep -rn settings_path src tests", "src/conf.py:3:settings_path = 'x'", call_id="i"),
     call("read", "j", path="src"),

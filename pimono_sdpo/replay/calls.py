@@ -52,18 +52,12 @@ _VETO = re.compile(
     r"|User (?:cancelled|declined|denied)|Permission to use)",
     re.IGNORECASE,
 )
-_ERROR_STATUS = re.compile(r'\s*\{\s*"status":\s*"error"')
 _HEADER = re.compile(r"\*\*\* (Add|Update|Delete) File: (.+)")
 
 
 def is_veto(text: str) -> bool:
     """Whether an extension, a hook or a queue stopped a call, whatever it would have done."""
     return bool(_VETO.match(text))
-
-
-def has_failed(result: Event) -> bool:
-    """Whether a call ended with an error, also where only its text says so."""
-    return bool(result.is_error) or bool(_ERROR_STATUS.match(result.text))
 
 
 class Patch(NamedTuple):
@@ -242,7 +236,7 @@ def changed_words(given: dict[str, Any]) -> Words:
     """Return the words that a call takes out (-) and puts in (+), or those of its arguments."""
     edits = read_edits(given) or [hunk for patch in read_patch(given) for hunk in patch.hunks]
     if not edits:
-        return count_words(list_texts(given))
+        return count_words(" ".join(map(str, given.values())))
     words: Words = Counter()
     for edit in edits:
         old, new = count_words(edit.old), count_words(edit.new)
@@ -254,13 +248,6 @@ def changed_words(given: dict[str, Any]) -> Words:
 def count_words(text: object) -> Words:
     """Count the words and signs of a text."""
     return Counter(_WORD.findall(str(text)))
-
-
-def list_texts(value: Any) -> str:
-    """Return all values below a value as one text."""
-    if isinstance(value, dict | list):
-        return " ".join(map(list_texts, value.values() if isinstance(value, dict) else value))
-    return str(value)
 
 
 def overlap(one: Words, other: Words) -> float:

@@ -10,19 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pimono_sdpo.replay.calls import (
-    decode_arguments,
-    find_path,
-    find_text,
-    has_failed,
-    parse_read,
-    read_edits,
-    read_patch,
-)
+from pimono_sdpo.replay.calls import decode_arguments, find_path, find_text, parse_read, read_edits, read_patch
 from pimono_sdpo.replay.commands import find_changes, find_shown_file
 from pimono_sdpo.replay.files import File
 from pimono_sdpo.replay.workspace import MIN_LINE, TRUNCATED, Workspace, is_read_only, learn_shown
-from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.events import Event, has_failed
 from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
 

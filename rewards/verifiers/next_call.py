@@ -56,15 +56,7 @@ _LOOKERS = frozenset(
 # Arguments that do not say what a call is for.
 _FREE = frozenset("offset description workdir timeout replace_all max_output_tokens yield_time_ms".split())
 _NAVIGATES = frozenset("cd pushd export set source true : echo printf sleep".split())
-# Programs of POSIX and the shell, which no machine with a shell lacks.
-_STANDARD = (
-    _LOOKERS - {"fd", "rg", "tree", "git", "bat"}
-    | _NAVIGATES
-    | set("cp mv rm mkdir touch sort uniq cut tr xargs command type test pwd env dirname".split())
-)
-_LOOK_UP = frozenset({"which", "type", "command", "ls", "find", "whereis"})
 _CHANGES = frozenset({"edit", "write", "multi_edit", "apply_patch"})
-_VERSION = "0123456789."
 
 
 class Step:
@@ -74,7 +66,7 @@ class Step:
         self.spec, self.completion = spec, completion
         if not spec.get("goal"):
             nothing = dict.fromkeys(("failed_call", "resolved_call", "workspace"))
-            spec = {**nothing, "paths": [], "programs": [], **spec, "goal": {"kind": ""}}
+            spec = {**nothing, "paths": [], **spec, "goal": {"kind": ""}}
         try:
             self.goal: dict[str, Any] = spec["goal"]
             self.kind: str = self.goal["kind"]
@@ -87,7 +79,6 @@ class Step:
             ]
             self.failed = self.references[0] if recorded[0] else None
             self.paths = {self.absolute(path) for path in spec["paths"]} | set(self.workspace.files)
-            self.programs = _STANDARD | {*spec["programs"]}
         except (KeyError, TypeError, AttributeError) as found:
             raise BadSpec(f"the row is not of `filter --unit step` ({found!r})") from found
         goal = str(self.goal.get("path") or "")
@@ -180,11 +171,6 @@ def _path(call: Call, step: Step) -> VerifierResult:
     if how := _searches(call, step, name):
         is_best = how == "by name" and not step.goal.get("shown")
         return passed(NAME) if is_best else _fail("Use what this finds.", LOOKS)
-    writes = {"cp", "mv", "tee", "touch"} & {stage.program for stage in _stages(step.failed)}
-    made = [w for stage in _stages(call) if stage.program == "mkdir" for w in stage.arguments]
-    if writes and {step.path, *_parents(step.path)} & set(map(step.absolute, made)):
-        is_all = overlap(_rest(call, step), _rest(step.failed, step)) >= SAME_WORDS
-        return passed(NAME) if is_all else _fail("Now do the rest.", LOOKS)
     if any(step.exists(one) is False for one in named):
         return _fail(f"{step.goal['path']} does not exist.", MISSING)
     # Of the same name, or with another ending in the same folder.
@@ -192,7 +178,7 @@ def _path(call: Call, step: Step) -> VerifierResult:
     ours = {str(PurePosixPath(step.path).parent), PurePosixPath(step.path).suffix}
     aims = [one for one in alike if ours & {str(PurePosixPath(step.absolute(one)).parent), PurePosixPath(one).suffix}]
     aims += [one for one in named if step.absolute(one) in step.resolved]
-    runs = {stage.program for stage in _stages(call)} - _STANDARD
+    runs = {stage.program for stage in _stages(call)} - _LOOKERS - _NAVIGATES
     if aims and runs - {stage.program for one in step.references for stage in _stages(one)}:
         return _fail(f"{step.goal['path']} was to be looked at.", UNRELATED)
     if is_change and aims:
@@ -215,26 +201,6 @@ def _folder(call: Call, step: Step) -> VerifierResult:
     if below and call.name not in _CHANGES:
         return passed(NAME) if all(map(step.exists, below)) else _unknown()
     return _fail(f"This does not look into {step.goal['path']}.", UNRELATED)
-
-
-def _program(call: Call, step: Step) -> VerifierResult:
-    """Judge what is done where a program did not exist."""
-    missing = step.goal["program"]
-    programs = {stage.program for stage in _stages(call)}
-    if missing in programs:
-        return _fail(f"{missing}: command not found", MISSING)
-    if programs & _LOOK_UP and missing in _words(str(call.arguments)):
-        return _fail(f"Use what this says of {missing}.", LOOKS)
-    if max(overlap(_rest(call, step), _rest(one, step)) for one in step.references) < SAME_WORDS:
-        return _fail(f"This does not do what {missing} was to do.", UNRELATED)
-    resolved = {stage.program for one in step.references[1:] for stage in _stages(one)}
-    # Another version of it, or what searches as it does.
-    alike = resolved - _STANDARD | {name for name in programs if name.rstrip(_VERSION) == missing.rstrip(_VERSION)}
-    alike |= {"grep", "find", "rg", "fd"} if missing in {"rg", "ag", "ack", "fd"} else set()
-    if not programs & alike and programs <= _STANDARD:
-        return _fail(f"This does not do what {missing} was to do.", UNRELATED)
-    is_known = programs <= step.programs | resolved
-    return passed(NAME) if programs & alike and is_known else _unknown()
 
 
 def _call(call: Call, step: Step) -> VerifierResult:
@@ -267,7 +233,6 @@ JUDGES: dict[str, Callable[[Call, Step], VerifierResult]] = {
     "read": _read,
     "path": _path,
     "folder": _folder,
-    "program": _program,
     "call": _call,
 }
 
@@ -311,7 +276,7 @@ def _does_nothing(call: Call) -> bool:
     if edits and all(edit.old == edit.new for edit in edits):
         return True
     is_command = bool(find_text(call.arguments, "command", "cmd"))
-    return is_command and all(stage.program in _NAVIGATES for stage in _stages(call))
+    return is_command and all(s.program in _NAVIGATES and {*s.targets} <= {"/dev/null"} for s in _stages(call))
 
 
 def _repeats(call: Call, before: Call, step: Step) -> bool:
@@ -383,9 +348,9 @@ def _words(text: str) -> set[str]:
 
 def _rest(call: Call | None, step: Step) -> Words:
     """Return what a command line is about, without what is missing and without options."""
-    missing = {step.goal.get("path"), step.goal.get("program"), step.path}
+    missing = {step.goal.get("path"), step.path}
     words = [word for stage in _stages(call) for word in (stage.program, *stage.arguments)]
-    common = _STANDARD | _LOOKERS | missing
+    common = _NAVIGATES | _LOOKERS | missing
     return Counter(word for word in words if word not in common and not word.startswith("-"))
 
 
