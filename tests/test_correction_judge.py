@@ -6,6 +6,7 @@ import pytest
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.traces.parse import read_trace
 from processors.corrections import Judge, find_corrections
+from processors.evidence import find_evidence
 from tests.chat_server import ChatServer, busy
 from tests.chat_server.server import Json
 from tests.traces import HEADER, assistant, trace, user
@@ -61,3 +62,13 @@ def test_a_judge_that_cannot_be_asked_is_an_error_and_keeps_answers(chat_server:
         find_corrections(EVENTS, judge)
     assert len(find_corrections(EVENTS, judge)) == 2
     assert all(count == 1 for count in chat_server.answered().values())
+
+
+def test_no_judge_is_asked_about_a_session_without_a_request(chat_server: ChatServer) -> None:
+    chat_server.policy = says(lambda message: "yes")
+    judge = Judge("tiny", chat_server.url)
+    greeting = [user("hi"), assistant("Hello!"), user("great, thank you"), assistant("Bye.")]
+    found = find_evidence(read_trace(trace(HEADER, *greeting)).events, judge)
+    assert (found.requests, found.described, len(chat_server.hits)) == ([], {}, 0)
+    find_evidence(read_trace(trace(HEADER, user("build the page"), *greeting[1:])).events, judge)
+    assert len(chat_server.hits) == 1

@@ -39,7 +39,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 def _read_list(given: Any) -> Any:
     """Read the value of a variable, which is JSON."""
-    return json.loads(given) if isinstance(given, str) else given
+    return json.loads(given) if isinstance(given, str) and given.startswith("[") else given
 
 
 class Section(BaseModel):

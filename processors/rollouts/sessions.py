@@ -31,7 +31,8 @@ from processors.split import split
 
 EDITS = frozenset({"edit", "write", "multi_edit"})
 MOST_BETWEEN = 40
-LAST = 8
+LAST = 8  # turns of a prompt
+READ = ("session_id", "source", "trace")
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
 
 
@@ -117,11 +118,7 @@ def infer_tools(steps: Sequence[Json], harness: str) -> list[Json]:
 
 def build_stage(test_fraction: float = 0.0, recorder: Sequence[str] | None = ()) -> FlatMap:
     """Return the stage from sessions to runs; `recorder` is as in `processors.redact.identify`."""
-    return FlatMap(
-        partial(read_session, test_fraction=test_fraction, recorder=recorder),
-        reads=("session_id", "source", "trace"),
-        writes=RUN,
-    )
+    return FlatMap(partial(read_session, test_fraction=test_fraction, recorder=recorder), reads=READ, writes=RUN)
 
 
 # The target of a pair, the place of the rejected action, the turns chosen and rejected, and why
@@ -129,7 +126,7 @@ def build_stage(test_fraction: float = 0.0, recorder: Sequence[str] | None = ())
 Found = tuple[str, int, Turn, Turn, str | None]
 
 
-def pair_session(row: Row, last: int, test_fraction: float, recorder: Sequence[str] | None) -> list[Json]:
+def pair_session(row: Row, test_fraction: float, recorder: Sequence[str] | None) -> list[Json]:
     """Return the pairs of one session."""
     trace, names, turns, _, place, about = _read(row, test_fraction, recorder)
     made = []
@@ -140,7 +137,7 @@ def pair_session(row: Row, last: int, test_fraction: float, recorder: Sequence[s
             problem = "redacted"
         if problem is None and _without_ids(chosen) == _without_ids(rejected):
             problem = "identical_outcome"
-        pair: Json = {"target": target, "prompt": select_context(turns[:at], goal, last, None)}
+        pair: Json = {"target": target, "prompt": select_context(turns[:at], goal, LAST, None)}
         for side, turn, score in (("chosen", chosen, 1.0), ("rejected", rejected, 0.0)):
             pair |= {side: [turn], f"score_{side}": [score], f"run_{side}": about["task_id"]}
         made.append({**dict.fromkeys(PAIR), **about, **pair, "problem": problem, "detail": None})
@@ -225,15 +222,7 @@ def _find_answer(turns: Sequence[Turn], start: int) -> int | None:
     return next((at for at in numbers if turns[at]["role"] == "assistant"), None)
 
 
-def build_stages(
-    test_fraction: float = 0.0, last: int = LAST, recorder: Sequence[str] | None = ()
-) -> tuple[FlatMap, Filter]:
-    """Return the stages from sessions to pairs; prompts keep the last `last` turns."""
-    return (
-        FlatMap(
-            partial(pair_session, last=last, test_fraction=test_fraction, recorder=recorder),
-            reads=("session_id", "source", "trace"),
-            writes=Features({**PAIR, **PROBLEM}),
-        ),
-        Filter(drop_problems, reads=("problem",)),
-    )
+def build_stages(test_fraction: float = 0.0, recorder: Sequence[str] | None = ()) -> tuple[FlatMap, Filter]:
+    """Return the stages from sessions to pairs."""
+    pair = partial(pair_session, test_fraction=test_fraction, recorder=recorder)
+    return (FlatMap(pair, reads=READ, writes=Features({**PAIR, **PROBLEM})), Filter(drop_problems, reads=("problem",)))
