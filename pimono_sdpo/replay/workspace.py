@@ -190,7 +190,9 @@ class Workspace:
             outcomes.append("ok" if patch.kind == "Add" else known)
         if "not_found" in outcomes:
             return "not_found"
-        return None if None in outcomes else "ok"
+        # Codex does not look whether the user, who has spoken since, has changed a file.
+        is_past = any(file.is_past for patch in patches if (file := self.files.get(self.absolute(patch.path))))
+        return None if None in outcomes or (is_past and not trusting) else "ok"
 
     def patched(self, patches: Sequence[Patch]) -> None:
         """Learn from a patch that was applied."""
@@ -300,6 +302,8 @@ class Workspace:
         copies = [] if result.is_error or changes.anything else find_copies(command)
         found = [(target, self.files.get(self.absolute(source))) for source, target in copies]
         copied = {self.absolute(target): known.copy() for target, known in found if known}
+        for file in copied.values():
+            file.is_read = False  # as the harness sees it
         self._note(changes)
         self.files |= copied
         self._hint(command, result.text)

@@ -112,6 +112,9 @@ def list_files(folder: Path) -> list[Path]:
 Kind = Literal["viewer_export", "jsonl", "dataset", "hub", "several"]
 
 SESSION_FILES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+# OpenClaw keeps a session under such a name when the next one begins.
+_SESSION_NAME = re.compile(r"\.jsonl(?:\.reset\.[\w.-]+)?(?:\.gz|\.zst)?$")
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 # The size of each session file that cannot be read, by its name and the reason.
 Unreadable = dict[str, dict[str, int]]
 JSONL_PER_SHARD = 64
@@ -190,8 +193,8 @@ def open_source(source: str) -> Source:
         root, files = found
         name, revision = _make_readable(root.resolve().name), None
     if path.is_dir():
-        # Without hidden files.
-        files = [f for f in files if not any(p[0] == "." for p in f.relative_to(root).parts)]
+        # Agents keep sessions in hidden folders such as .claude; nothing else there is a source.
+        files = [f for f in files if f.name[0] != "." and (is_session(f) or not _is_hidden(f.relative_to(root)))]
         written = [file for file in files if file.parent == path / "data" and file.suffix == ".parquet"]
         for first in written[:1]:
             with _open_parquet(first, first.name) as parquet:
@@ -233,7 +236,11 @@ def join_sources(sources: Sequence[Source]) -> Source:
 
 def is_session(file: Path) -> bool:
     """Return whether a file is a raw session by its name."""
-    return file.name.endswith(SESSION_FILES) and file.is_file()
+    return bool(_SESSION_NAME.search(file.name)) and file.is_file()
+
+
+def _is_hidden(name: Path) -> bool:
+    return any(part.startswith(".") for part in name.parts)
 
 
 def shard_sessions(files: Sequence[Path], root: Path) -> list[Shard]:
@@ -293,7 +300,7 @@ def read_sessions(shard: Shard, unreadable: Unreadable | None = None) -> Iterato
     missing: Unreadable = {} if unreadable is None else unreadable
     rows = _count_batch_rows(shard.bytes, shard.sessions)
     if shard.kind == "jsonl":
-        if any(file.suffix != ".jsonl" for file in shard.files):
+        if any(file.suffix in _COMPRESSIONS for file in shard.files):
             rows = _count_batch_rows(COMPRESSION * shard.bytes, shard.sessions)
         for start in range(0, len(shard.files), rows):
             yield _read_raw(shard.root, shard.files[start : start + rows], missing)
@@ -381,7 +388,7 @@ def _describe_raw(files: Sequence[Path], root: Path) -> Shard:
 
 def open_raw(file: Path) -> Any:
     """Open a raw session file, whose name need not be UTF-8, and decompress it."""
-    compression = {".gz": "gzip", ".zst": "zstd"}.get(file.suffix)
+    compression = _COMPRESSIONS.get(file.suffix)
     stream = file.open("rb")
     return pa.input_stream(stream, compression=compression) if compression else stream
 

@@ -7,7 +7,6 @@ of the student (docs/explanations/sdpo.md). TRL saves it in every checkpoint, bu
 it, and no checkpoint keeps the generator that shuffles the rows.
 """
 
-import logging
 import os
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,9 +23,7 @@ from transformers import TrainerCallback
 from trl.experimental.sdpo import SDPOTrainer
 from trl.experimental.sdpo.teacher_sync import PEFTAdapterEMACallback
 
-from pimono_sdpo.training import say, seconds_of
-
-logger = logging.getLogger(__name__)
+from pimono_sdpo.training import say, seconds_of, warn
 
 KEY = "pimono_sdpo_progress"
 # Of the metrics that TRL logs, those of one line: name, format, metric.
@@ -145,10 +142,9 @@ def time_limit_of(given: str | None) -> "TimeLimit | None":
         return None
     if not limit:
         limit = DEFAULT_IN_A_JOB
-        logger.warning(
-            "This Hugging Face job does not know its time limit, so the default of %s is assumed; "
-            "give --time_limit the value of --timeout.",
-            limit,
+        warn(
+            f"This Hugging Face job does not know its time limit, so the default of {limit} is assumed; "
+            "give --time_limit the value of --timeout."
         )
     seconds, started = seconds_of(limit), IMPORTED
     if job:

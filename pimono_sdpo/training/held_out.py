@@ -65,26 +65,17 @@ def untouched(trainer: SDPOTrainer, seed: int | None = None) -> Iterator[None]:
 
 def score_rollouts(trainer: SDPOTrainer, rows: Dataset, generations: int) -> ByCluster:
     """Return the rewards of `generations` completions of each row, by session."""
-    size = trainer.args.per_device_eval_batch_size
-    process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
+    size, accelerator = trainer.args.per_device_eval_batch_size, trainer.accelerator
+    mine = range(accelerator.process_index, len(rows), accelerator.num_processes)
+    repeated = [(number, rows[number]) for number in mine for _ in range(generations)]
     pairs: list[tuple[str, float]] = []
     with untouched(trainer, seed=trainer.args.seed):
-        mine = range(process, len(rows), processes)
-        numbered = [(number, dict(rows[number])) for number in mine]
-        repeated = [pair for pair in numbered for _ in range(generations)]
-        steps = tqdm(
-            range(0, len(repeated), size),
-            desc="held-out rows",
-            disable=None if trainer.accelerator.is_main_process else True,
-        )
-        for start in steps:
+        starts = range(0, len(repeated), size)
+        for start in tqdm(starts, "held-out rows", disable=None if accelerator.is_main_process else True):
             numbers, batch = zip(*repeated[start : start + size], strict=True)
             ids = trainer._tokenize_prompts([row["prompt"] for row in batch])
-            rewards = sample_rewards(trainer, list(batch), ids)
-            pairs += [
-                (str(row.get("session_id") or f"row {number}"), reward)
-                for number, row, reward in zip(numbers, batch, rewards, strict=True)
-            ]
+            names = [str(row.get("session_id") or f"row {n}") for n, row in zip(numbers, batch, strict=True)]
+            pairs += zip(names, sample_rewards(trainer, list(batch), ids), strict=True)
     return group(pairs)
 
 

@@ -7,7 +7,6 @@ The adapter's folder holds what a user of the adapter needs: no EMA teacher, no 
 training_args.bin, a pickle that keeps whatever was passed as an argument.
 """
 
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,10 @@ from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.push import Operation, PushOptions, Upload, check_texts
 from pimono_sdpo.traces.hub import retry_hub
 from pimono_sdpo.traces.sources import HUB_ID
-from pimono_sdpo.training import is_main_process, say
+from pimono_sdpo.training import is_main_process, say, warn
 from pimono_sdpo.training.launch import open_private_bucket
 from pimono_sdpo.training.models import translate_errors
 from pimono_sdpo.training.output import ADAPTER, BEST, DATA, LAST_OF_CHECKPOINT, LOCAL_FILE, WEIGHTS, last_checkpoint
-
-logger = logging.getLogger(__name__)
 
 # What the client and hf_xet raise when the Hub, the token or the network fail them.
 HUB_FAULTS = (HTTPError, OSError, RuntimeError)
@@ -74,12 +71,9 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
         try:
             self._sync(str(self.output), self.place, delete=True)
         except HUB_FAULTS as error:
-            logger.warning(
-                "The checkpoint of step %d was not kept in the bucket `%s` (%s); the training continues.",
-                state.global_step,
-                self.bucket,
-                " ".join(str(error).split())[:200] or type(error).__name__,
-            )
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            lost = f"The checkpoint of step {state.global_step} is not in the bucket `{self.bucket}`"
+            warn(f"{lost} ({reason}); the training continues.")
 
     def remove(self) -> None:
         """Remove what is kept once the adapter is safe; warn when that fails."""
@@ -87,10 +81,7 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
             with TemporaryDirectory() as nothing:
                 self.api.sync_bucket(nothing, self.place, delete=True, quiet=True)
         except HUB_FAULTS as error:
-            fault = type(error).__name__
-            logger.warning(
-                "The checkpoints in `%s` could not be removed (%s); remove them yourself.", self.place, fault
-            )
+            warn(f"The checkpoints in `{self.place}` could not be removed ({type(error).__name__}); do it yourself.")
 
 
 def open_checkpoints(bucket: str | None, args: Any, mode: str, overwrite: bool) -> HubCheckpoints | None:
@@ -151,7 +142,7 @@ def open_destination(args: Any, mode: str) -> AdapterUpload | None:
         return None
     if args.hub_model_id is None:
         if "JOB_ID" in os.environ:
-            logger.warning(
+            warn(
                 "This Hugging Face job keeps no files; without HUB_MODEL_ID the adapter is lost "
                 "when it ends, unless OUTPUT is on a volume."
             )

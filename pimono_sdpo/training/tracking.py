@@ -4,7 +4,6 @@ writes metrics, sampled rollouts (the Traces tab) and a config without machine p
 to $TRACKIO_DIR on this machine
 """
 
-import logging
 import math
 import os
 import shlex
@@ -18,8 +17,7 @@ from transformers.integrations import TrackioCallback
 from transformers.integrations.integration_utils import rewrite_logs
 
 from pimono_sdpo.text import shorten
-
-logger = logging.getLogger(__name__)
+from pimono_sdpo.training import warn
 
 SPACE_VARIABLE = "TRACKIO_SPACE_ID"
 # What the dashboard and the run log list.
@@ -85,12 +83,10 @@ class SafeTrackio(TrackioCallback):  # type: ignore[misc] # transformers is unty
             if args.trackio_space_id is None:
                 raise
             sync = ["trackio", "sync", "--project", args.project, "--space-id", args.trackio_space_id, "--private"]
-            logger.warning(
-                "Trackio logs to this machine only, since the Space `%s` cannot be used (%s: %s); later: %s",
-                args.trackio_space_id,
-                type(error).__name__,
-                " ".join(str(error).split())[:200],
-                shlex.join(sync),
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            warn(
+                f"Trackio logs to this machine only, since the Space `{args.trackio_space_id}` cannot be used "
+                f"({reason}); later: {shlex.join(sync)}"
             )
             args.trackio_space_id = None
             self._begin(args)

@@ -193,8 +193,7 @@ def _calls_of_functions(calls: Iterable[Sequence[Message]]) -> dict[tuple[str, s
         elif (
             message["op"] == "call" and asked[-1] in functions and {row[0] for row in message["table"]} <= _PLAIN_ROWS
         ):
-            decoder = Decoder(message["table"], lambda *_: None, {})
-            _, args, kwargs = decoder.values(message["refs"])
+            _, args, kwargs = Decoder(message["table"], lambda *_: None, {}).values(message["refs"])
             if _is_plain([args, kwargs]):
                 found[functions[asked[-1]]].append((args, kwargs))
     return found
@@ -364,8 +363,7 @@ def verify_recorded(files: Mapping[str, str], tests: RecordedTests, python: Pyth
         messages = rules.rerouted(messages, wanted)
         replies = _run("call", files, tests, python, messages)[1]
     if not any("end" in event for event in events):
-        ending = describe_ending(checked, "testing what the answer gives")
-        return [ending, *[UNKNOWN] * (len(tests.passes) - 1)]
+        return [describe_ending(checked, "testing what the answer gives"), *[UNKNOWN] * (len(tests.passes) - 1)]
     broken = next((event["text"] for event in events if "broken" in event), "")
     return [
         _outcome(name, events, differing.get(number) or differing.get(0), broken)
@@ -500,8 +498,7 @@ def _shown(message: Message, number: int | None = 1, asked: Message | None = Non
 
     sent: list[Any] = []
     if asked:
-        decoder = Decoder(asked["table"], load, classes)
-        sent = decoder.values([[index] for index in range(len(asked["table"]))])
+        sent = Decoder(asked["table"], load, classes).values([[index] for index in range(len(asked["table"]))])
     return Decoder(message["table"], load, classes, sent).values(message["refs"][:number])
 
 

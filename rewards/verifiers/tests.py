@@ -222,23 +222,19 @@ def _visible(candidate: Candidate, spec: Mapping[str, Any], tests: Tests) -> dic
 
 
 MAX_NAME, MAX_PATH = 255, 1000
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def unwritable(candidate: Candidate, beside: Mapping[str, str]) -> str | None:
     """Say why the changed files cannot lie on a disk with those beside, None when they can."""
     parents = {str(parent) for path in (*candidate.files, *beside) for parent in PurePosixPath(path).parents}
-    for path in candidate.changed:
-        if path not in candidate.files:
-            continue
-        if _SURROGATE.search(path + candidate.files[path]):
+    for path in filter(candidate.files.__contains__, candidate.changed):
+        if re.search(r"[\ud800-\udfff]", path + candidate.files[path]):
             return f"The file {path!r} has half a character, which no file can hold."
         if len(path) > MAX_PATH or any(len(p.encode()) > MAX_NAME for p in path.split("/")):
             return "The path of a file is too long; choose a shorter one."
-        if str(PurePosixPath(path)) in parents:
-            return f"The file `{path}` has the name of a folder; choose another one."
-        if any(str(parent) in candidate.files for parent in PurePosixPath(path).parents):
-            return f"The file `{path}` lies in what is a file; choose another name."
+        above = map(str, PurePosixPath(path).parents)
+        if str(PurePosixPath(path)) in parents or not candidate.files.keys().isdisjoint(above):
+            return f"The file `{path}` has the name of a folder, or lies in what is a file; choose another name."
     return None
 
 

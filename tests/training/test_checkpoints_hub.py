@@ -87,7 +87,7 @@ def test_what_breaks_off_is_passed_over_and_what_is_damaged_is_told(
     loopback_hub.fail_next(f"/api/buckets/{BUCKET}/batch", 413, times=99)
     ((code, said),) = in_turn(env, turn(here, tiny, filtered))
     assert code == 0, said
-    assert "The checkpoint of step 2 was not kept in the bucket" in said
+    assert "The checkpoint of step 2 is not in the bucket" in said
     assert "could not be removed" in said
     assert loopback_hub.store.buckets[BUCKET].files == before
 

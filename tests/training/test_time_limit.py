@@ -19,7 +19,7 @@ def test_a_limit_that_is_none_is_one_sentence(text: str) -> None:
 
 
 def test_the_limit_is_given_told_by_the_job_or_assumed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("JOB_ID", raising=False)
     monkeypatch.delenv("TIME_LIMIT", raising=False)
@@ -37,7 +37,7 @@ def test_the_limit_is_given_told_by_the_job_or_assumed(
     assumed = time_limit_of(None)
     assert assumed is not None
     assert assumed.seconds == 1800
-    assert "give --time_limit the value of --timeout" in caplog.text
+    assert "give --time_limit the value of --timeout" in capsys.readouterr().err
 
 
 def test_the_end_leaves_time_for_what_comes_after() -> None:

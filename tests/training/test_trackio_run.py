@@ -16,18 +16,13 @@ pytestmark = pytest.mark.slow
 
 LOG = """
 RUN = "r1"
-import json, logging, sys
+import contextlib, io, json
 from pathlib import Path
 import trackio
 from transformers import TrainerControl, TrainerState
 from pimono_sdpo.training.tracking import SafeTrackio, list_arguments, log_rollouts
 from tests.training.setup import arguments
 
-told = []
-class Told(logging.Handler):
-    def emit(self, record):
-        told.append(record.getMessage())
-logging.getLogger("pimono_sdpo.training.tracking").addHandler(Told())
 args, model_args = arguments(
     Path("out"), Path("tiny"), project="mine", run_name=RUN, trackio_space_id="me/trackio")
 state = TrainerState(is_world_process_zero=True, global_step=0)
@@ -37,7 +32,10 @@ def rollout(reward, feedback):
     return {"prompt": [{"role": "user", "content": "mend it"}], "completion": "like so",
             "reward": reward, "feedback": feedback}
 log_rollouts(1, [rollout(0.0, None)])
-callback.on_train_begin(args, state, control, model=None)
+said = io.StringIO()
+with contextlib.redirect_stderr(said):
+    callback.on_train_begin(args, state, control, model=None)
+told = [line for line in said.getvalue().splitlines() if line.startswith("warning: ")]
 for state.global_step in (1, 2, 3):
     log_rollouts(state.global_step, [rollout(0.5, "it failed"), *[rollout(float("nan"), None)] * 11])
     callback.on_log(args, state, control, logs={"loss": 0.5 / state.global_step, "train_runtime": 1.0})

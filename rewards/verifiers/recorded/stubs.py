@@ -80,8 +80,7 @@ class Session:
         self.encoded = Encoded(self._export, self.shared, results=self.results)
         number = self.counts[self.part] = self.counts.get(self.part, -1) + 1
         try:
-            refs = self.encoded.refs(arguments)
-            message: Message = {"op": op, "name": f"{op} {label}".strip(), "refs": refs}
+            message: Message = {"op": op, "name": f"{op} {label}".strip(), "refs": self.encoded.refs(arguments)}
             message |= {"table": self.encoded.table, "part": self.part}
             if files := self.folder.changes():
                 message["files"] = files
@@ -96,12 +95,10 @@ class Session:
         sys.stdout.write(str(reply.get("printed", "")))
         try:
             self.folder.apply(reply.get("files", {}))
-            mutate = not reply.get("fixed")
-            decoder = Decoder(reply["table"], self._load, self.shared, sent, mutate)
+            decoder = Decoder(reply["table"], self._load, self.shared, sent, mutate=not reply.get("fixed"))
             values = decoder.values(reply["refs"])
         except Exception as error:  # of a reply that the answer forged
-            why = f"the answer gives what cannot be read ({type(error).__name__})"
-            raise self.aborted(why) from None
+            raise self.aborted(f"the answer gives what cannot be read ({type(error).__name__})") from None
         if "raised" in reply:
             raise _exception(values[0], values[1], values[2], reply["raised"])
         self._remember(values[0], number)
@@ -435,8 +432,7 @@ def run(job: Message, channel: int, make: Callable[[dict[str, type]], Session]) 
     os.chdir(root)
     session = make(prepare(job, str(root)))
     say = writer(channel)
-    finder = Finder(session, job["modules"], [str(root / one) for one in job["roots"]])
-    sys.meta_path.insert(0, finder)
+    sys.meta_path.insert(0, Finder(session, job["modules"], [str(root / one) for one in job["roots"]]))
     arguments = [f"--basetemp={root}/tmp", *job["arguments"]]
     code = run_pytest(arguments, Parts(say, job["ids"], session))
     say({"end": code, "why": session.why, "calls": session.calls, "wanted": session.wanted})
