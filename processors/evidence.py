@@ -156,9 +156,9 @@ def _bind(
     """Return the evidence of each request in order, by the index of the request.
 
     What went wrong before the first request, or on an event that nobody asked to act on, is not
-    feedback on any answer. Nor is what follows a few words that are no request and no approval,
-    such as the choice of an option. A correction is about the last of the requests in `work` before
-    it, if there is one and the agent did anything since.
+    feedback on any answer. A few words that are no request, such as an approval or the choice of an
+    option, go on with the request before them. A correction is about the last of the requests in
+    `work` before it, if there is one and the agent did anything since.
     """
     corrected: list[Finding] = [
         {**NOTHING_KNOWN, **item, "kind": "correction", "status": "user",
@@ -186,15 +186,8 @@ def _bind(
 
 
 def _is_turn(event: Event) -> bool:
-    """Check for a message after which the agent does something else, such as a heartbeat."""
-    if event.kind != "user" or not event.on_active_branch:
-        return False
-    words = strip_wrapper(event.text).lower()
-    goes_on = [_SAYS["automated"], _CUES["approval"], _CUES["go_on"]]
-    # A bare "run" or "test" is about the request before it.
-    is_bare = _CUES["imperative"].fullmatch(words)
-    is_new = not (event.is_nudge or event.is_veto or is_bare or any(cue.search(words) for cue in goes_on))
-    return bool(_SAYS["unasked"].search(event.text) or (words and is_new))
+    """Check for a message after which the agent does what nobody asked for, such as a heartbeat."""
+    return event.kind == "user" and event.on_active_branch and bool(_SAYS["unasked"].search(event.text))
 
 
 def _choose_request(requests: Sequence[Event], found: Mapping[int, Sequence[Finding]]) -> Event:

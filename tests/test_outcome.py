@@ -241,6 +241,28 @@ def test_evidence_belongs_to_its_request() -> None:
     assert len(whole["findings"]) == 3
 
 
+@pytest.mark.parametrize(
+    ("said", "goes_on"),
+    [
+        ("y", True),
+        ("D", True),
+        ("C+2", True),
+        ("ok", True),
+        ("продовжи", True),
+        ("[media attached: /data/a.ogg (audio/ogg)]\n\n<media:audio>", True),
+        ("System: [2026-03-19 12:10 GMT+8] WhatsApp gateway connected.", True),
+        ("System: [2026-03-19 12:10 GMT+8] connected.\n\nRead HEARTBEAT.md if it exists", False),
+        ("A new session was started via /new or /reset. Greet the user.", False),
+        ("<ci-monitor-event>a/b PR #3 has 1 new review</ci-monitor-event>", False),
+    ],
+)
+def test_what_is_no_request_goes_on_with_the_one_before(said: str, goes_on: bool) -> None:
+    asking = assistant("Shall I go on? A, C or D?")
+    failing = bash("npm test", exited("TypeError: x is no function"), error=True)
+    (row,) = rows(ASKED, asking, user(said), *failing)
+    assert [item["kind"] for item in row["findings"]] == ["failure"] * goes_on
+
+
 def test_what_a_channel_or_a_harness_adds_is_no_request() -> None:
     sender = 'Sender (untrusted metadata):\n```json\n{"label": "tui"}\n```\n\n'
     day = "[Fri 2026-04-10 10:08 GMT+2] "
