@@ -8,7 +8,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -272,6 +272,8 @@ def stage(unit: Unit, history_chars: int, judge: Judge | None = None, recorder: 
 
 
 MIN_WORDS, TERSE_WORDS = 4, 2
+# What names a task has about so many.
+TASK_WORDS = 8
 _BARE_NAME = re.compile(r"[\w.-]+", re.ASCII)
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 # No number, which chooses an option.
@@ -344,10 +346,12 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
 
     The last turn may have ANSWER_CHARS. Roles alternate, from a user's turn to an assistant's. Tool
     calls and results are left out: the assistant's text says what matters of them. Turns are
-    shortened later, after redaction, which would not recognise half a secret.
+    shortened later, after redaction, which would not recognise half a secret. Where the user said
+    only a few words in each, such as "continue", the task before them stands in front.
     """
     turns: list[tuple[str, list[str]]] = []
     sizes: list[int] = []
+    begins: list[int] = []
     for index in range(stop - 1, -1, -1):
         if sum(sizes) > limit or not limit:
             break
@@ -359,13 +363,21 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
             continue
         if turns and turns[-1][0] == event.kind:
             turns[-1][1].append(text)
+            begins[-1] = index
             sizes[-1] = min(sizes[-1] + len(text), TURN_CHARS if sizes[1:] else ANSWER_CHARS)
         elif turns or event.kind == "assistant":
             # A user's turn right before the request was never answered.
             turns.append((event.kind, [text]))
+            begins.append(index)
             sizes.append(min(len(text), TURN_CHARS if sizes else ANSWER_CHARS))
     while turns and (turns[-1][0] == "assistant" or sum(sizes) > limit):
-        del turns[-1], sizes[-1]
+        del turns[-1], sizes[-1], begins[-1]
+    said = [text for role, texts in turns for text in texts if role == "user"]
+    if turns and not any(_has_words(text, TASK_WORDS) for text in said):
+        older = (event for event in reversed(events[: begins[-1]]) if event.kind == "user" and _is_message(event))
+        texts = (strip_wrapper(event.text) for event in older)
+        tasks = (text for text in texts if is_substantive(text) and _has_words(text, TASK_WORDS))
+        turns[-1][1].extend(islice(tasks, 1))
     return [Message(role=role, content="\n\n".join(reversed(texts))) for role, texts in reversed(turns)]
 
 

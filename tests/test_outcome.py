@@ -55,6 +55,9 @@ def exited(output: str, code: int = 1) -> str:
         ("browser_fill_form", "browser_fill_form failed: fields is not iterable", None),
         ("validate_flow", '{"success": true, "data": {"valid": false, "errors": []}}', None),
         ("call_hook", '{"success": true, "data": {"status": 404, "data": {}}}', None),
+        ("request_user_input", "request_user_input is unavailable in Code mode", None),
+        ("WebSearch", "There's an issue with the selected model (a/b). It may not exist", None),
+        ("WebSearch", 'Web search results for query: "x"\n\nThere\'s an issue with the selected model (a/b).', None),
         ("edit", "Replaced 1 block.\n\nSTOP - 3 issue(s) must be fixed:\n  L24: role", None),
     ],
 )
@@ -72,6 +75,7 @@ def test_unmarked_results_that_report_a_failure(tool: str, text: str, code: int 
         ("exec", "a.sh:9: test -f x || exit 1\n+  exit 1\nexit 1\n@@ -1 +1 @@ exit 1"),
         ("call_hook", '{"success": true, "data": {"status": 200, "valid": true}}'),
         ("get_docs", "### Error Handling: Catching exceptions"),
+        ("get_docs", "The bar is unavailable in compact mode, see the table of modes"),
         ("get_docs", "How to retry\n" + "words " * 100 + "\nstatus: failed"),
         ("read", "Error: x\n" * 400),
         ("read", '{"error": "a fixture", "status": "error"}'),
@@ -82,6 +86,19 @@ def test_unmarked_results_that_report_a_failure(tool: str, text: str, code: int 
 )
 def test_unmarked_results_that_report_none(tool: str, text: str) -> None:
     assert not decode_status(tool, text).failed
+
+
+@pytest.mark.parametrize(
+    ("output", "kinds"),
+    [
+        ("collected 300 items / 1 error\nERROR tests/test_bits.py\n=== 1 error in 0.42s ===", ["failure"]),
+        ("300 passed in 2.10s", []),
+    ],
+)
+def test_a_job_that_has_ended_may_have_failed(output: str, kinds: list[str]) -> None:
+    job = f"### bg_3b8b \u2014 pytest full suite (completed, 2.5s)\n\n{output}"
+    (row,) = rows(ASKED, call("await_job", jobs=["bg_3b8b"]), result("await_job", job))
+    assert [item["kind"] for item in row["findings"]] == kinds
 
 
 def test_a_shell_by_another_name_is_a_shell() -> None:

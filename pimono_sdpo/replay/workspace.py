@@ -175,6 +175,7 @@ class Workspace:
             not all(edit.new for edit in edits)
             or (isinstance(several, list) and ("file" in given or any(len(one) > 2 for one in several)))
         )
+        may_fail |= file.is_shared
         is_written = file.is_past and _SHARED.search(self.absolute(path))
         may_fail |= bool(is_written or _PROTECTED.search(self.absolute(path)))
         return None if outcome == "ok" and may_fail else outcome
@@ -263,6 +264,7 @@ class Workspace:
                 if _DRIVE.match(path) and "unexpectedly modified" in result.text[:200]:
                     self.takes_drives = False
                 file.is_refused = bool(_UNREAD.search(result.text[:200]))
+                file.is_shared |= "modified" in result.text[:40]
                 if predicted == "ok" and not file.is_refused:
                     file.forget()  # what is known of the file is wrong
                 return
@@ -276,7 +278,7 @@ class Workspace:
                 file.apply(edits)
             else:
                 file.age()
-            file.is_read = True
+            file.is_read, file.is_refused = True, False
             self.takes_drives = self.takes_drives or bool(_DRIVE.match(path)) or None
             self._hint(path, result.text)
 
