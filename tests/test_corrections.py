@@ -24,7 +24,7 @@ TRACES = Path(os.environ.get("PIMONO_TRACES", ""))
 needs_traces = pytest.mark.skipif(not os.environ.get("PIMONO_TRACES"), reason="PIMONO_TRACES is not set")
 
 CORRECTIONS = [
-    "不用这个库，换一个",
+    "不用这个库 换一个",
     "no, keep the old file name",
     "nope. I asked for a table, not a list",
     "that's wrong, the array is append only",
@@ -149,9 +149,9 @@ def test_a_lone_weak_word_is_quoted_with_its_sentence(text: str, rule: str, span
         "其他没有问题。",
         "dont change anything just yet",
         "不用",
-        "不用，你检测一下",
+        "不用\uff0c你检测一下",
         "Không cần đâu em",
-        "System (untrusted): [2026-04-20 15:17:04 GMT+7] Exec failed (dawn-ced, signal SIGKILL)\n\nAn async command",
+        "System (untrusted): [2026-04-20 15:17:04 GMT+7] Exec failed (dawn-ced, signal SIGKILL)\n\nAn error. Do not relay it.",
         '"name":"Algebra","course_code":"MATH2050","created_at":"2024-06-21","is_public":false,"wrong":"no"',
         '## Checklist Purpose: "Unit Tests for English"\n\nNEVER test whether the code works: that is WRONG',
         "Tool call error:\n\n<error>\nNo tool calls found\n</error>",
