@@ -171,6 +171,8 @@ def test_a_gateways_words_around_a_message_do_not_count() -> None:
         "[Chat messages since your last reply - for context]\nUser: hi\n\n"
         "[Current message - respond to this]\nUser: 还是报错",
         "还是报错\n[message_id: 0ca2a7c0-d5f7]",
+        "System: [2026-02-22 10:12 GMT+8] connected.\nSystem: [2026-02-22 10:13 GMT+8] Feishu[main] DM from ou_9: "
+        "还是报错\n\n还是报错",
     )
     assert {features.strip_wrapper(text) for text in written} == {"还是报错"}
 

@@ -177,8 +177,10 @@ def strip_channel(text: str) -> str:
     'Why?'
     """
     notices = ("System: [", "System (untrusted): [")
-    words = text.partition("\n\n")[2] if text.startswith(notices) else ""
-    text = words if words.startswith("[") else text
+    notice, _, words = text.partition("\n\n") if text.startswith(notices) else ("", "", "")
+    # A notice may also announce the message by its first words.
+    first = words.partition("\n")[0][:20]
+    text = words if words.startswith("[") or (first and f": {first}" in notice) else text
     if not text.startswith((*notices, "[")):
         return text
     sent = SITUATION["channel"].search(text, 0, 4000)
