@@ -358,15 +358,9 @@ def _describe_parquet(file: Path, name: str) -> Shard:
 
 @contextmanager
 def _open_parquet(file: Path | pa.NativeFile, name: str) -> Iterator[pq.ParquetFile]:
-    with translate_errors(name), pq.ParquetFile(file) as parquet:
-        yield parquet
-
-
-@contextmanager
-def translate_errors(name: str) -> Iterator[None]:
-    """Raise SourceError naming the file that cannot be read."""
     try:
-        yield
+        with pq.ParquetFile(file) as parquet:
+            yield parquet
     except (pa.ArrowException, OSError) as error:
         raise SourceError(
             f"`{name}` cannot be read ({_explain(error)}); download it again or leave it out."
