@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from pimono_sdpo.traces.events import Event, Kind, strip_colours
 from pimono_sdpo.traces.harness.base import FileTools, Harness, Schema, Tool, describe_object
-from pimono_sdpo.traces.harness.blocks import find_parents, trace_to_root
+from pimono_sdpo.traces.harness.blocks import find_path
 
 NO_JSON = Raw()
 
@@ -191,7 +191,7 @@ def _find_active(entries: list[Entry]) -> set[int]:
     if last < 0:
         return set(range(len(entries)))
     parents = [p if isinstance(p := e.parentId, str | None) else "" for e in entries]
-    return trace_to_root(find_parents(ids, parents), last)
+    return find_path(ids, parents, last)
 
 
 def _ensure_request(events: list[Event]) -> list[Event]:
@@ -291,7 +291,7 @@ _TEXT = {"type": "string"}
 
 def _describe(required: str, texts: str, numbers: str = "", flags: str = "") -> Schema:
     kinds = {"string": texts, "boolean": flags, "number": numbers}
-    given = {name: {"type": kind} for kind, names in kinds.items() for name in names.split()}
+    given: dict[str, Any] = {name: {"type": kind} for kind, names in kinds.items() for name in names.split()}
     return describe_object(required, **given)
 
 
