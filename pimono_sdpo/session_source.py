@@ -23,7 +23,6 @@ from pimono_sdpo.traces.sources import (
     list_files,
     open_raw,
     open_source,
-    shard_by_root,
     shard_sessions,
 )
 from processors.identity import find_own_names
@@ -105,7 +104,7 @@ class SourceOptions:
             raise SourceError(
                 f"No session of `{source.name}` ({len(files)} in all) is left by {named}; choose otherwise."
             )
-        return replace(source, shards=tuple(shard_by_root(kept)))
+        return replace(source, shards=tuple(shard_sessions(kept)))
 
 
 def open_one(source: str) -> Source:
@@ -136,7 +135,8 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
             missing.append(" or ".join(f"`{place}`" for place in places))
             continue
         # Of one folder, names are as when it is given itself.
-        shards += shard_sessions(files, places[0] if len(places) == 1 else home)
+        root = places[0] if len(places) == 1 else home
+        shards += shard_sessions((root, file) for file in files)
         projects = len({find_project(file) or str(file.parent) for file in files})
         size = sum(file.stat().st_size for file in files) / 1e6
         found.append(
