@@ -1,15 +1,44 @@
 """Open what a command is to read as one source: paths, ids on the Hub, words for own sessions."""
 
+import os
+import re
 from dataclasses import replace
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from fnmatch import fnmatch
 from pathlib import Path
 
+import msgspec
+import pyarrow as pa
 import typer
 
+from pimono_sdpo.errors import SourceError
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.folders import require_disjoint
-from pimono_sdpo.traces.own_sessions import WORDS, check_word, choose_sessions, find_own_sessions
-from pimono_sdpo.traces.sources import Source, join_sources, open_source
+from pimono_sdpo.traces.sources import (
+    Shard,
+    Source,
+    is_session,
+    join_sources,
+    list_files,
+    open_raw,
+    open_source,
+    shard_sessions,
+)
 from processors.identity import find_own_names
+
+# The harness, its variable, its home and the folders there that hold sessions.
+PLACES = {
+    "claude": ("Claude Code", "CLAUDE_CONFIG_DIR", "~/.claude", ("projects",)),
+    "codex": ("Codex", "CODEX_HOME", "~/.codex", ("sessions", "archived_sessions")),
+    "pi": ("Pi", "PI_CODING_AGENT_DIR", "~/.pi/agent", ("sessions",)),
+}
+ALL = "all"
+WORDS = (*PLACES, ALL)
+# The working directory is recorded in one of the first lines.
+HEAD_BYTES = 2**16
+_CWD = re.compile(rb'"cwd"\s*:\s*("(?:[^"\\]|\\.)*")')
+_DAYS = re.compile(r"([0-9]{1,5})d")
 
 
 @options
@@ -47,15 +76,105 @@ class SourceOptions:
         opened = [open_one(one) for one in given]
         for root in {shard.root for one in opened if one.name in WORDS for shard in one.shards}:
             require_disjoint(root.resolve(), out.resolve())
-        return choose_sessions(join_sources(opened), self.project, self.since, self.exclude)
+        return self._choose(join_sources(opened))
+
+    def _choose(self, source: Source) -> Source:
+        """Keep the session files that all of the options let through; raises SourceError."""
+        if self.project is None and self.since is None and not self.exclude:
+            return source
+        if any(shard.kind != "jsonl" for shard in source.shards):
+            raise SourceError(
+                f"--project, --since and --exclude choose among session files, but `{source.name}` "
+                "holds other files as well; leave them out."
+            )
+        start = _read_date(self.since) if self.since is not None else 0.0
+
+        def is_kept(root: Path, file: Path) -> bool:
+            name = file.relative_to(root).as_posix()
+            return (
+                (self.project is None or self.project in name or self.project in find_project(file))
+                and (self.since is None or file.stat().st_mtime >= start)
+                and not any(fnmatch(name, pattern) for pattern in self.exclude)
+            )
+
+        files = [(shard.root, file) for shard in source.shards for file in shard.files]
+        kept = [one for one in files if is_kept(*one)]
+        if not kept:
+            named = " and ".join(self.choices())
+            raise SourceError(
+                f"No session of `{source.name}` ({len(files)} in all) is left by {named}; choose otherwise."
+            )
+        return replace(source, shards=tuple(shard_sessions(kept)))
 
 
 def open_one(source: str) -> Source:
     """Open a source, and print what was found of this user's own sessions."""
-    check_word(source)
+    _check_word(source)
     if source not in WORDS:
         return open_source(source)
     opened, found = find_own_sessions(source)
     for sentence in found:
         typer.echo(sentence)
     return replace(opened, recorder=tuple(find_own_names()))
+
+
+def find_own_sessions(word: str) -> tuple[Source, list[str]]:
+    """Open the sessions of one harness, or of all; return them and a sentence on each harness.
+
+    Raises SourceError if there are none.
+    """
+    shards: list[Shard] = []
+    found, missing = [], []
+    for harness in PLACES if word == ALL else [word]:
+        name, variable, usual, folders = PLACES[harness]
+        home = Path(os.environ.get(variable) or usual).expanduser()
+        places = [home / folder for folder in folders]
+        there = [place for place in places if place.is_dir()]
+        files = sorted(f for place in there for f in list_files(place) if is_session(f))
+        if not files:
+            missing.append(" or ".join(f"`{place}`" for place in places))
+            continue
+        # Of one folder, names are as when it is given itself.
+        root = places[0] if len(places) == 1 else home
+        shards += shard_sessions((root, file) for file in files)
+        projects = len({find_project(file) or str(file.parent) for file in files})
+        size = sum(file.stat().st_size for file in files) / 1e6
+        found.append(
+            f"{name}: {len(files)} sessions of {projects} projects, {size:,.1f} MB, in "
+            + " and ".join(map(str, there))
+        )
+    if not found:
+        raise SourceError(f"There are no sessions in {', '.join(missing)}; give the folder that holds yours.")
+    return Source(word, "jsonl", None, tuple(shards)), found
+
+
+def _check_word(source: str) -> None:
+    """Raise SourceError for a word that is neither of an agent nor of anything else."""
+    if re.fullmatch(r"\w+", source) and source not in WORDS and not Path(source).exists():
+        meant = get_close_matches(source, WORDS, 1)
+        hint = f"did you mean `{meant[0]}`? The" if meant else "the"
+        raise SourceError(
+            f"`{source}` does not exist; {hint} words for your own sessions are "
+            f"{', '.join(WORDS)}; else use a folder, a file, a glob or a Hub id such as `ns/name`."
+        )
+
+
+def find_project(file: Path) -> str:
+    """Return the working directory that a session recorded, or an empty text."""
+    try:
+        with open_raw(file) as stream:
+            found = _CWD.search(stream.read(HEAD_BYTES))
+        return msgspec.json.decode(found[1], type=str) if found else ""
+    except (pa.ArrowException, OSError, msgspec.DecodeError):
+        # The run names files that cannot be read.
+        return ""
+
+
+def _read_date(text: str) -> float:
+    """Return the time of a date or of a number of days ago, in seconds."""
+    if days := _DAYS.fullmatch(text):
+        return (datetime.now().astimezone() - timedelta(days=int(days[1]))).timestamp()
+    try:
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except ValueError as error:
+        raise SourceError(f"--since `{text}` is not a date; use one such as 2026-05-31, or 7d.") from error

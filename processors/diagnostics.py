@@ -142,6 +142,10 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
             if "write_stdin" in arguments and "u0003" not in arguments:
                 found |= set(classify("\n".join(_take_last_lines(text)))) & _CHECKED
             return _build(event, find_target(arguments, event.kind), "text", text, found)
+        elif runs and _SAYS["job"].match(event.text):
+            text = _strip_notices(event.text)
+            found = set(classify("\n".join(_take_last_lines(text)))) & _SIGNATURE
+            return _build(event, find_target(arguments, event.kind), "text", text, found)
         else:
             return None
     text, target = _strip_notices(message or event.text), find_target(arguments, event.kind)

@@ -8,7 +8,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,9 +156,9 @@ def _bind(
     """Return the evidence of each request in order, by the index of the request.
 
     What went wrong before the first request, or on an event that nobody asked to act on, is not
-    feedback on any answer. Nor is what follows a few words that are no request and no approval,
-    such as the choice of an option. A correction is about the last of the requests in `work` before
-    it, if there is one and the agent did anything since.
+    feedback on any answer. A few words that are no request, such as an approval or the choice of an
+    option, go on with the request before them. A correction is about the last of the requests in
+    `work` before it, if there is one and the agent did anything since.
     """
     corrected: list[Finding] = [
         {**NOTHING_KNOWN, **item, "kind": "correction", "status": "user",
@@ -186,15 +186,8 @@ def _bind(
 
 
 def _is_turn(event: Event) -> bool:
-    """Check for a message after which the agent does something else, such as a heartbeat."""
-    if event.kind != "user" or not event.on_active_branch:
-        return False
-    words = strip_wrapper(event.text).lower()
-    goes_on = [_SAYS["automated"], _CUES["approval"], _CUES["go_on"]]
-    # A bare "run" or "test" is about the request before it.
-    is_bare = _CUES["imperative"].fullmatch(words)
-    is_new = not (event.is_nudge or event.is_veto or is_bare or any(cue.search(words) for cue in goes_on))
-    return bool(_SAYS["unasked"].search(event.text) or (words and is_new))
+    """Check for a message after which the agent does what nobody asked for, such as a heartbeat."""
+    return event.kind == "user" and event.on_active_branch and bool(_SAYS["unasked"].search(event.text))
 
 
 def _choose_request(requests: Sequence[Event], found: Mapping[int, Sequence[Finding]]) -> Event:
@@ -279,6 +272,8 @@ def stage(unit: Unit, history_chars: int, judge: Judge | None = None, recorder: 
 
 
 MIN_WORDS, TERSE_WORDS = 4, 2
+# What names a task has about so many.
+TASK_WORDS = 8
 _BARE_NAME = re.compile(r"[\w.-]+", re.ASCII)
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 # No number, which chooses an option.
@@ -351,10 +346,12 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
 
     The last turn may have ANSWER_CHARS. Roles alternate, from a user's turn to an assistant's. Tool
     calls and results are left out: the assistant's text says what matters of them. Turns are
-    shortened later, after redaction, which would not recognise half a secret.
+    shortened later, after redaction, which would not recognise half a secret. Where the user said
+    only a few words in each, such as "continue", the task before them stands in front.
     """
     turns: list[tuple[str, list[str]]] = []
     sizes: list[int] = []
+    begins: list[int] = []
     for index in range(stop - 1, -1, -1):
         if sum(sizes) > limit or not limit:
             break
@@ -366,13 +363,21 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
             continue
         if turns and turns[-1][0] == event.kind:
             turns[-1][1].append(text)
+            begins[-1] = index
             sizes[-1] = min(sizes[-1] + len(text), TURN_CHARS if sizes[1:] else ANSWER_CHARS)
         elif turns or event.kind == "assistant":
             # A user's turn right before the request was never answered.
             turns.append((event.kind, [text]))
+            begins.append(index)
             sizes.append(min(len(text), TURN_CHARS if sizes else ANSWER_CHARS))
     while turns and (turns[-1][0] == "assistant" or sum(sizes) > limit):
-        del turns[-1], sizes[-1]
+        del turns[-1], sizes[-1], begins[-1]
+    said = [text for role, texts in turns for text in texts if role == "user"]
+    if turns and not any(_has_words(text, TASK_WORDS) for text in said):
+        older = (event for event in reversed(events[: begins[-1]]) if event.kind == "user" and _is_message(event))
+        texts = (strip_wrapper(event.text) for event in older)
+        tasks = (text for text in texts if is_substantive(text) and _has_words(text, TASK_WORDS))
+        turns[-1][1].extend(islice(tasks, 1))
     return [Message(role=role, content="\n\n".join(reversed(texts))) for role, texts in reversed(turns)]
 
 

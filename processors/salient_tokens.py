@@ -41,6 +41,9 @@ _INTERNAL = re.compile(
     r"|/go/src/runtime/|(?:\bat|\u276f) [^\n]{0,200}node_modules[/\\]|^At line:\d"
     r"|\+ (?:CategoryInfo|FullyQualifiedErrorId)\b|^\s*requireStack: |\bPython[3.][\w.]{1,40}[/\\]+Lib[/\\]"
     r"|\(<anonymous>\)"
+    # A frame of a library in a browser's console; a line of the browser's own log.
+    r"|(?:\bat |@)[^\n]{0,200}(?:\b(?:react-dom|scheduler|zone|jquery)[\w.-]{0,40}|\.(?:development|production|min))"
+    r"\.m?js:\d|^\s*\[\d{1,9}(?::\d{1,9})?:\d{4}/\d{6}[\d.]{0,8}:[A-Z]{4,8}\d?:[\w/.-]{1,200}[(:]\d"
     r"|^\s*(?:at |\[\w{1,40}: )?(?:System|Microsoft|javax?|jdk|sun|org\.junit|kotlin)\.[\w.$`<>+|]{1,200}[(\[]"
 )
 # The source lines that a traceback shows below a frame.
@@ -58,6 +61,7 @@ _IN_INTERNAL = (
     *("node:", "/lib/python3.", "-packages/", "<frozen ", "/rustc/", "/go/src/runtime/", "node_modules"),
     *("CategoryInfo", "FullyQualified", "At line:", "requireStack", "/Lib/", "\\Lib\\", "<anonymous>)"),
     *("System.", "Microsoft.", "java", "jdk.", "sun.", "org.junit.", "kotlin."),
+    *("js:", ":ERROR:", ":WARNING:", ":INFO:", ":FATAL:", ":VERBOSE"),
 )
 # What a line of an output says went wrong, or where.
 _MESSAGE = re.compile(

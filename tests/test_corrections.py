@@ -24,6 +24,7 @@ TRACES = Path(os.environ.get("PIMONO_TRACES", ""))
 needs_traces = pytest.mark.skipif(not os.environ.get("PIMONO_TRACES"), reason="PIMONO_TRACES is not set")
 
 CORRECTIONS = [
+    "不用这个库 换一个",
     "no, keep the old file name",
     "nope. I asked for a table, not a list",
     "that's wrong, the array is append only",
@@ -147,6 +148,12 @@ def test_a_lone_weak_word_is_quoted_with_its_sentence(text: str, rule: str, span
     [
         "其他没有问题。",
         "dont change anything just yet",
+        "不用",
+        "不用\uff0c你检测一下",
+        "Không cần đâu em",
+        "System (untrusted): [2026-04-20 15:17:04 GMT+7] Exec failed (dawn-ced, signal SIGKILL)\n\nAn error. Do not relay it.",
+        '"name":"Algebra","course_code":"MATH2050","created_at":"2024-06-21","is_public":false,"wrong":"no"',
+        '## Checklist Purpose: "Unit Tests for English"\n\nNEVER test whether the code works: that is WRONG',
         "Tool call error:\n\n<error>\nNo tool calls found\n</error>",
         "```\nSTOP. This is wrong.\n```\nwhat does this output mean?",
         "[media attached: /in/a.jpg (image/jpeg)]\nTo send an image back, use the message tool.\n"
@@ -164,6 +171,8 @@ def test_a_gateways_words_around_a_message_do_not_count() -> None:
         "[Chat messages since your last reply - for context]\nUser: hi\n\n"
         "[Current message - respond to this]\nUser: 还是报错",
         "还是报错\n[message_id: 0ca2a7c0-d5f7]",
+        "System: [2026-02-22 10:12 GMT+8] connected.\nSystem: [2026-02-22 10:13 GMT+8] Feishu[main] DM from ou_9: "
+        "还是报错\n\n还是报错",
     )
     assert {features.strip_wrapper(text) for text in written} == {"还是报错"}
 

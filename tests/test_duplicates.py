@@ -213,6 +213,16 @@ def test_many_answers_in_a_row_leave_room_for_the_request_before_them() -> None:
     assert [turn["role"] for turn in turns] == ["user", "assistant"]
 
 
+def test_the_task_stands_before_nudges_that_would_push_it_out() -> None:
+    task = "Write a parser for the old log files and test it"
+    nudges = [entry for _ in range(6) for entry in (user("continue"), assistant("step " * 300))]
+    said = [user("Explain the whole repository to me in a few lines"), assistant("It parses."), user(task), *nudges]
+    events = read_trace(trace(HEADER, *said, user("yes"))).events
+    turns = gather_history(events, len(events) - 1, 4000)
+    assert [turn["role"] for turn in turns] == ["user", "assistant"] * 3
+    assert [turn["content"] for turn in turns][::2] == [f"{task}\n\ncontinue", "continue", "continue"]
+
+
 def test_earlier_turns_stand_in_front_of_an_episodes_request(tmp_path: Path) -> None:
     later = [assistant("The lexer is fixed now"), user("Now make the printer print capitals"), *BROKEN]
     (tmp_path / "a.jsonl").write_text(session("Fix the lexer, it drops lines", SAID[:1], *later))

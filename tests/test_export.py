@@ -57,8 +57,18 @@ def test_raw_files_globs_and_saved_datasets(tmp_path: Path) -> None:
     raw.mkdir(parents=True)
     (raw / "a.jsonl").write_bytes(TEXT.encode() + b"\n\xff\xfe")
     (raw / ".hidden.jsonl").write_text(TEXT)
+    for name in (
+        ".claude/b.jsonl",
+        "c.jsonl.reset.2026-03-19T23-41-41.547Z",
+        "d.jsonl.deleted.2026-03-19",
+        ".e/f.parquet",
+    ):
+        (raw / name).parent.mkdir(exist_ok=True)
+        (raw / name).write_text(TEXT)
     (table,) = read_sessions(open_source(str(tmp_path / "raw")).shards[0])
-    assert table.column("source").to_pylist() == ["deep/a.jsonl"]
+    kept = ["deep/.claude/b.jsonl", "deep/a.jsonl", "deep/c.jsonl.reset.2026-03-19T23-41-41.547Z"]
+    assert table.column("source").to_pylist() == kept
+    table = table.slice(1)
     assert table.column("trace")[0].as_py() == (TEXT + "\n\ufffd\ufffd").encode()
     assert table.column("bytes_not_utf8")[0].as_py() == 2
     by_glob = open_source(str(tmp_path / "raw" / "**" / "a*.jsonl"))

@@ -14,7 +14,7 @@ from pimono_sdpo.cli import app
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.runs.parquet import read_rows
 from pimono_sdpo.suites.stored_rollouts import open_rollouts
-from pimono_sdpo.traces.rollout_sessions import encode_session
+from pimono_sdpo.traces.harness.simple import encode_session
 from tests.rollout_data import FIXED, OTHER, final, rollout, write, write_folder
 from tests.rollout_data import read as read_file
 

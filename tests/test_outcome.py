@@ -55,6 +55,9 @@ def exited(output: str, code: int = 1) -> str:
         ("browser_fill_form", "browser_fill_form failed: fields is not iterable", None),
         ("validate_flow", '{"success": true, "data": {"valid": false, "errors": []}}', None),
         ("call_hook", '{"success": true, "data": {"status": 404, "data": {}}}', None),
+        ("request_user_input", "request_user_input is unavailable in Code mode", None),
+        ("WebSearch", "There's an issue with the selected model (a/b). It may not exist", None),
+        ("WebSearch", 'Web search results for query: "x"\n\nThere\'s an issue with the selected model (a/b).', None),
         ("edit", "Replaced 1 block.\n\nSTOP - 3 issue(s) must be fixed:\n  L24: role", None),
     ],
 )
@@ -72,6 +75,7 @@ def test_unmarked_results_that_report_a_failure(tool: str, text: str, code: int 
         ("exec", "a.sh:9: test -f x || exit 1\n+  exit 1\nexit 1\n@@ -1 +1 @@ exit 1"),
         ("call_hook", '{"success": true, "data": {"status": 200, "valid": true}}'),
         ("get_docs", "### Error Handling: Catching exceptions"),
+        ("get_docs", "The bar is unavailable in compact mode, see the table of modes"),
         ("get_docs", "How to retry\n" + "words " * 100 + "\nstatus: failed"),
         ("read", "Error: x\n" * 400),
         ("read", '{"error": "a fixture", "status": "error"}'),
@@ -82,6 +86,19 @@ def test_unmarked_results_that_report_a_failure(tool: str, text: str, code: int 
 )
 def test_unmarked_results_that_report_none(tool: str, text: str) -> None:
     assert not decode_status(tool, text).failed
+
+
+@pytest.mark.parametrize(
+    ("output", "kinds"),
+    [
+        ("collected 300 items / 1 error\nERROR tests/test_bits.py\n=== 1 error in 0.42s ===", ["failure"]),
+        ("300 passed in 2.10s", []),
+    ],
+)
+def test_a_job_that_has_ended_may_have_failed(output: str, kinds: list[str]) -> None:
+    job = f"### bg_3b8b \u2014 pytest full suite (completed, 2.5s)\n\n{output}"
+    (row,) = rows(ASKED, call("await_job", jobs=["bg_3b8b"]), result("await_job", job))
+    assert [item["kind"] for item in row["findings"]] == kinds
 
 
 def test_a_shell_by_another_name_is_a_shell() -> None:
@@ -239,6 +256,28 @@ def test_evidence_belongs_to_its_request() -> None:
     (whole,) = rows(*entries, unit="session")
     assert whole["prompt"] == "What about src/b.ts?"
     assert len(whole["findings"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "goes_on"),
+    [
+        ("y", True),
+        ("D", True),
+        ("C+2", True),
+        ("ok", True),
+        ("продовжи", True),
+        ("[media attached: /data/a.ogg (audio/ogg)]\n\n<media:audio>", True),
+        ("System: [2026-03-19 12:10 GMT+8] WhatsApp gateway connected.", True),
+        ("System: [2026-03-19 12:10 GMT+8] connected.\n\nRead HEARTBEAT.md if it exists", False),
+        ("A new session was started via /new or /reset. Greet the user.", False),
+        ("<ci-monitor-event>a/b PR #3 has 1 new review</ci-monitor-event>", False),
+    ],
+)
+def test_what_is_no_request_goes_on_with_the_one_before(said: str, goes_on: bool) -> None:
+    asking = assistant("Shall I go on? A, C or D?")
+    failing = bash("npm test", exited("TypeError: x is no function"), error=True)
+    (row,) = rows(ASKED, asking, user(said), *failing)
+    assert [item["kind"] for item in row["findings"]] == ["failure"] * goes_on
 
 
 def test_what_a_channel_or_a_harness_adds_is_no_request() -> None:

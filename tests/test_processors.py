@@ -60,6 +60,15 @@ def test_the_terms_of_a_score_add_up(names: list[str]) -> None:
         ("C:\\Windows\\WindowsPowerShell and $gitOk -PathType Get-ChildItem", []),
         ("backup.ps1 m:1 net:1986 'terminating' 'oauth-first' errorC2065syntax", []),
         (
+            "save\t@\tpage.tsx:360\ncallCallback\t@\treact-dom.development.js:20565\n"
+            "    at renderWithHooks (react-dom.production.min.js:15486:18)",
+            ["page.tsx:360", "page.tsx"],
+        ),
+        (
+            "[145962:0429/215617.92:ERROR:dbus/object_proxy.cc:573] StartTransientUnit: UnitExists\nno salary_flow",
+            ["salary_flow"],
+        ),
+        (
             'File "C:\\Python312\\Lib\\pathlib.py", line 8, in stat\n    return os.st_mode\nTypeError: readConfig',
             ["typeerror", "readconfig"],
         ),

@@ -144,7 +144,7 @@ def rows_view(report: Json, chosen: Chosen, around: Mapping[Key, Json], note: st
         charts.append(_build_bars("Rejected rows by reason", "outcome", report["drop_reasons"]))
     return {
         "title": f"Rows from {report['input']['source']}",
-        "subtitle": f"{report['sessions']:,} sessions, {report['kept']:,} rows selected, "
+        "subtitle": f"{report['sessions']:,} sessions: {report['kept']:,} rows selected, "
         f"{report['rejected']:,} rejected. Scores {score['min']:g} to {score['max']:g}."
         + (f" Commit {at[:12]}." if at else ""),
         "categories": list(CATEGORIES),

@@ -35,7 +35,7 @@ from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.schema import ROLLOUT, Turn
 from pimono_sdpo.stage import text_for_json
 from pimono_sdpo.suites.stored_rollouts import describe_file, write_shards
-from pimono_sdpo.traces.rollout_sessions import encode_session
+from pimono_sdpo.traces.harness.simple import encode_session
 from pimono_sdpo.traces.sources import find_parquet_files
 from pimono_sdpo.traces.trajectories import FORMATS, find_runs, openai_messages
 from pimono_sdpo.traces.trajectories.base import Format, Message, Trajectory, pair_results

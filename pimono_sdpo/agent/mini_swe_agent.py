@@ -40,8 +40,8 @@ from pimono_sdpo.llm.calls import Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.suites.suite import decode_text, has_tests, is_hidden
 from pimono_sdpo.text import replace_surrogates
-from pimono_sdpo.traces.rollout_sessions import encode_session
-from pimono_sdpo.traces.trajectories.mini_swe_agent import read_trajectory
+from pimono_sdpo.traces.harness.simple import encode_session
+from pimono_sdpo.traces.trajectories.swe_agent import read_trajectory
 from rewards import sandbox
 from rewards.sandbox import SandboxError
 

@@ -29,11 +29,10 @@ from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.folders import REPORT, read_json, writing
 from pimono_sdpo.runs.parquet import read_rows, write_atomically
 from pimono_sdpo.schema import SESSION
-from pimono_sdpo.session_source import open_one
+from pimono_sdpo.session_source import WORDS, find_own_sessions, open_one
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.suites.stored_rollouts import open_rollouts
 from pimono_sdpo.traces.hub import fetch_repository
-from pimono_sdpo.traces.own_sessions import WORDS, find_own_sessions
 from pimono_sdpo.traces.sources import HUB_ID, Source, join_sources, open_source, read_sessions
 from processors.identity import find_own_names
 from processors.names import MAX_CHARS

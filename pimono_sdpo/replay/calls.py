@@ -45,7 +45,7 @@ _VETO = re.compile(
     r"\W{0,8}(?:Sibling tool call errored|Cancelled: parallel tool call"
     r"|(?:HARD )?BLOCK(?:ED)?\b|[\w -]{3,40}Gate\]|RETRYABLE\b|(?:User )?cancelled\b"
     r"|Skipped due to queued user|Interrupted by user|execution error: Io\("
-    r"|apply_patch[^\n]{0,500}sandbox helper failed|Failed to create parent directories"
+    r"|apply_patch[^\n]{0,500}sandbox helper failed|Failed to create parent directories|E(?:ACCES|PERM|ROFS):"
     r"|\s*\"status\": \"error\",\s*\"tool\": \"\w+\",\s*\"error\": \"E(?:ACCES|PERM|ROFS):"
     r"|(?:Operation |Tool |Command |Edit )?(?:blocked|denied|rejected) by\b"
     r"|\w+ hook (?:error|blocked)"

@@ -178,6 +178,8 @@ class File:
     held: "File | None" = None
     is_read: bool = False
     is_refused: bool = False
+    # Somebody else writes it while the session runs.
+    is_shared: bool = False
     # The user has spoken since it was seen, who may have changed it.
     is_past: bool = False
     # For some pieces the number of the first line, and whether the last is the file's last.

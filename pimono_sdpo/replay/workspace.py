@@ -174,6 +174,7 @@ class Workspace:
             not all(edit.new for edit in edits)
             or (isinstance(several, list) and ("file" in given or any(len(one) > 2 for one in several)))
         )
+        may_fail |= file.is_shared
         is_written = file.is_past and _SHARED.search(self.absolute(path))
         may_fail |= bool(is_written or _PROTECTED.search(self.absolute(path)))
         return None if outcome == "ok" and may_fail else outcome
@@ -189,7 +190,9 @@ class Workspace:
             outcomes.append("ok" if patch.kind == "Add" else known)
         if "not_found" in outcomes:
             return "not_found"
-        return None if None in outcomes else "ok"
+        # Codex does not look whether the user, who has spoken since, has changed a file.
+        is_past = any(file.is_past for patch in patches if (file := self.files.get(self.absolute(patch.path))))
+        return None if None in outcomes or (is_past and not trusting) else "ok"
 
     def patched(self, patches: Sequence[Patch]) -> None:
         """Learn from a patch that was applied."""
@@ -260,6 +263,7 @@ class Workspace:
                 if _DRIVE.match(path) and "unexpectedly modified" in result.text[:200]:
                     self.takes_drives = False
                 file.is_refused = bool(_UNREAD.search(result.text[:200]))
+                file.is_shared |= "modified" in result.text[:40]
                 if predicted == "ok" and not file.is_refused:
                     file.forget()  # what is known of the file is wrong
                 return
@@ -273,7 +277,7 @@ class Workspace:
                 file.apply(edits)
             else:
                 file.age()
-            file.is_read = True
+            file.is_read, file.is_refused = True, False
             self.takes_drives = self.takes_drives or bool(_DRIVE.match(path)) or None
             self._hint(path, result.text)
 
@@ -299,6 +303,8 @@ class Workspace:
         copies = [] if result.is_error or changes.anything else find_copies(command)
         found = [(target, self.files.get(self.absolute(source))) for source, target in copies]
         copied = {self.absolute(target): known.copy() for target, known in found if known}
+        for file in copied.values():
+            file.is_read = False  # as the harness sees it
         self._note(changes)
         self.files |= copied
         self._hint(command, result.text)

@@ -21,8 +21,8 @@ from pimono_sdpo.errors import SourceError
 from pimono_sdpo.runs.parquet import link_or_copy, read_rows
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.suites.suite import NAME, TaskRow, load_suite
-from pimono_sdpo.traces.rollout_sessions import COLUMNS as SESSION_COLUMNS
-from pimono_sdpo.traces.rollout_sessions import encode_session
+from pimono_sdpo.traces.harness.simple import ROLLOUT_COLUMNS as SESSION_COLUMNS
+from pimono_sdpo.traces.harness.simple import encode_session
 
 NEEDED = ("run_id", "task_id", "messages", "steps", "protocol", "tests_ok")
 ROLLOUTS = "rollouts"

@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.schema import SESSION
 from pimono_sdpo.text import replace_surrogates
-from pimono_sdpo.traces import rollout_sessions
+from pimono_sdpo.traces.harness import simple
 
 Layout = Literal["traces_list", "trace_list", "trace_text", "jsonl", "rollouts"]
 
 NAME_COLUMNS = ("source", "file_path", "file_name")
 READ_COLUMNS = ("harness", "session_id", "traces", "trace", *NAME_COLUMNS)
-ROLLOUT_COLUMNS = frozenset(rollout_sessions.COLUMNS)
+ROLLOUT_COLUMNS = frozenset(simple.ROLLOUT_COLUMNS)
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
@@ -76,10 +76,10 @@ def convert_table(table: pa.Table, origin: str = "") -> pa.Table:
 def _convert_rollouts(table: pa.Table, origin: str) -> pa.Table:
     rows = [
         {
-            "harness": rollout_sessions.name_harness(row),
+            "harness": simple.name_harness(row),
             "session_id": row["run_id"],
             "source": f"{origin}{row['run_id']}",
-            "trace": rollout_sessions.encode_session(row),
+            "trace": simple.encode_session(row),
             "bytes_not_utf8": 0,
         }
         for row in table.to_pylist()

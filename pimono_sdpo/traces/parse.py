@@ -124,9 +124,18 @@ def find_branches(events: Sequence[Event]) -> list[Branch]:
     first_of: dict[str, str] = {}
     abandoned: dict[str, list[int]] = {}
     for event in events:
-        if event.id and not event.on_active_branch and not event.is_subagent:
-            first = _climb_to_branch(event.id, parent_of, last_active, first_of)
-            abandoned.setdefault(first, []).append(event.index)
+        if not event.id or event.on_active_branch or event.is_subagent:
+            continue
+        # Climb to the first event of the branch; a cycle of parents counts from where it is entered.
+        first, climbed = event.id, set[str]()
+        while first not in first_of and first not in climbed:
+            climbed.add(first)
+            parent = parent_of.get(first, "")
+            if parent in parent_of and parent not in last_active:
+                first = parent
+        first = first_of.get(first, first)
+        first_of.update(dict.fromkeys(climbed, first))
+        abandoned.setdefault(first, []).append(event.index)
     branches = []
     for first, indexes in abandoned.items():
         parent = parent_of.get(first, "")
@@ -137,20 +146,3 @@ def find_branches(events: Sequence[Event]) -> list[Branch]:
             kept = active[after] if after < len(active) else None
             branches.append(Branch(fork, tuple(indexes), kept))
     return branches
-
-
-def _climb_to_branch(start: str, parent_of: dict[str, str], active: dict[str, int], known: dict[str, str]) -> str:
-    """Climb from an event to the first one of its branch, visiting every event only once."""
-    climbed: dict[str, None] = {}
-    step = start
-    while step not in known and step not in climbed:
-        climbed[step] = None
-        parent = parent_of.get(step, "")
-        if parent not in parent_of or parent in active:
-            known[step] = step
-        else:
-            step = parent
-    # A cycle of parents has no first event; take the one where it was entered.
-    first = known.get(step, step)
-    known.update(dict.fromkeys(climbed, first))
-    return first

@@ -112,6 +112,9 @@ def list_files(folder: Path) -> list[Path]:
 Kind = Literal["viewer_export", "jsonl", "dataset", "hub", "several"]
 
 SESSION_FILES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+# OpenClaw keeps a session under such a name when the next one begins.
+_SESSION_NAME = re.compile(r"\.jsonl(?:\.reset\.[\w.-]+)?(?:\.gz|\.zst)?$")
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 # The size of each session file that cannot be read, by its name and the reason.
 Unreadable = dict[str, dict[str, int]]
 JSONL_PER_SHARD = 64
@@ -190,8 +193,12 @@ def open_source(source: str) -> Source:
         root, files = found
         name, revision = _make_readable(root.resolve().name), None
     if path.is_dir():
-        # Without hidden files.
-        files = [f for f in files if not any(p[0] == "." for p in f.relative_to(root).parts)]
+        # Agents keep sessions in hidden folders such as .claude; nothing else there is a source.
+        files = [
+            f
+            for f in files
+            if f.name[0] != "." and (is_session(f) or "/." not in f"/{f.relative_to(root).as_posix()}")
+        ]
         written = [file for file in files if file.parent == path / "data" and file.suffix == ".parquet"]
         for first in written[:1]:
             with _open_parquet(first, first.name) as parquet:
@@ -206,7 +213,7 @@ def open_source(source: str) -> Source:
             "session files or a saved dataset."
         )
     shards = [_describe_parquet(file, _name_relative(file, root)) for file in parquet]
-    shards += shard_sessions(raw, root)
+    shards += shard_sessions((root, file) for file in raw)
     kind: Kind = "viewer_export" if parquet else "jsonl"
     return Source(name, kind, revision, tuple(shards))
 
@@ -219,7 +226,7 @@ def join_sources(sources: Sequence[Source]) -> Source:
     found = dict.fromkeys(shard for source in sources for shard in source.shards)
     shards = [shard for shard in found if shard.kind != "jsonl"]
     raw = [(shard.root, file) for shard in found if shard.kind == "jsonl" for file in shard.files]
-    shards += shard_by_root(dict.fromkeys(raw))
+    shards += shard_sessions(dict.fromkeys(raw))
     kinds = {source.kind for source in sources}
     revisions = ", ".join(source.revision for source in sources if source.revision)
     return Source(
@@ -233,21 +240,23 @@ def join_sources(sources: Sequence[Source]) -> Source:
 
 def is_session(file: Path) -> bool:
     """Return whether a file is a raw session by its name."""
-    return file.name.endswith(SESSION_FILES) and file.is_file()
+    return bool(_SESSION_NAME.search(file.name)) and file.is_file()
 
 
-def shard_sessions(files: Sequence[Path], root: Path) -> list[Shard]:
-    """Make shards of session files below a folder."""
-    starts = range(0, len(files), JSONL_PER_SHARD)
-    return [_describe_raw(files[start : start + JSONL_PER_SHARD], root) for start in starts]
+def _is_hidden(name: Path) -> bool:
+    return any(part.startswith(".") for part in name.parts)
 
 
-def shard_by_root(files: Iterable[tuple[Path, Path]]) -> list[Shard]:
+def shard_sessions(files: Iterable[tuple[Path, Path]]) -> list[Shard]:
     """Make shards of session files, each given with the folder that its name is relative to."""
     roots: dict[Path, list[Path]] = {}
     for root, file in files:
         roots.setdefault(root, []).append(file)
-    return [shard for root, found in roots.items() for shard in shard_sessions(found, root)]
+    return [
+        _describe_raw(found[start : start + JSONL_PER_SHARD], root)
+        for root, found in roots.items()
+        for start in range(0, len(found), JSONL_PER_SHARD)
+    ]
 
 
 def load_sessions(source: str | Path, *, streaming: bool = False) -> Dataset | IterableDataset:
@@ -293,7 +302,7 @@ def read_sessions(shard: Shard, unreadable: Unreadable | None = None) -> Iterato
     missing: Unreadable = {} if unreadable is None else unreadable
     rows = _count_batch_rows(shard.bytes, shard.sessions)
     if shard.kind == "jsonl":
-        if any(file.suffix != ".jsonl" for file in shard.files):
+        if any(file.suffix in _COMPRESSIONS for file in shard.files):
             rows = _count_batch_rows(COMPRESSION * shard.bytes, shard.sessions)
         for start in range(0, len(shard.files), rows):
             yield _read_raw(shard.root, shard.files[start : start + rows], missing)
@@ -351,15 +360,9 @@ def _describe_parquet(file: Path, name: str) -> Shard:
 
 @contextmanager
 def _open_parquet(file: Path | pa.NativeFile, name: str) -> Iterator[pq.ParquetFile]:
-    with translate_errors(name), pq.ParquetFile(file) as parquet:
-        yield parquet
-
-
-@contextmanager
-def translate_errors(name: str) -> Iterator[None]:
-    """Raise SourceError naming the file that cannot be read."""
     try:
-        yield
+        with pq.ParquetFile(file) as parquet:
+            yield parquet
     except (pa.ArrowException, OSError) as error:
         raise SourceError(
             f"`{name}` cannot be read ({_explain(error)}); download it again or leave it out."
@@ -381,7 +384,7 @@ def _describe_raw(files: Sequence[Path], root: Path) -> Shard:
 
 def open_raw(file: Path) -> Any:
     """Open a raw session file, whose name need not be UTF-8, and decompress it."""
-    compression = {".gz": "gzip", ".zst": "zstd"}.get(file.suffix)
+    compression = _COMPRESSIONS.get(file.suffix)
     stream = file.open("rb")
     return pa.input_stream(stream, compression=compression) if compression else stream
 

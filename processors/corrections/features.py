@@ -23,6 +23,7 @@ ASKED_CHARS = 200
 SAME_CHARS = 16
 REPLY_CHARS = 200
 AWAITED_CHARS = 400
+_FIELDS, _FIELD_CHARS = 3, 40
 SITUATION = compile_patterns(Path(__file__).with_name("situation.toml"), "patterns")
 _UNSPACED = frozenset({"zh", "ja", "ko", "signs"})
 _ERROR_OUTPUT = "error_output"
@@ -175,9 +176,12 @@ def strip_channel(text: str) -> str:
     >>> strip_channel("System: [10:00] On.\\n[WhatsApp +1 10:00] Why?\\n[message_id: 1]")
     'Why?'
     """
-    words = text.partition("\n\n")[2] if text.startswith("System: [") else ""
-    text = words if words.startswith("[") else text
-    if not text.startswith(("System: [", "[")):
+    notices = ("System: [", "System (untrusted): [")
+    notice, _, words = text.partition("\n\n") if text.startswith(notices) else ("", "", "")
+    # A notice may also announce the message by its first words.
+    first = words.partition("\n")[0][:20]
+    text = words if words.startswith("[") or (first and f": {first}" in notice) else text
+    if not text.startswith((*notices, "[")):
         return text
     sent = SITUATION["channel"].search(text, 0, 4000)
     return text[sent.end() :].partition("\n[message_id: ")[0] if sent else text
@@ -216,8 +220,10 @@ def describe(turn: Turn) -> Description:
     lowered = text.lower().replace("\u2019", "'")
     source = text if len(text) == len(lowered) else lowered
     blanked = lowered
-    if _PASTED.search(lowered):
-        blanked = _PASTED.pattern.sub(lambda match: " " * len(match.group()), lowered)
+    if lowered.count('":') >= _FIELDS:
+        blanked = "\n".join(" " * len(line) if _is_json(line) else line for line in lowered.split("\n"))
+    if _PASTED.search(blanked):
+        blanked = _PASTED.pattern.sub(lambda match: " " * len(match.group()), blanked)
     own = blanked.strip()
     skip = len(blanked) - len(blanked.lstrip())
     found: dict[str, str] = {}
@@ -230,6 +236,11 @@ def describe(turn: Turn) -> Description:
     situation = _find_situation(turn, own, own != lowered.strip(), words, found.keys())
     scale = (max(PLAIN_WORDS, len(words)) / PLAIN_WORDS) ** -0.5
     return Description(found, situation, scale)
+
+
+def _is_json(line: str) -> bool:
+    """Check for a line that is little else than fields of JSON, which is pasted."""
+    return line.count('":') >= max(_FIELDS, len(line) / _FIELD_CHARS)
 
 
 def _find_candidates(own: str, whole: str) -> tuple[tuple[str, re.Pattern[str]], ...]:

@@ -78,9 +78,14 @@ def last(steps: list[Step], harness: str) -> Outcome | None:
         ([read(), ("other", {}, "No response requested.", False), edit("let y = x")], None),
         ([("other", {}, "No response requested.", False), edit("let y = x")], None),
         ([read(), edit("let", failed="File has been modified since read."), edit("let y = x")], "unread"),
-        ([read(), edit("let", failed="File has been modified since read."), read(), edit("let y = x")], "ok"),
+        # What somebody else has changed once, they may change again.
+        ([read(), edit("let", failed="File has been modified since read."), read(), edit("let y = x")], None),
+        ([edit("let", failed="File has not been read yet."), read(), edit("let y = x")], "ok"),
+        ([edit("let", failed="File has not been read yet."), edit("let y = x", "a longer new text"), edit("a longer new text")], "ok"),
         ([tool("write", file_path="/w/a.ts", content=TEXT), edit("let y = x")], "ok"),
-        ([tool("write", file_path="/w/b.ts", content=TEXT), bash("mv b.ts a.ts"), edit("let z")], "not_found"),
+        # A copy was not read.
+        ([tool("write", file_path="/w/b.ts", content=TEXT), bash("mv b.ts a.ts"), edit("let z")], None),
+        ([tool("write", file_path="/w/b.ts", content=TEXT), bash("mv b.ts a.ts"), read(), edit("let z")], "not_found"),
         # Something may have changed the file: only what was seen and is not short is expected.
         ([read(), tool("Agent", prompt="fix it"), edit("let y = x")], None),
         ([read(), tool("Agent", prompt="fix it"), edit("let x = 1\nlet y = x")], "ok"),

@@ -101,6 +101,8 @@ def test_several_edits_of_one_call_stand_or_fall_together() -> None:
         "🔴 BLOCKED — Edit without read\n\nRead the file first.",
         "HARD BLOCK: use the other tool",
         "Skipped due to queued user message.",
+        "Sibling tool call errored",
+        "EACCES: permission denied, open '/w/a.ts'",
         "PreToolUse hook blocked this",
         "User cancelled the edit",
         "[Fact-Forcing Gate]\n\nBefore editing a.ts, present these facts:",
@@ -181,6 +183,13 @@ def test_patches_are_judged_by_their_lines(steps: list[list[Entry]], last: str |
 def test_what_a_command_may_change(command: str, anything: bool, names: set[str]) -> None:
     changes = find_changes(command, "")
     assert (changes.anything, changes.names) == (anything, names)
+
+
+def test_the_user_may_have_changed_what_codex_patches() -> None:
+    change = patch("*** Update File: a.ts\n@@\n-let y = x\n+let q = x")
+    again = read("a.ts", TEXT.replace("x2", "x3"))
+    assert expected(read("a.ts", TEXT), [user("Go on")], change, certain=True) == [None]
+    assert expected(read("a.ts", TEXT), [user("Go on")], again, change, certain=True) == ["ok"]
 
 
 SOURCE = "import a\n\nlet total = count(items)\nlet y = x\n"

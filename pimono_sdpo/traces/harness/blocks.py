@@ -290,27 +290,22 @@ def finish_events(events: list[Event]) -> list[Event]:
     return events
 
 
-def find_parents(ids: Sequence[str], parents: Sequence[str | None]) -> list[int]:
-    """Return the position of each entry's parent, -1 for a root, whose parent is None.
+def find_path(ids: Sequence[str], parents: Sequence[str | None], last: int) -> set[int]:
+    """Return the positions of the entries from `last` back to its root, whose parent is None.
 
     A repeated id means the nearest entry before; an entry whose parent is missing continues the
     entry before it.
     """
     seen: dict[str, int] = {}
     anywhere = {entry_id: at for at, entry_id in enumerate(ids) if entry_id}
-    positions = []
+    above = []
     for at, parent in enumerate(parents):
         known = seen.get(parent or "", anywhere.get(parent or "", at - 1))
-        positions.append(-1 if parent is None else known if known != at else at - 1)
+        above.append(-1 if parent is None else known if known != at else at - 1)
         if ids[at]:
             seen[ids[at]] = at
-    return positions
-
-
-def trace_to_root(parents: Sequence[int], last: int) -> set[int]:
-    """Return the positions from `last` back to its root."""
     path: set[int] = set()
     while last >= 0 and last not in path:
         path.add(last)
-        last = parents[last]
+        last = above[last]
     return path

@@ -5,6 +5,7 @@ versions in 2025 hold only bare items.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -90,7 +91,8 @@ def read(objects: list[Entry]) -> list[Event]:
     events = state.steps.events
     for entry in objects:
         before = len(events)
-        _read_entry(entry, state)
+        for event in _read_entry(entry, state):
+            state.steps.add(event)
         for at in range(before, len(events)):
             events[at].timestamp = to_text(entry.get("timestamp"))
             state.active.append(at)
@@ -129,44 +131,41 @@ def _strip_image_tags(text: str) -> str:
     return _IMAGE_TAG.sub("", text).strip()
 
 
-def _read_entry(entry: Entry, state: _State) -> None:
+def _read_entry(entry: Entry, state: _State) -> Iterator[Event]:
     payload = _unwrap_payload(entry)
     kind = to_text(payload.get("type"))
-    add = state.steps.add
     if entry.get("type") == "event_msg":
-        _read_event(payload, kind, state)
+        yield from _read_event(payload, kind, state)
     elif entry.get("type") == "compacted":
-        add(Event(0, "compaction", to_text(payload.get("message"))))
+        yield Event(0, "compaction", to_text(payload.get("message")))
     elif kind == "message":
-        _read_message(payload, state)
+        yield from _read_message(payload, state)
     elif kind in _CALLS:
-        add(_read_call(payload, kind, state))
+        yield _read_call(payload, kind, state)
     elif kind in _RESULTS:
         result = _read_result(payload, state)
-        add(result)
+        yield result
         if blocks.is_refusal(result.text):
             state.steps.abort(result.call_id)
     elif kind == "web_search_call":
         given = blocks.dump_json(payload.get("action"))
-        add(Event(0, "tool_call", tool_name="web_search", arguments=given))
+        yield Event(0, "tool_call", tool_name="web_search", arguments=given)
     else:
-        add(Event(0, "other"))
+        yield Event(0, "other")
 
 
-def _read_event(payload: Entry, kind: str, state: _State) -> None:
+def _read_event(payload: Entry, kind: str, state: _State) -> Iterator[Event]:
     """Read what only events hold: interruptions, errors, and messages that no item repeats."""
     message = to_text(payload.get("message"))
     words = _strip_image_tags(message)
-    add = state.steps.add
     if kind == "error":
-        add(Event(0, "assistant", message, stop_reason="error"))
+        yield Event(0, "assistant", message, stop_reason="error")
     elif kind == "agent_message" and words not in state.item_texts.get("assistant", ()):
-        add(Event(0, "assistant", message))
+        yield Event(0, "assistant", message)
     elif kind == "user_message" and words not in state.told:
-        for event in _split_typed([message], True):
-            add(event)
+        yield from _split_typed([message], True)
     else:
-        add(Event(0, "other"))
+        yield Event(0, "other")
     if kind == "turn_aborted" and payload.get("reason") != "review_ended":
         state.steps.abort()
     elif kind == "thread_rolled_back" and state.requests:
@@ -180,20 +179,19 @@ def _read_event(payload: Entry, kind: str, state: _State) -> None:
                 state.steps.events[state.active.pop()].on_active_branch = False
 
 
-def _read_message(payload: Entry, state: _State) -> None:
+def _read_message(payload: Entry, state: _State) -> Iterator[Event]:
     content = payload.get("content")
     text = blocks.join_text(content)
     role = payload.get("role")
     if role == "assistant":
-        state.steps.add(Event(0, "assistant", text))
+        yield Event(0, "assistant", text)
         return
     # If events hold what was typed, the harness wrote every other message of the user.
     known = not state.typed_texts or _strip_image_tags(text) in state.telling
     # Of a subagent, only the task stands for what a person would ask.
     typed = role == "user" and known and not (state.is_subagent and state.requests)
     texts = [_IMAGE_TAG.sub("", text) for text in blocks.list_texts(content)]
-    for event in _split_typed(texts, typed) or [Event(0, "other")]:
-        state.steps.add(event)
+    yield from _split_typed(texts, typed) or [Event(0, "other")]
     if blocks.is_interruption(text):
         state.steps.abort()
 

@@ -82,7 +82,7 @@ def _find_active(objects: list[Entry]) -> set[int]:
         return set(range(len(objects)))
     ids = [to_text(entry.get("id")) for entry in objects]
     parents = [to_text(entry.get("parentId")) for entry in objects]
-    path = blocks.trace_to_root(blocks.find_parents(ids, parents), messages[-1])
+    path = blocks.find_path(ids, parents, messages[-1])
     return path | (set(range(len(objects))) - set(messages))
 
 

@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from pimono_sdpo.traces.events import Event, Kind, strip_colours
 from pimono_sdpo.traces.harness.base import FileTools, Harness, Schema, Tool, describe_object
-from pimono_sdpo.traces.harness.blocks import find_parents, trace_to_root
+from pimono_sdpo.traces.harness.blocks import find_path
 
 NO_JSON = Raw()
 
@@ -191,7 +191,7 @@ def _find_active(entries: list[Entry]) -> set[int]:
     if last < 0:
         return set(range(len(entries)))
     parents = [p if isinstance(p := e.parentId, str | None) else "" for e in entries]
-    return trace_to_root(find_parents(ids, parents), last)
+    return find_path(ids, parents, last)
 
 
 def _ensure_request(events: list[Event]) -> list[Event]:
@@ -286,7 +286,13 @@ def join_text(content: Content) -> str:
     return strip_colours(texts[0] if len(texts) == 1 else "\n".join(texts))
 
 
-_TEXT, _NUMBER, _FLAG = {"type": "string"}, {"type": "number"}, {"type": "boolean"}
+_TEXT = {"type": "string"}
+
+
+def _describe(required: str, texts: str, numbers: str = "", flags: str = "") -> Schema:
+    kinds = {"string": texts, "boolean": flags, "number": numbers}
+    given: dict[str, Any] = {name: {"type": kind} for kind, names in kinds.items() for name in names.split()}
+    return describe_object(required, **given)
 
 
 def _describe_edits(closed: bool) -> Schema:
@@ -296,46 +302,20 @@ def _describe_edits(closed: bool) -> Schema:
 
 
 # `edit` in its three generations: one text, a closed list of edits, an open list of edits.
+_EDITS = (_describe("path oldText newText", "path oldText newText"), _describe_edits(True), _describe_edits(False))
+_SEARCH = _describe("pattern", "pattern path glob", "context limit", "ignoreCase literal")
 TOOLS = {
     "read": Tool(
-        "Read a file, or `limit` lines of it from line `offset`.",
-        (describe_object("path", path=_TEXT, offset=_NUMBER, limit=_NUMBER),),
+        "Read a file, or `limit` lines of it from line `offset`.", (_describe("path", "path", "offset limit"),)
     ),
     "bash": Tool(
-        "Run a command in the working directory and return its output.",
-        (describe_object("command", command=_TEXT, timeout=_NUMBER),),
+        "Run a command in the working directory and return its output.", (_describe("command", "command", "timeout"),)
     ),
-    "edit": Tool(
-        "Replace texts of a file: each oldText must stand in it exactly once.",
-        (
-            describe_object("path oldText newText", path=_TEXT, oldText=_TEXT, newText=_TEXT),
-            _describe_edits(closed=True),
-            _describe_edits(closed=False),
-        ),
-    ),
-    "write": Tool(
-        "Write a file, replacing what it held.", (describe_object("path content", path=_TEXT, content=_TEXT),)
-    ),
-    "grep": Tool(
-        "Search files for a pattern.",
-        (
-            describe_object(
-                "pattern",
-                pattern=_TEXT,
-                path=_TEXT,
-                glob=_TEXT,
-                ignoreCase=_FLAG,
-                literal=_FLAG,
-                context=_NUMBER,
-                limit=_NUMBER,
-            ),
-        ),
-    ),
-    "find": Tool(
-        "Find files whose names match a pattern.",
-        (describe_object("pattern", pattern=_TEXT, path=_TEXT, limit=_NUMBER),),
-    ),
-    "ls": Tool("List a directory.", (describe_object("", path=_TEXT, limit=_NUMBER),)),
+    "edit": Tool("Replace texts of a file: each oldText must stand in it exactly once.", _EDITS),
+    "write": Tool("Write a file, replacing what it held.", (_describe("path content", "path content"),)),
+    "grep": Tool("Search files for a pattern.", (_SEARCH,)),
+    "find": Tool("Find files whose names match a pattern.", (_describe("pattern", "pattern path", "limit"),)),
+    "ls": Tool("List a directory.", (_describe("", "path", "limit"),)),
 }
 HARNESS = Harness(
     name="pi",

@@ -1,17 +1,23 @@
-"""Read the Hub's Session Trace Simple Format: a header that names a harness, then plain messages.
+"""Read and write the Hub's Session Trace Simple Format: a header naming a harness, then messages.
 
 Format: https://huggingface.co/docs/hub/session-traces-format. It also allows Pi's entries under
 such a header; those are read as Pi's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks, pi
 from pimono_sdpo.traces.harness.base import Entry, Harness
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
+# The columns of a rollout that `encode_session` reads.
+ROLLOUT_COLUMNS = ("run_id", "suite", "model", "protocol", "test_policy", "messages", "tools", "steps")
+_ENCODER = msgspec.json.Encoder()
 _STOPS = {**dict.fromkeys(("cancelled", "canceled", "interrupted"), "aborted"), "failed": "error"}
 
 
@@ -94,6 +100,42 @@ def _format_time(value: object) -> str:
     except (ValueError, OverflowError, OSError):
         # The number is too large for a time, or not a number.
         return ""
+
+
+def name_harness(row: Mapping[str, Any]) -> str:
+    """Return the agent of a run of ours, or the format that a run was imported from."""
+    if not row["test_policy"]:
+        return str(row["suite"])
+    # It has one tool, our own agent several.
+    return "mini-swe-agent" if len(row["tools"]) == 1 else "repo_agent"
+
+
+def encode_session(row: Mapping[str, Any]) -> bytes:
+    """Return the JSON lines of a rollout; arguments of its steps may be JSON text.
+
+    In the json protocol calls are read from the steps, and their results lose the heading.
+    """
+    steps = {step["n_context"]: step for step in row["steps"] if step["name"]}
+    header = {"type": "session", "harness": name_harness(row), "id": row["run_id"]}
+    lines: list[Entry] = [{**header, "model": row["model"]}]
+    is_json, failed = row["protocol"] == "json", None
+    for at, turn in enumerate(row["messages"]):
+        said = {"role": turn["role"], "content": turn["content"] or ""}
+        if failed is not None:
+            said["role"], said["toolCallId"], said["isError"] = "tool", f"call_{at - 1}", failed
+            if is_json:
+                said["content"] = said["content"].removeprefix("[tool_result]\n")
+        failed = None
+        if step := steps.get(at):
+            failed = not step["ok"] or step["tests_ok"] is False
+            args = step["args"]
+            text = args if isinstance(args, str) else _ENCODER.encode(args).decode()
+            function = {"name": step["name"], "arguments": text}
+            said["toolCalls"] = [{"id": f"call_{at}", "function": function}]
+            if is_json:
+                said["content"] = ""
+        lines.append({"type": "message", "message": said})
+    return _ENCODER.encode_lines(lines)
 
 
 HARNESS = Harness(

@@ -1,22 +1,16 @@
 """Read runs of other agents: OpenAI messages, ATIF, mini-swe-agent, SWE-agent, Inspect.
 
-A format is one module with a `FORMAT`, and its entry in FORMATS.
+A format is a `Format` of a module, and its entry in FORMATS.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.traces.trajectories import atif, inspect_eval, mini_swe_agent, openai_messages, swe_agent
+from pimono_sdpo.traces.trajectories import atif, inspect_eval, openai_messages, swe_agent
 from pimono_sdpo.traces.trajectories.base import Format
 
-FORMATS: tuple[Format, ...] = (
-    mini_swe_agent.FORMAT,
-    swe_agent.FORMAT,
-    atif.FORMAT,
-    inspect_eval.FORMAT,
-    openai_messages.FORMAT,
-)
+FORMATS: tuple[Format, ...] = (*swe_agent.FORMATS, atif.FORMAT, inspect_eval.FORMAT, openai_messages.FORMAT)
 
 
 def find_runs(folder: Path) -> Iterator[tuple[Path, Format]]:

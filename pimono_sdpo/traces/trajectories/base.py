@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -234,29 +233,3 @@ def to_verdict(value: Any) -> bool | None:
         return value >= 1
     words = {"C": True, "I": False, "P": False, "N": False, "true": True, "false": False}
     return words.get(value) if isinstance(value, str) else None
-
-
-REPORTS = ("results.json", "report.json", "*.report.json", "eval.json", "*evaluation.json")
-
-
-def find_verdict(file: Path, task: str) -> bool | None:
-    """Return what an evaluation of SWE-bench beside a run, or up to two folders above, says of it.
-
-    Such a report lists `resolved_ids` and `unresolved_ids`, or `resolved` and `unresolved`.
-    """
-    folders = (file.parent, *file.parent.parents[:2])
-    verdicts = (_read_verdicts(folder) for folder in folders)
-    return next((found[task] for found in verdicts if task in found), None)
-
-
-@cache
-def _read_verdicts(folder: Path) -> dict[str, bool]:
-    """Return the verdicts of a folder by task; the first file that has one counts."""
-    verdicts: dict[str, bool] = {}
-    for file in (file for pattern in REPORTS for file in sorted(folder.glob(pattern))):
-        report = decode_json(file.read_text(encoding="utf-8", errors="replace"))
-        for name, passed in (("resolved", True), ("unresolved", False)):
-            tasks = report.get(f"{name}_ids", report.get(name)) if isinstance(report, dict) else None
-            for task in tasks if isinstance(tasks, list) else ():
-                verdicts.setdefault(str(task), passed)
-    return verdicts

@@ -1,12 +1,82 @@
-"""SWE-agent's `.traj`, with text actions or tool calls.
+"""SWE-agent's `.traj` and mini-swe-agent's `.traj.json`, whose verdict is an evaluation beside them.
 
-Format: https://swe-agent.com/latest/usage/trajectories/. The conversation is `history`; an answer
-without a call has its command in `action`. The verdict is that of an evaluation beside the runs.
+swe-agent.com/latest/usage/trajectories: the conversation is `history`, with tool calls, or with the
+command of an answer in `action`. mini-swe-agent.com/latest/usage/output_files: `messages` with
+calls of `bash`, or with commands in fences in version 1, which may also be a bare list of messages.
 """
 
+from functools import cache
 from pathlib import Path
 
+from pimono_sdpo.traces.events import decode_json
 from pimono_sdpo.traces.trajectories import base
+
+REPORTS = ("results.json", "report.json", "*.report.json", "eval.json", "*evaluation.json")
+
+
+def _find_verdict(file: Path, task: str) -> bool | None:
+    """Return what an evaluation of SWE-bench beside a run, or up to two folders above, says of it.
+
+    Such a report lists `resolved_ids` and `unresolved_ids`, or `resolved` and `unresolved`.
+    """
+    folders = (file.parent, *file.parent.parents[:2])
+    verdicts = (_read_verdicts(folder) for folder in folders)
+    return next((found[task] for found in verdicts if task in found), None)
+
+
+@cache
+def _read_verdicts(folder: Path) -> dict[str, bool]:
+    """Return the verdicts of a folder by task; the first file that has one counts."""
+    verdicts: dict[str, bool] = {}
+    for file in (file for pattern in REPORTS for file in sorted(folder.glob(pattern))):
+        report = decode_json(file.read_text(encoding="utf-8", errors="replace"))
+        for name, passed in (("resolved", True), ("unresolved", False)):
+            tasks = report.get(f"{name}_ids", report.get(name)) if isinstance(report, dict) else None
+            for task in tasks if isinstance(tasks, list) else ():
+                verdicts.setdefault(str(task), passed)
+    return verdicts
+
+
+def _read_mini(file: Path) -> base.Trajectory:
+    whole = base.read_json(file)
+    whole = {"messages": whole} if isinstance(whole, list) else whole
+    run = read_trajectory(whole, file.name.removesuffix(".traj.json"))
+    run.passed = _find_verdict(file, run.task_id)
+    return run
+
+
+def read_trajectory(whole: base.Json, name: str) -> base.Trajectory:
+    """Return the run of a trajectory, without a verdict; `name` is its task if it names none."""
+    messages, info = whole.get("messages"), whole.get("info") or {}
+    if not isinstance(messages, list):
+        raise base.FormatError("it has no list of messages")
+    status = str(info.get("exit_status") or "Submitted")
+    said: list[base.Message] = []
+    for message in messages:
+        if message.get("role") != "exit":
+            said.append(base.read_message(message))
+            code = (message.get("extra") or {}).get("returncode")
+            said[-1].failed = base.read_code(said[-1].text) if code is None else code != 0
+        elif said and said[-1].role == "assistant" and status == "Submitted":
+            # The command that submits has its output in the role `exit`, which else only says how
+            # the run ended.
+            text, calls = base.join_text(message.get("content")), said[-1].calls
+            last = calls[-1].id if calls else ""
+            said.append(base.Message("tool" if calls else "user", text, call_id=last, failed=False))
+    if not any(one.calls for one in said):
+        base.call_written(said)
+    stats = info.get("model_stats") or {}
+    config = info.get("config") or {}
+    return base.Trajectory(
+        task_id=str(whole.get("instance_id") or name),
+        run_id="",
+        messages=said,
+        tools=[base.BASH_TOOL],
+        model=(config.get("model") or {}).get("model_name"),
+        patch=info.get("submission") or None,
+        ended="final" if status == "Submitted" else status,
+        cost=stats.get("instance_cost"),
+    )
 
 
 def _read(file: Path) -> base.Trajectory:
@@ -37,7 +107,7 @@ def _read(file: Path) -> base.Trajectory:
         run_id="",
         messages=messages,
         tools=[] if has_calls else [base.BASH_TOOL],
-        passed=base.find_verdict(file, task),
+        passed=_find_verdict(file, task),
         patch=info.get("submission") or None,
         ended="final" if status.startswith("submitted") else status,
         prompt_tokens=stats.get("tokens_sent"),
@@ -46,6 +116,12 @@ def _read(file: Path) -> base.Trajectory:
     )
 
 
-FORMAT = base.Format(
-    name="swe-agent", about="SWE-agent's `.traj`", recognises=lambda file: file.suffix == ".traj", read=_read
+FORMATS = (
+    base.Format(
+        name="mini-swe-agent",
+        about="mini-swe-agent's `.traj.json`",
+        recognises=lambda file: file.name.endswith(".traj.json"),
+        read=_read_mini,
+    ),
+    base.Format("swe-agent", "SWE-agent's `.traj`", lambda file: file.suffix == ".traj", _read),
 )
