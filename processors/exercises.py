@@ -72,7 +72,7 @@ MOST_PATHS, MOST_AFTER = 300, 20
 # Words of a command that looks at one place: a pattern, and the place.
 MOST_WORDS = 2
 # Of the words of two changes of which the later one is meant to replace the earlier one.
-MIN_ALIKE = 0.3
+MIN_ALIKE = 0.5
 _CHANGES = frozenset({"edit", "write", "multi_edit"})
 _UNREAD = re.compile(r"not been read yet|modified since|[Rr]ead (?:it|the file) (?:first|again)|must read")
 _IS_FOLDER = re.compile(r"EISDIR|[Ii]s a directory")
@@ -87,7 +87,11 @@ _NO_PATH = re.compile(
 _USES = frozenset("cat head tail sed cd source bash sh node python python3".split())
 # What expects that a call may fail.
 _HEDGES = re.compile(r"\|\||/dev/null")
-_NO_FILE = re.compile(r"[\n<>{}|]|\A[^A-Za-z]*\Z|\.(?:png|jpe?g|gif|webp|pdf)$", re.IGNORECASE)
+# Of the last, an agent is told by its harness, which no session records.
+_NO_FILE = re.compile(
+    r"[\n<>{}|]|\A[^A-Za-z]*\Z|\.(?i:png|jpe?g|gif|webp|pdf|docx?|xlsx?)$"
+    r"|(?:MEMORY|HEARTBEAT|CLAUDE|AGENTS|SOUL|USER)\.md$|[/\\]memory[/\\]"
+)
 _OUTCOMES = frozenset({"test_or_assertion", "build_lint_compile", "runtime_exception"})
 _REFUSED = frozenset({"policy_block", "permission_auth"})
 
@@ -251,8 +255,6 @@ def _can_be_won(goal: Json, item: Finding, call: Event | None, resolver: Event |
         return call.tool_name != "write" or _name(goal["path"]) in shown
     if kind == "path":
         return _was_guessed(goal, call, resolver, turns[0]["text"].replace("\\", "/"))
-    if resolver is None:
-        return False
     if kind == "change":
         hunks = read_edits(given) or [hunk for patch in read_patch(given) for hunk in patch.hunks]
         lines = [line.strip() for hunk in hunks for line in hunk.old.split("\n")]
@@ -267,9 +269,8 @@ def _was_guessed(goal: Json, call: Event, resolver: Event | None, request: str) 
     """Whether a call takes a path for granted that nobody had named, and another call was right."""
     path, name = goal["path"], _name(goal["path"])
     tail = "/".join(re.split(r"[/\\]", path.strip("'\""))[-2:])
-    if _NO_FILE.search(path) or (goal["shown"] and not resolver):
-        return False
-    if tail in request or (name in request and not goal["shown"]):
+    is_named = tail in request or (name in request and not goal["shown"])
+    if is_named or _NO_FILE.search(path) or (goal["shown"] and not resolver):
         return False
     stages = [stage for one in parse_once(_find_command(call)) for stage in one.stages]
     # Others look whether something is there, or look in several places.
@@ -325,8 +326,7 @@ def _find_resolver(
     events: Sequence[Event], matched: Mapping[int, int], item: Finding, call: Event, goal: Json, failed: Container[int]
 ) -> Event | None:
     """Return the first of the next calls that worked and does what the goal says, or the same call if it does."""
-    kind, wanted = goal["kind"], goal.get("path", "")
-    own = decode_arguments(call)
+    kind, wanted, own = goal["kind"], goal.get("path", ""), decode_arguments(call)
     told = changed_words(own) if read_edits(own) or read_patch(own) else None
     for event in events[item["event_index"] + 1 : max(item["event_index"] + MOST_AFTER, item["resolved_at"] or 0)]:
         if event.kind == "user":

@@ -126,6 +126,8 @@ GUESS = [call("read", "g", path="docs/plan.md"), result("read", MISSING.format("
         (REQUEST, bash("cat docs/a.md", "cat: docs/a.md: No such file or directory", True, "b"), ["path"]),
         (REQUEST, bash("cat docs/a.md || true", "cat: docs/a.md: No such file or directory", True, "b"), []),
         (REQUEST, bash("ls docs/a.md", "ls: docs/a.md: No such file or directory", True, "b"), []),
+        # The harness, which no session records, may have named it.
+        (REQUEST, bash("cat memory/MEMORY.md", "cat: memory/MEMORY.md: No such file or directory", True, "b"), []),
         # A missing program is found out by calling it.
         (REQUEST, bash("jq . a.json", "bash: line 1: jq: command not found", True, "b"), []),
         # The text to edit is in the prompt, was trimmed from it, was never shown.

@@ -348,9 +348,8 @@ def _words(text: str) -> set[str]:
 
 def _rest(call: Call | None, step: Step) -> Words:
     """Return what a command line is about, without what is missing and without options."""
-    missing = {step.goal.get("path"), step.path}
     words = [word for stage in _stages(call) for word in (stage.program, *stage.arguments)]
-    common = _NAVIGATES | _LOOKERS | missing
+    common = _NAVIGATES | _LOOKERS | {step.goal.get("path"), step.path}
     return Counter(word for word in words if word not in common and not word.startswith("-"))
 
 
