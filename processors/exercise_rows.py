@@ -16,13 +16,12 @@ from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten
 from pimono_sdpo.text import shorten_at_paragraphs as cut
 from pimono_sdpo.traces.harness import find_harness, pi
-from processors.exercises import ARGUMENT_CHARS, RESULT_CHARS
+from processors.exercises import ARGUMENT_CHARS, PLAN_CHARS, RESULT_CHARS
 from processors.redact import redact_json
 from processors.rollouts.conversation import PROMPTS, dump_json
 from processors.rows import PROMPT_CHARS, write_row, write_workspace
 
 Json = dict[str, Any]
-PLAN_CHARS = 1200
 
 
 def write_exercise(row: Row, resolving_call: bool) -> dict[str, Any]:
@@ -45,7 +44,6 @@ def write_exercise(row: Row, resolving_call: bool) -> dict[str, Any]:
         "failed_call": failed and {"tool": failed["name"], "command": row["findings"][0]["target"], **failed},
         "resolved_call": exercise["resolved_call"],
         "paths": exercise["paths"],
-        "programs": exercise["programs"],
         "workspace": write_workspace(row),
     }
     if harness.tools and harness.tools is not pi.TOOLS:

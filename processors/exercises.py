@@ -6,36 +6,44 @@ there (`rewards.verifiers.next_call`). What went wrong, and what resolved it, is
 reads   session_id, source, trace, bytes_not_utf8
 writes  one row per failed call or correction
 drops   no_call (no call of the agent failed), refused (the user, a hook or a sandbox stopped the
-        call), not_decidable (a test, a build or a service failed, or nothing recorded tells what
-        the call was for)
+        call), not_decidable (a test, a build or a service failed, a program is missing, looking was
+        right, the prompt lacks what a right call needs, or nothing recorded tells what that is)
 
 `goal` of the `verifier_spec` says what a call at this step should do, by `kind`:
 
 change      make the change of the failed edit or write, on `path`
 read        read `path`, which the harness wants before it is changed
-path        find or use what was looked for under the missing `path`; `shown` if its name was
-            in the conversation
+path        find or use what was looked for under the missing `path`; `shown` if a result had
+            named it
 folder      look into the folder `path`, which was taken for a file
-program     do the same without the missing `program`
 call        make the same call with arguments that fit its schema
 correction  nothing that could be decided (only with --corrections)
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from datasets import Features, Value
 
-from pimono_sdpo.replay.calls import decode_arguments, find_path, find_text, is_veto, read_edits, read_patch
+from pimono_sdpo.replay.calls import (
+    changed_words,
+    decode_arguments,
+    find_path,
+    find_text,
+    is_veto,
+    overlap,
+    read_edits,
+    read_patch,
+)
 from pimono_sdpo.replay.commands import parse_once
-from pimono_sdpo.replay.initial_state import Beginnings, Known
+from pimono_sdpo.replay.initial_state import Beginnings
 from pimono_sdpo.schema import EVIDENCE, Finding
-from pimono_sdpo.shell import Stage
 from pimono_sdpo.stage import FlatMap, Row
-from pimono_sdpo.traces.events import Event
+from pimono_sdpo.text import shorten
+from pimono_sdpo.traces.events import Event, has_failed
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import read_trace
 from processors.corrections import Judge
@@ -60,19 +68,14 @@ TOKEN_CHARS = 4
 # Of one result or one text among the arguments of an earlier call.
 RESULT_CHARS, ARGUMENT_CHARS, PLAN_CHARS = 3000, 600, 1200
 FILE_CHARS = 30_000
-MOST_PATHS, MOST_PROGRAMS, MOST_AFTER = 300, 60, 20
+MOST_PATHS, MOST_AFTER = 300, 20
 # Words of a command that looks at one place: a pattern, and the place.
 MOST_WORDS = 2
-# Of the words of two commands that do the same.
-MIN_SHARED = 0.6
-# So many calls show which arguments a tool always needs.
-ENOUGH_CALLS = 5
+# Of the words of two changes of which the later one is meant to replace the earlier one.
+MIN_ALIKE = 0.3
 _CHANGES = frozenset({"edit", "write", "multi_edit"})
 _UNREAD = re.compile(r"not been read yet|modified since|[Rr]ead (?:it|the file) (?:first|again)|must read")
 _IS_FOLDER = re.compile(r"EISDIR|[Ii]s a directory")
-_NO_PROGRAM = re.compile(
-    r"(?:^|: )(?:command not found: (\S{1,40})|([\w.+-]{1,40}): (?:command )?not found)\s*$", re.MULTILINE
-)
 _NO_PATH = re.compile(
     r"(?:access|open|stat|read) ?['\"\u2018]?([^'\"\u2019\n]{1,300})['\"\u2019]?: No such file"
     r"|no such file or directory(?:, \w+)?:? '?([^'\n]{1,300})'?"
@@ -81,8 +84,10 @@ _NO_PATH = re.compile(
     re.IGNORECASE,
 )
 # Programs that are given a file because it is thought to be there.
-_USES = frozenset("cat head tail sed cd source bash sh node python python3 cp mv rg grep".split())
-_PICTURE = re.compile(r"\.(?:png|jpe?g|gif|webp|pdf)$", re.IGNORECASE)
+_USES = frozenset("cat head tail sed cd source bash sh node python python3".split())
+# What expects that a call may fail.
+_HEDGES = re.compile(r"\|\||/dev/null")
+_NO_FILE = re.compile(r"[\n<>{}|]|\A[^A-Za-z]*\Z|\.(?:png|jpe?g|gif|webp|pdf)$", re.IGNORECASE)
 _OUTCOMES = frozenset({"test_or_assertion", "build_lint_compile", "runtime_exception"})
 _REFUSED = frozenset({"policy_block", "permission_auth"})
 
@@ -110,6 +115,7 @@ def gather_exercises(
     wanted: list[tuple[int, Event | None, Finding | None]] = [
         (number, *one) for number, one in enumerate(found) if corrections or one[1]["kind"] == "failure"
     ]
+    failed = {item["event_index"] for _, item in found if item["kind"] == "failure"}
     made: list[dict[str, Any]] = []
     before = 0
     for number, request, item in wanted or [(0, None, None)]:
@@ -123,30 +129,35 @@ def gather_exercises(
             call = events[begin] if item["kind"] == "failure" else _find_last_change(events, item)
             prompt = spell_out(request, events)
             goal = _find_goal(item, call)
-            resolver = events[called[item["resolved_at"]]] if item["resolved_at"] else None
             if isinstance(goal, str):
                 problem = goal
             else:
                 path = str(goal.get("path", ""))
-                if call and (resolver is None or goal["kind"] == "read"):
-                    resolver = _find_resolver(events, matched, item, call, goal)
+                is_failure, resolver = item["kind"] == "failure", None
+                if call and is_failure:
+                    resolver = _find_resolver(events, matched, item, call, goal, failed)
+                    item = _hide_resolver(item, resolver, matched)
+                turns = _list_turns(events, matched, request, begin, prompt_chars)
                 known = files.known_at(begin, item["event_index"], path, FILE_CHARS)
-                if not _can_be_won(goal, item, call, resolver, known):
-                    problem = "not_decidable"
+                results = [events[n] for call_at, n in matched.items() if call_at < begin and n < begin]
                 if goal["kind"] == "path":
-                    name = _name(path)
-                    shown = (e.text for e in events[:begin] if e.kind in {"tool_result", "user"})
-                    goal["shown"] = any(name in text for text in shown)
+                    goal["shown"] = any(_name(path) in one.text for one in results if not has_failed(one))
+                is_later = any(called.get(at, begin) < begin < at for at in failed - {item["event_index"]})
+                is_made = goal["kind"] == "path" and any(
+                    _makes(one, path) for one in events[begin + 1 :] if one.kind == "tool_call"
+                )
+                is_unfair = is_failure and (is_later or is_made)
+                if is_unfair or not _can_be_won(goal, item, call, resolver, turns):
+                    problem = "not_decidable"
                 exercise = {
                     "cwd": trace.cwd,
                     "tools": tools,
-                    "turns": _list_turns(events, matched, request, begin, prompt_chars),
-                    "plan": _find_plan(events, begin) if item["kind"] == "failure" else "",
+                    "turns": turns,
+                    "plan": _find_plan(events, matched, begin) if is_failure else "",
                     "goal": goal,
                     "failed_call": _describe_call(call),
                     "resolved_call": _describe_call(resolver),
                     "paths": files.nearest[:MOST_PATHS],
-                    "programs": _list_programs(events[:begin], matched, events),
                 }
         made.append(
             {
@@ -162,7 +173,8 @@ def gather_exercises(
                 # A slip is what an exercise is made of.
                 "findings": [{**item, "request": begin, "excuse": item["excuse"].replace("slip", "")}] if item else [],
                 "continued": bool(item and item["resolved_at"]),
-                "tools": [],
+                # Whether something else resolved it is not known.
+                "tools": [item["next"].partition(" ")[0]] if item else [],
                 "workspace": [one._asdict() for one in known],
                 "problem": problem,
                 "worth": 0.0,
@@ -214,13 +226,9 @@ def _find_goal(item: Finding, call: Event | None) -> Json | str:
             return "not_decidable"
         if path and _UNREAD.search(text):
             return {"kind": "read", "path": path}
-        is_readable = bool(patches or read_edits(given) or find_text(given, "content"))
         if path and "missing_file_or_command" in categories:
             return {"kind": "path", "path": path}
-        if len(patches) < 2 and (path or item["resolved_at"]):
-            can_compare = is_readable or item["resolved_at"] is not None
-            return {"kind": "change", "path": path} if can_compare else "not_decidable"
-        return "not_decidable"
+        return {"kind": "change", "path": path} if len(patches) < 2 else "not_decidable"
     if path and _IS_FOLDER.search(text):
         return {"kind": "folder", "path": path}
     if path and "missing_file_or_command" in categories:
@@ -228,33 +236,69 @@ def _find_goal(item: Finding, call: Event | None) -> Json | str:
     return {"kind": "call"} if "tool_schema_validation" in categories else "not_decidable"
 
 
-def _can_be_won(goal: Json, item: Finding, call: Event | None, resolver: Event | None, known: Sequence[Known]) -> bool:
-    """Whether the session tells of a call that does what the failed one was for."""
-    if goal["kind"] in {"correction", "read", "folder"}:
+def _can_be_won(goal: Json, item: Finding, call: Event | None, resolver: Event | None, turns: Sequence[Json]) -> bool:
+    """Whether the session tells of a better call, and the prompt shows what that call needs."""
+    kind = goal["kind"]
+    if kind in {"correction", "folder"}:
         return True
-    if call and resolver and resolver.arguments == call.arguments:
+    if call is None or (resolver and resolver.arguments == call.arguments) or _HEDGES.search(item["target"]):
         # The same call worked later: it was not what was wrong.
         return False
-    if goal["kind"] == "change":
-        return resolver is not None or bool(known)
-    if goal["kind"] == "program" and resolver:
-        stages = [stage for one in parse_once(_find_command(resolver)) for stage in one.stages]
-        return all(stage.program != goal["program"] for stage in stages)
-    if goal["kind"] == "path":
-        command = item["target"] if call and _find_command(call) else ""
-        if not re.search(r"[A-Za-z]", goal["path"]) or _PICTURE.search(goal["path"]):
-            return False
-        stages = [stage for one in parse_once(command) for stage in one.stages]
-        uses = [stage for stage in stages if goal["path"] in stage.arguments]
-        # Others look whether something is there, or look in several places.
-        return not command or any(
-            stage.program in _USES and (resolver or len(_list_words(stage)) <= MOST_WORDS) for stage in uses
-        )
-    return resolver is not None
+    shown = "\n".join(text for turn in turns for text in _list_texts(turn))
+    given = decode_arguments(resolver) if resolver else {}
+    if kind == "read":
+        # A file that is written may well be new.
+        return call.tool_name != "write" or _name(goal["path"]) in shown
+    if kind == "path":
+        return _was_guessed(goal, call, resolver, turns[0]["text"].replace("\\", "/"))
+    if resolver is None:
+        return False
+    if kind == "change":
+        hunks = read_edits(given) or [hunk for patch in read_patch(given) for hunk in patch.hunks]
+        lines = [line.strip() for hunk in hunks for line in hunk.old.split("\n")]
+        return any(lines) and all(line in shown for line in lines)
+    name = re.escape(_name(find_path(given)))
+    # That a file is long is known where something told its size.
+    is_told = re.search(rf"\d{{3}}.*{name}|{name}.*\d{{3}}|\d[KM].*{name}", shown)
+    return bool(name) and (call.tool_name != "read" or bool(is_told))
 
 
-def _list_words(stage: Stage) -> list[str]:
-    return [word for word in stage.arguments if not word.startswith("-")]
+def _was_guessed(goal: Json, call: Event, resolver: Event | None, request: str) -> bool:
+    """Whether a call takes a path for granted that nobody had named, and another call was right."""
+    path, name = goal["path"], _name(goal["path"])
+    tail = "/".join(re.split(r"[/\\]", path.strip("'\""))[-2:])
+    if _NO_FILE.search(path) or (goal["shown"] and not resolver):
+        return False
+    if tail in request or (name in request and not goal["shown"]):
+        return False
+    stages = [stage for one in parse_once(_find_command(call)) for stage in one.stages]
+    # Others look whether something is there, or look in several places.
+    return call.tool_name in _CHANGES | {"read"} or any(
+        stage.program in _USES
+        and path in stage.arguments
+        and (resolver or sum(not word.startswith("-") for word in stage.arguments) <= MOST_WORDS)
+        for stage in stages
+    )
+
+
+def _makes(event: Event, path: str) -> bool:
+    """Whether a call makes a file that was missing before."""
+    given = decode_arguments(event)
+    made = [find_path(given)] if event.tool_name == "write" else [patch.path for patch in read_patch(given)]
+    made += [one for line in parse_once(_find_command(event)) for stage in line.stages for one in stage.targets]
+    return any(_is_same(path, one) for one in made)
+
+
+def _is_same(path: str, other: str) -> bool:
+    """Whether two paths may be of one file, one of them below a folder that is not told."""
+    return bool(path and other) and (path == other or path.endswith(f"/{other}") or other.endswith(f"/{path}"))
+
+
+def _list_texts(turn: Json) -> list[str]:
+    """Return the texts of a turn as the prompt shows them."""
+    given = turn["call"]["args"].values() if "call" in turn else ()
+    texts = [shorten(one, ARGUMENT_CHARS) for one in given if isinstance(one, str)]
+    return [*texts, shorten(turn["result" if "call" in turn else "text"], RESULT_CHARS)]
 
 
 def _find_command(call: Event) -> str:
@@ -266,10 +310,6 @@ def _find_command_goal(item: Finding) -> Json | str:
     if "missing_file_or_command" not in item["categories"] or _OUTCOMES & {*item["categories"]}:
         return "refused" if _REFUSED & {*item["categories"]} else "not_decidable"
     text = item["text"][-4000:]
-    if found := _NO_PROGRAM.search(text):
-        program = found[1] or found[2]
-        if re.search(rf"(?<![\w./-]){re.escape(program)}(?![\w./-])", item["target"]):
-            return {"kind": "program", "program": program}
     for match in _NO_PATH.finditer(text):
         path = next(filter(None, match.groups()), "").strip()
         if path and path in item["target"] and re.search(r"\w", path):
@@ -282,51 +322,57 @@ def _describe_call(call: Event | None) -> Json | None:
 
 
 def _find_resolver(
-    events: Sequence[Event], matched: Mapping[int, int], item: Finding, call: Event, goal: Json
+    events: Sequence[Event], matched: Mapping[int, int], item: Finding, call: Event, goal: Json, failed: Container[int]
 ) -> Event | None:
-    """Return the first of the next calls that worked and does what the goal says."""
-    words = set(item["target"].split())
-    for event in events[item["event_index"] : item["event_index"] + MOST_AFTER]:
+    """Return the first of the next calls that worked and does what the goal says, or the same call if it does."""
+    kind, wanted = goal["kind"], goal.get("path", "")
+    own = decode_arguments(call)
+    told = changed_words(own) if read_edits(own) or read_patch(own) else None
+    for event in events[item["event_index"] + 1 : max(item["event_index"] + MOST_AFTER, item["resolved_at"] or 0)]:
         if event.kind == "user":
             return None
         result = matched.get(event.index)
-        if event.kind != "tool_call" or not result or events[result].is_error:
+        if event.kind != "tool_call" or not result or result in failed or has_failed(events[result]):
             continue
-        path, command = find_path(decode_arguments(event)), _find_command(event)
-        if goal["kind"] == "read" and (event.tool_name, path) == ("read", goal["path"]):
+        given, command = decode_arguments(event), _find_command(event)
+        paths = [patch.path for patch in read_patch(given) if patch.kind != "Delete"] or [find_path(given)]
+        if (event.tool_name, given) == (call.tool_name, own):
             return event
-        if goal["kind"] == "path":
-            named = [path, *command.split()]
-            if any(_name(one) == _name(goal["path"]) != one for one in named if one != goal["path"]):
-                return event
-        if goal["kind"] == "program" and goal["program"] not in command.split():
-            shared = words & {*command.split()}
-            if 2 * len(shared) >= MIN_SHARED * (len(words) + len({*command.split()})):
-                return event
+        used = [w for one in parse_once(command) for s in one.stages if s.program in _USES for w in s.arguments]
+        is_it = any(_is_same(one, wanted) for one in paths)
+        is_change = event.tool_name in _CHANGES
+        does = {
+            "read": is_it and event.tool_name == "read",
+            "change": is_change
+            and (is_it or not wanted)
+            and (not told or overlap(told, changed_words(given)) >= MIN_ALIKE),
+            "path": is_change == (call.tool_name in _CHANGES)
+            and any(_name(one) == _name(wanted) and not _is_same(one, wanted) for one in (*paths, *used)),
+            "folder": any(f"/{wanted.strip('/')}/" in f"/{one}/" for one in (*paths, *command.split())),
+            "call": event.tool_name == call.tool_name and find_path(given) == find_path(own),
+        }
+        if does[kind]:
+            return event
     return None
+
+
+def _hide_resolver(item: Finding, resolver: Event | None, matched: Mapping[int, int]) -> Finding:
+    """Say what resolved a failure, without the call that did."""
+    at, by, tool = (matched[resolver.index], item["resolved_by"], resolver.tool_name) if resolver else (None, "", "")
+    is_other = at == item["resolved_at"] and not by.startswith(tool)
+    return {**item, "resolved_at": at, "resolved_by": by if is_other or not at else f"another call of {tool}"}
 
 
 def _name(path: str) -> str:
     return re.split(r"[/\\]", path.rstrip("/\\").strip("'\""))[-1]
 
 
-def _list_programs(before: Sequence[Event], matched: Mapping[int, int], events: Sequence[Event]) -> list[str]:
-    """Return the programs of the last commands that worked before a step."""
-    found: dict[str, None] = {}
-    for event in reversed(before):
-        result = events[matched[event.index]] if event.index in matched else None
-        if event.kind == "tool_call" and result and not result.is_error:
-            for pipeline in parse_once(_find_command(event)):
-                found |= dict.fromkeys(stage.program for stage in pipeline.stages)
-        if len(found) >= MOST_PROGRAMS:
-            break
-    return sorted(found)
-
-
-def _find_plan(events: Sequence[Event], begin: int) -> str:
+def _find_plan(events: Sequence[Event], matched: Mapping[int, int], begin: int) -> str:
     """Return what the agent said right before the call that failed."""
     said: list[str] = []
     for event in reversed(events[:begin]):
+        if matched.get(event.index, 0) > begin:
+            continue
         if event.kind == "assistant" and event.on_active_branch and event.text.strip():
             said.append(event.text.strip())
         elif event.kind in {"user", "tool_call", "tool_result"}:
@@ -339,7 +385,7 @@ def _list_tools(events: Sequence[Event], matched: Mapping[int, int], name: str) 
     steps = [
         {
             "kind": "tool_call",
-            "ok": not events[matched[event.index]].is_error,
+            "ok": not has_failed(events[matched[event.index]]),
             "name": event.tool_name,
             "args": decode_arguments(event),
         }
@@ -355,7 +401,7 @@ def _list_tools(events: Sequence[Event], matched: Mapping[int, int], name: str) 
         # Harnesses that write the same format may have tools of their own.
         if schemas and all(any(_fits(step, schema) for schema in schemas) for step in worked):
             function |= {"parameters": schemas[-1], "known": True}
-        elif len(worked) < ENOUGH_CALLS:
+        else:
             function["parameters"]["required"] = []
         tools.append(tool)
     return tools
@@ -386,7 +432,8 @@ def _list_turns(
         if event.kind == "user" and event.text.strip():
             turns.append({"text": strip_wrapper(event.text)})
             left -= min(len(event.text), RESULT_CHARS)
-        elif event.kind == "tool_call" and event.index in matched:
+        # The agent had not yet seen the results of calls of the same turn.
+        elif event.kind == "tool_call" and event.index < matched.get(event.index, 0) < begin:
             result = events[matched[event.index]].text
             turns.append({"call": _describe_call(event), "result": result})
             left -= min(len(result), RESULT_CHARS) + min(len(event.arguments), ARGUMENT_CHARS)

@@ -9,7 +9,6 @@ from pimono_sdpo.replay.calls import (
     decode_arguments,
     find_path,
     find_text,
-    has_failed,
     is_invalid,
     is_veto,
     read_edits,
@@ -17,7 +16,7 @@ from pimono_sdpo.replay.calls import (
 )
 from pimono_sdpo.replay.files import Edit, Outcome
 from pimono_sdpo.replay.workspace import Workspace
-from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.events import Event, has_failed
 from pimono_sdpo.traces.harness import pi
 from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal

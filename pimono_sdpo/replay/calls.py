@@ -5,6 +5,7 @@ A patch of Codex names files and runs of lines, each looked up after the one bef
 """
 
 import re
+from collections import Counter
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -51,18 +52,12 @@ _VETO = re.compile(
     r"|User (?:cancelled|declined|denied)|Permission to use)",
     re.IGNORECASE,
 )
-_ERROR_STATUS = re.compile(r'\s*\{\s*"status":\s*"error"')
 _HEADER = re.compile(r"\*\*\* (Add|Update|Delete) File: (.+)")
 
 
 def is_veto(text: str) -> bool:
     """Whether an extension, a hook or a queue stopped a call, whatever it would have done."""
     return bool(_VETO.match(text))
-
-
-def has_failed(result: Event) -> bool:
-    """Whether a call ended with an error, also where only its text says so."""
-    return bool(result.is_error) or bool(_ERROR_STATUS.match(result.text))
 
 
 class Patch(NamedTuple):
@@ -231,3 +226,31 @@ def _split_runs(lines: list[str]) -> list[str]:
     cuts = [-1, *sorted(gaps), len(lines)]
     runs = [lines[start + 1 : stop] for start, stop in pairwise(cuts)]
     return ["\n".join(run) for run in runs if any(run)]
+
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+Words = Counter[str]
+
+
+def changed_words(given: dict[str, Any]) -> Words:
+    """Return the words that a call takes out (-) and puts in (+), or those of its arguments."""
+    edits = read_edits(given) or [hunk for patch in read_patch(given) for hunk in patch.hunks]
+    if not edits:
+        return count_words(" ".join(map(str, given.values())))
+    words: Words = Counter()
+    for edit in edits:
+        old, new = count_words(edit.old), count_words(edit.new)
+        words.update({f"-{word}": count for word, count in (old - new).items()})
+        words.update({f"+{word}": count for word, count in (new - old).items()})
+    return words or count_words("\n".join(edit.new for edit in edits))
+
+
+def count_words(text: object) -> Words:
+    """Count the words and signs of a text."""
+    return Counter(_WORD.findall(str(text)))
+
+
+def overlap(one: Words, other: Words) -> float:
+    """Return the F1 of two bags of words."""
+    total = one.total() + other.total()
+    return 2 * (one & other).total() / total if total else 0.0

@@ -14,7 +14,7 @@ from pimono_sdpo.replay.calls import decode_arguments, find_path, find_text, par
 from pimono_sdpo.replay.commands import find_changes, find_shown_file
 from pimono_sdpo.replay.files import File
 from pimono_sdpo.replay.workspace import MIN_LINE, TRUNCATED, Workspace, is_read_only, learn_shown
-from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.events import Event, has_failed
 from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
 
@@ -123,7 +123,7 @@ class Beginnings:
             path = _find_file(event, given)
             path = workspace.absolute(path) if path else ""
             may_have_changed = path in changed or path.endswith(tails) or any(f"{tail}/" in path for tail in tails)
-            has_worked = result and not result.is_error and not is_refusal(result.text)
+            has_worked = result and not has_failed(result) and not is_refusal(result.text)
             shows = event.tool_name != "write" and event.on_active_branch and bool(path)
             if result and shows and has_worked and not may_have_changed:
                 seen.setdefault(path, []).append((event, given, result))

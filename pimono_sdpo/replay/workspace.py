@@ -19,7 +19,6 @@ from pimono_sdpo.replay.calls import (
     decode_arguments,
     find_path,
     find_text,
-    has_failed,
     is_invalid,
     is_veto,
     parse_read,
@@ -35,7 +34,7 @@ from pimono_sdpo.replay.commands import (
     find_written,
 )
 from pimono_sdpo.replay.files import File, Outcome, normalise_line_ends
-from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.events import Event, has_failed
 from pimono_sdpo.traces.harness import HARNESSES, pi
 from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
@@ -223,7 +222,7 @@ class Workspace:
             self.ran(command, result)
             self.cwd = cwd
         elif call.tool_name == "read" and path:
-            if not result.is_error:
+            if not has_failed(result):
                 self._read(path, given, result.text)
         elif call.tool_name == "write" and path and isinstance(given.get("content"), str):
             if result.is_error:

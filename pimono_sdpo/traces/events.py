@@ -9,6 +9,7 @@ Kind = Literal[
     "user", "assistant", "tool_call", "tool_result", "bash", "custom_message", "compaction", "branch_summary", "other"
 ]
 
+_ERROR_STATUS = re.compile(r'\s*\{\s*"status":\s*"error"')
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
@@ -39,6 +40,11 @@ class Event(msgspec.Struct, gc=False):
     kept_from: int | None = None
     is_veto: bool = False
     is_nudge: bool = False
+
+
+def has_failed(result: Event) -> bool:
+    """Whether a call ended with an error, also where only its text says so."""
+    return bool(result.is_error) or bool(_ERROR_STATUS.match(result.text))
 
 
 def decode_json(text: str) -> Any:

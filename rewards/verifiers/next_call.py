@@ -28,7 +28,16 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from pimono_sdpo.replay.calls import find_path, find_text, read_edits, read_patch
+from pimono_sdpo.replay.calls import (
+    Words,
+    changed_words,
+    count_words,
+    find_path,
+    find_text,
+    overlap,
+    read_edits,
+    read_patch,
+)
 from pimono_sdpo.replay.workspace import Workspace, load_workspace
 from pimono_sdpo.shell import Stage, parse_command
 from rewards.verifiers import replay, tool_calls
@@ -40,19 +49,14 @@ INVALID, UNRELATED, MISSING, BREAKS, OTHER, LOOKS = 0.1, 0.1, 0.1, 0.3, 0.4, 0.5
 # F1 of the words of two changes, and of two command lines, which are shorter.
 ALIKE, SAME_WORDS = 0.5, 0.7
 _NO_WORD = re.compile(r"['\"\\]|\d?&?>>?\s*(?:&\d|/dev/null)")
-_WORD = re.compile(r"\w+|[^\w\s]")
-_LOOKERS = frozenset("ls find fd rg grep egrep tree cat head tail sed wc stat file awk less nl git bat".split())
-_NAVIGATES = frozenset("cd pushd export set source true : echo printf sleep".split())
-# Programs of POSIX and the shell, which no machine with a shell lacks.
-_STANDARD = (
-    _LOOKERS - {"fd", "rg", "tree", "git", "bat"}
-    | _NAVIGATES
-    | set("cp mv rm mkdir touch sort uniq cut tr xargs command type test pwd env dirname".split())
+_LOOKERS = frozenset(
+    "ls find fd rg grep egrep tree cat head tail sed wc stat file awk less nl git bat"
+    " dir Get-Content Get-ChildItem Select-String".split()
 )
-_LOOK_UP = frozenset({"which", "type", "command", "ls", "find", "whereis"})
+# Arguments that do not say what a call is for.
+_FREE = frozenset("offset description workdir timeout replace_all max_output_tokens yield_time_ms".split())
+_NAVIGATES = frozenset("cd pushd export set source true : echo printf sleep".split())
 _CHANGES = frozenset({"edit", "write", "multi_edit", "apply_patch"})
-_VERSION = "0123456789."
-Words = Counter[str]
 
 
 class Step:
@@ -62,7 +66,7 @@ class Step:
         self.spec, self.completion = spec, completion
         if not spec.get("goal"):
             nothing = dict.fromkeys(("failed_call", "resolved_call", "workspace"))
-            spec = {**nothing, "paths": [], "programs": [], **spec, "goal": {"kind": ""}}
+            spec = {**nothing, "paths": [], **spec, "goal": {"kind": ""}}
         try:
             self.goal: dict[str, Any] = spec["goal"]
             self.kind: str = self.goal["kind"]
@@ -75,12 +79,14 @@ class Step:
             ]
             self.failed = self.references[0] if recorded[0] else None
             self.paths = {self.absolute(path) for path in spec["paths"]} | set(self.workspace.files)
-            self.programs = _STANDARD | {*spec["programs"]}
         except (KeyError, TypeError, AttributeError) as found:
             raise BadSpec(f"the row is not of `filter --unit step` ({found!r})") from found
-        self.folders = {parent for path in self.paths for parent in _parents(path)}
         goal = str(self.goal.get("path") or "")
         self.path = self.absolute(_inside(_find_folder(self.failed), goal)) if goal else ""
+        # What the call that worked names is there, whether it was shown or not.
+        self.resolved = {self.absolute(path) for one in self.references[1:] for path in _paths(one, self)}
+        self.paths |= self.resolved
+        self.folders = {parent for path in self.paths for parent in _parents(path)}
 
     def absolute(self, path: str) -> str:
         """Return a path as the files are known by it."""
@@ -131,7 +137,8 @@ def _unknown() -> VerifierResult:
 def _change(call: Call, step: Step) -> VerifierResult:
     """Judge what is done where an edit or a write of a file failed."""
     if call.name not in _CHANGES:
-        return _look(call, step)
+        targets = {step.absolute(target) for stage in _stages(call) for target in stage.targets}
+        return _unknown() if step.path in targets else _look(call, step)
     names = [patch.path for patch in read_patch(call.arguments)] or [find_path(call.arguments)]
     if step.path and step.path not in map(step.absolute, names):
         return _fail(f"The file to change is {step.goal['path']}.", UNRELATED)
@@ -164,22 +171,23 @@ def _path(call: Call, step: Step) -> VerifierResult:
     if how := _searches(call, step, name):
         is_best = how == "by name" and not step.goal.get("shown")
         return passed(NAME) if is_best else _fail("Use what this finds.", LOOKS)
-    writes = {"cp", "mv", "tee", "touch"} & {stage.program for stage in _stages(step.failed)}
-    made = [w for stage in _stages(call) if stage.program == "mkdir" for w in stage.arguments]
-    if writes and {step.path, *_parents(step.path)} & set(map(step.absolute, made)):
-        is_all = _overlap(_rest(call, step), _rest(step.failed, step)) >= SAME_WORDS
-        return passed(NAME) if is_all else _fail("Now do the rest.", LOOKS)
     if any(step.exists(one) is False for one in named):
         return _fail(f"{step.goal['path']} does not exist.", MISSING)
-    resolved = {step.absolute(one) for ref in step.references[1:] for one in _paths(ref, step)}
-    aims = [one for one in named if _stem(step.absolute(one)) == name or step.absolute(one) in resolved]
+    # Of the same name, or with another ending in the same folder.
+    alike = [one for one in named if _stem(step.absolute(one)) == name]
+    ours = {str(PurePosixPath(step.path).parent), PurePosixPath(step.path).suffix}
+    aims = [one for one in alike if ours & {str(PurePosixPath(step.absolute(one)).parent), PurePosixPath(one).suffix}]
+    aims += [one for one in named if step.absolute(one) in step.resolved]
+    runs = {stage.program for stage in _stages(call)} - _LOOKERS - _NAVIGATES
+    if aims and runs - {stage.program for one in step.references for stage in _stages(one)}:
+        return _fail(f"{step.goal['path']} was to be looked at.", UNRELATED)
     if is_change and aims:
         if (applied := step.replayed()).status == "failed":
             return applied
         if call.name not in _CHANGES or not _is_wanted(call, step):
             return _fail("Now make the change.", LOOKS if call.name == "read" else UNRELATED)
     rest = _rest(step.failed, step)
-    is_same = rest.total() >= 2 and _overlap(_rest(call, step), rest) >= SAME_WORDS
+    is_same = rest.total() >= 2 and overlap(_rest(call, step), rest) >= SAME_WORDS
     if aims or is_same:
         return passed(NAME) if all(map(step.exists, aims or named)) else _unknown()
     return _fail(f"This has nothing to do with {step.goal['path']}.", UNRELATED)
@@ -195,39 +203,29 @@ def _folder(call: Call, step: Step) -> VerifierResult:
     return _fail(f"This does not look into {step.goal['path']}.", UNRELATED)
 
 
-def _program(call: Call, step: Step) -> VerifierResult:
-    """Judge what is done where a program did not exist."""
-    missing = step.goal["program"]
-    programs = {stage.program for stage in _stages(call)}
-    if missing in programs:
-        return _fail(f"{missing}: command not found", MISSING)
-    if programs & _LOOK_UP and missing in _words(str(call.arguments)):
-        return _fail(f"Use what this says of {missing}.", LOOKS)
-    if max(_overlap(_rest(call, step), _rest(one, step)) for one in step.references) < SAME_WORDS:
-        return _fail(f"This does not do what {missing} was to do.", UNRELATED)
-    resolved = {stage.program for one in step.references[1:] for stage in _stages(one)}
-    # Another version of it, or what searches as it does.
-    alike = resolved - _STANDARD | {name for name in programs if name.rstrip(_VERSION) == missing.rstrip(_VERSION)}
-    alike |= {"grep", "find", "rg", "fd"} if missing in {"rg", "ag", "ack", "fd"} else set()
-    if not programs & alike and programs <= _STANDARD:
-        return _fail(f"This does not do what {missing} was to do.", UNRELATED)
-    is_known = programs <= step.programs | resolved
-    return passed(NAME) if programs & alike and is_known else _unknown()
-
-
 def _call(call: Call, step: Step) -> VerifierResult:
     """Judge what is done where the arguments of a call did not fit."""
-    if all(call.name != one.name for one in step.references) or not _is_wanted(call, step):
-        return _fail("Make the call that was refused, with arguments that fit.", UNRELATED)
+    if all(call.name != one.name for one in step.references):
+        is_near = step.resolved & {step.absolute(one) for one in _paths(call, step)}
+        return _unknown() if is_near else _fail("Make the call that was refused, with arguments that fit.", UNRELATED)
     if len(step.references) == 1:
         return _unknown()
-    given, failed, resolved = call.arguments, *(one.arguments for one in step.references)
-    is_right = any(
-        _overlap(_bag(given.get(key)), _bag(resolved.get(key))) >= ALIKE
-        and failed.get(key) not in (resolved.get(key), given.get(key))
-        for key in {**failed, **resolved}
-    )
-    return passed(NAME) if is_right else _fail("The arguments that did not fit are there still.", UNRELATED)
+    given, before, right = call.arguments, *(one.arguments for one in step.references)
+    is_same = step.absolute(find_path(given)) == step.absolute(find_path(right))
+    if not is_same or (read_edits(right) and not _is_wanted(call, step)):
+        return _fail("Make the call that was refused, with arguments that fit.", UNRELATED)
+    changed = {key for key in {**before, **right} if before.get(key) != right.get(key)}
+    fits = [_fits(given.get(key), before.get(key), right.get(key)) for key in changed - _FREE or changed]
+    if all(fits):
+        return passed(NAME)
+    return _unknown() if None in fits else _fail("The arguments that did not fit are there still.", UNRELATED)
+
+
+def _fits(given: Any, before: Any, right: Any) -> bool | None:
+    """Whether an argument is put right, None for a number that may still be too large."""
+    if isinstance(right, int) and isinstance(given, int):
+        return (0 < given <= right) or None
+    return given != before and type(given) is type(right) and overlap(count_words(given), count_words(right)) >= ALIKE
 
 
 JUDGES: dict[str, Callable[[Call, Step], VerifierResult]] = {
@@ -235,7 +233,6 @@ JUDGES: dict[str, Callable[[Call, Step], VerifierResult]] = {
     "read": _read,
     "path": _path,
     "folder": _folder,
-    "program": _program,
     "call": _call,
 }
 
@@ -258,7 +255,7 @@ def _searches(call: Call, step: Step, name: str) -> str:
     if any(stage.program not in _LOOKERS | _NAVIGATES or stage.targets for stage in stages):
         return ""
     programs = {call.name, *(stage.program for stage in stages)}
-    lists = bool(programs & {"ls", "tree", "find", "fd", "glob"})
+    lists = bool(programs & {"ls", "tree", "find", "fd", "glob", "dir", "Get-ChildItem"})
     finds = lists or call.name == "grep" or bool(programs & {"rg", "git"})
     given = [word for stage in stages if stage.program in _LOOKERS for word in stage.arguments]
     given += [value for value in call.arguments.values() if isinstance(value, str) and not stages]
@@ -266,7 +263,9 @@ def _searches(call: Call, step: Step, name: str) -> str:
         return "by name"
     above = _parents(step.path)
     nearest = next((one for one in above if one in step.folders), "")
-    listed = {step.absolute(word) for word in given} & {*above[:1], nearest} if lists else set()
+    near = above[: above.index(nearest) + 1] if nearest else above[:1]
+    # A pattern lists the folder before it.
+    listed = {step.absolute(re.split(r"/?[*?]", word)[0] or ".") for word in given} & {*near} if lists else set()
     # Every step could list its workspace.
     return "workspace" if step.absolute(".") in listed else "by name" if listed else ""
 
@@ -277,7 +276,7 @@ def _does_nothing(call: Call) -> bool:
     if edits and all(edit.old == edit.new for edit in edits):
         return True
     is_command = bool(find_text(call.arguments, "command", "cmd"))
-    return is_command and all(stage.program in _NAVIGATES for stage in _stages(call))
+    return is_command and all(s.program in _NAVIGATES and {*s.targets} <= {"/dev/null"} for s in _stages(call))
 
 
 def _repeats(call: Call, before: Call, step: Step) -> bool:
@@ -349,43 +348,12 @@ def _words(text: str) -> set[str]:
 
 def _rest(call: Call | None, step: Step) -> Words:
     """Return what a command line is about, without what is missing and without options."""
-    missing = {step.goal.get("path"), step.goal.get("program"), step.path}
+    missing = {step.goal.get("path"), step.path}
     words = [word for stage in _stages(call) for word in (stage.program, *stage.arguments)]
-    common = _STANDARD | _LOOKERS | missing
+    common = _NAVIGATES | _LOOKERS | missing
     return Counter(word for word in words if word not in common and not word.startswith("-"))
 
 
 def _is_wanted(call: Call, step: Step) -> bool:
-    own = _wanted_words(call)
-    return any(_overlap(own, _wanted_words(one)) >= ALIKE for one in step.references)
-
-
-def _wanted_words(call: Call) -> Words:
-    """Return the words that a call takes out (-) and puts in (+), or those of its arguments."""
-    edits = read_edits(call.arguments) or [hunk for patch in read_patch(call.arguments) for hunk in patch.hunks]
-    if not edits:
-        return _bag(" ".join(_texts(call.arguments)))
-    words: Words = Counter()
-    for edit in edits:
-        old, new = _bag(edit.old), _bag(edit.new)
-        words.update({f"-{word}": count for word, count in (old - new).items()})
-        words.update({f"+{word}": count for word, count in (new - old).items()})
-    return words or _bag("\n".join(edit.new for edit in edits))
-
-
-def _bag(text: object) -> Words:
-    return Counter(_WORD.findall(str(text)))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _texts(one)
-    else:
-        yield str(value)
-
-
-def _overlap(one: Words, other: Words) -> float:
-    """Return the F1 of two bags of words."""
-    total = one.total() + other.total()
-    return 2 * (one & other).total() / total if total else 0.0
+    own = changed_words(call.arguments)
+    return any(overlap(own, changed_words(one.arguments)) >= ALIKE for one in step.references)

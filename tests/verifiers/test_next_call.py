@@ -64,8 +64,6 @@ WINS: list[tuple[str, Call]] = [
     ("path", bash("cat tests/unit/settings_test.py")),
     ("path", bash("find . -name 'settings_test*'")),
     ("path", bash("ls tests")),
-    ("program", bash("grep -rn settings_path src tests")),
-    ("program", bash("grep -n -r settings_path tests src | head -5")),
     ("folder", bash("ls src")),
     ("folder", read("src/app.py")),
 ]  # fmt: skip
@@ -79,11 +77,7 @@ def test_doing_what_was_wanted_wins(kind: str, call: Call) -> None:
     assert (result.status, result.score) == ("passed", 1.0), result.feedback
 
 
-HALF: list[tuple[str, Call]] = [
-    ("change", read("src/app.py")),
-    ("change", bash("sed -n '1,20p' src/app.py")),
-    ("program", bash("which rg")),
-]
+HALF: list[tuple[str, Call]] = [("change", read("src/app.py")), ("change", bash("sed -n '1,20p' src/app.py"))]
 
 
 @pytest.mark.parametrize(("kind", "call"), HALF)
@@ -91,7 +85,7 @@ def test_looking_at_what_it_is_about_is_worth_half(kind: str, call: Call) -> Non
     assert judge(kind, call).score == 0.5
 
 
-KINDS = ["change", "schema", "path", "program", "folder"]
+KINDS = ["change", "schema", "path", "folder"]
 EVERYWHERE: list[Call] = [
     bash("ls"), bash("ls -la"), bash("ls ."), bash("pwd"), bash("true"), bash(":"), bash("echo ok"),
     bash("git status"), bash("find ."), bash("cat"), bash("ls -R /"), bash("sleep 1"), bash(""),
@@ -119,13 +113,6 @@ CHEATS: list[tuple[str, Call]] = [
     ("path", read("src/app.py")),
     ("path", bash("echo tests/unit/settings_test.py")),
     ("path", bash("true # tests/unit/settings_test.py")),
-    ("program", bash("rg -n  settings_path src tests")),
-    ("program", bash("rg -n settings_path src tests || true")),
-    ("program", bash("true; rg -n settings_path src tests 2>/dev/null")),
-    ("program", bash("echo settings_path src tests")),
-    ("program", bash("grep nothing src tests")),
-    ("program", bash("ls src tests")),
-    ("program", bash("touch settings_path src tests")),
     ("folder", read("src")),
     ("folder", read("src/")),
     ("folder", bash("ls tests")),
@@ -180,11 +167,7 @@ def test_the_recorded_calls_are_told_apart() -> None:
 
 def test_what_the_session_does_not_tell_is_not_decided() -> None:
     rubric = rubric_of((), ("next_call",))
-    undecided = [
-        ("correction", edit(SAVE, 'open(path, "w")')),
-        ("path", read("lib/settings_test.py")),
-        ("program", bash("ag -rn settings_path src tests")),
-    ]
+    undecided = [("correction", edit(SAVE, 'open(path, "w")')), ("path", read("lib/settings_test.py"))]
     for kind, call in undecided:
         row = {"completion": write(call), "verifier_spec": json.dumps(specs()[kind])}
         scored = rescore(row, rubric)
@@ -235,3 +218,59 @@ def test_what_nothing_verifies_gets_the_smoke_test_and_is_no_success() -> None:
     assert 0 < prose < 1
     # Neither verified nor with terms: it moves nothing.
     assert reward(prompts=["a"], completions=[said], reward_terms=[None]) == [0.5]
+
+
+TOO_LONG = {
+    "tools": "pi",
+    "format": "json",
+    "goal": {"kind": "call"},
+    "failed_call": {"name": "read", "args": {"path": "a.log"}},
+    "resolved_call": {"name": "read", "args": {"path": "a.log", "offset": 40, "limit": 300}},
+    "paths": ["a.log"],
+    "workspace": {"cwd": "/w", "files": {}},
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "status"),
+    [
+        (("read", {"path": "a.log", "limit": 300}), "passed"),
+        (("read", {"path": "/w/a.log", "limit": 20, "offset": 9}), "passed"),
+        (("read", {"path": "a.log", "limit": 2000}), "skipped"),
+        (bash("head -c 900 a.log"), "skipped"),
+        (("read", {"path": "a.log", "offset": 1}), "failed"),
+        (("read", {"path": "a.log"}), "failed"),
+        (("read", {"path": "b.log", "limit": 20}), "failed"),
+        (bash("head b.log"), "failed"),
+    ],
+)
+def test_free_arguments_do_not_decide_and_the_one_at_fault_does(call: Call, status: str) -> None:
+    assert verify(write(call), TOO_LONG).status == status
+
+
+ELSEWHERE = {
+    **TOO_LONG,
+    "goal": {"kind": "path", "path": "/w/lib/server/index.js", "shown": True},
+    "failed_call": {"name": "bash", "args": {"command": "sed -n 1,9p /w/lib/server/index.js"}},
+    "resolved_call": {"name": "bash", "args": {"command": "sed -n 1,9p /w/dist/server/index.js"}},
+    "paths": ["/w/tool/build/index.js", "/w/lib/client.js"],
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "score"),
+    [
+        ("sed -n 1,9p dist/server/index.js", 1.0),
+        ("cat tool/build/index.js", 1.0),
+        ("Get-ChildItem lib/server", 0.5),
+        ("ls lib", 0.5),
+        ("node tool/build/index.js", 0.1),
+        ("cat other/index.js", None),
+    ],
+)
+def test_a_missing_path_is_looked_at_and_not_run(command: str, score: float | None) -> None:
+    assert verify(write(bash(command)), ELSEWHERE).score == score
+
+
+def test_what_is_appended_to_the_file_to_change_is_not_judged() -> None:
+    assert judge("change", bash("echo x >> src/app.py")).status == "skipped"
