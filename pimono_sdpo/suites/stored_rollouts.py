@@ -21,8 +21,7 @@ from pimono_sdpo.errors import SourceError
 from pimono_sdpo.runs.parquet import link_or_copy, read_rows
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.suites.suite import NAME, TaskRow, load_suite
-from pimono_sdpo.traces.harness.simple import ROLLOUT_COLUMNS as SESSION_COLUMNS
-from pimono_sdpo.traces.harness.simple import encode_session
+from pimono_sdpo.traces.harness.simple import ROLLOUT_COLUMNS, encode_session
 
 NEEDED = ("run_id", "task_id", "messages", "steps", "protocol", "tests_ok")
 ROLLOUTS = "rollouts"
@@ -99,5 +98,5 @@ def write_shards(files: Sequence[Path], finished: Path, split: str = "train", se
         if sessions:
             folder = finished / "sessions" / f"{number:05}"
             folder.mkdir(parents=True)
-            for row in read_rows([file], SESSION_COLUMNS):
+            for row in read_rows([file], ROLLOUT_COLUMNS):
                 (folder / f"{row['run_id']}.jsonl").write_bytes(encode_session(row))

@@ -17,13 +17,12 @@ import pyarrow.compute as pc
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.schema import SESSION
 from pimono_sdpo.text import replace_surrogates
-from pimono_sdpo.traces.harness import simple
+from pimono_sdpo.traces.harness.simple import ROLLOUT_COLUMNS, encode_session, name_harness
 
 Layout = Literal["traces_list", "trace_list", "trace_text", "jsonl", "rollouts"]
 
 NAME_COLUMNS = ("source", "file_path", "file_name")
 READ_COLUMNS = ("harness", "session_id", "traces", "trace", *NAME_COLUMNS)
-ROLLOUT_COLUMNS = frozenset(simple.ROLLOUT_COLUMNS)
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
@@ -33,7 +32,7 @@ def detect_layout(schema: pa.Schema, where: str) -> Layout:
         if schema.names.count(name) > 1:
             raise SourceError(f"`{where}` has {schema.names.count(name)} columns named `{name}`; leave one.")
     held = _trace_columns(schema)
-    if not held and set(schema.names) >= ROLLOUT_COLUMNS:
+    if not held and set(schema.names).issuperset(ROLLOUT_COLUMNS):
         return "rollouts"
     if not held:
         raise SourceError(
@@ -76,10 +75,10 @@ def convert_table(table: pa.Table, origin: str = "") -> pa.Table:
 def _convert_rollouts(table: pa.Table, origin: str) -> pa.Table:
     rows = [
         {
-            "harness": simple.name_harness(row),
+            "harness": name_harness(row),
             "session_id": row["run_id"],
             "source": f"{origin}{row['run_id']}",
-            "trace": simple.encode_session(row),
+            "trace": encode_session(row),
             "bytes_not_utf8": 0,
         }
         for row in table.to_pylist()

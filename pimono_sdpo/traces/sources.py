@@ -28,7 +28,8 @@ from pimono_sdpo.errors import SourceError
 from pimono_sdpo.schema import SESSION
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.traces import hub
-from pimono_sdpo.traces.layouts import READ_COLUMNS, ROLLOUT_COLUMNS, Layout, convert_table, detect_layout, ensure_utf8
+from pimono_sdpo.traces.harness.simple import ROLLOUT_COLUMNS
+from pimono_sdpo.traces.layouts import READ_COLUMNS, Layout, convert_table, detect_layout, ensure_utf8
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +203,7 @@ def open_source(source: str) -> Source:
         written = [file for file in files if file.parent == path / "data" and file.suffix == ".parquet"]
         for first in written[:1]:
             with _open_parquet(first, first.name) as parquet:
-                if set(parquet.schema_arrow.names) >= ROLLOUT_COLUMNS:
+                if set(parquet.schema_arrow.names).issuperset(ROLLOUT_COLUMNS):
                     # Beside them lie their rejects and what else was written of the same runs.
                     files = written
     parquet = [file for file in files if file.suffix == ".parquet"]

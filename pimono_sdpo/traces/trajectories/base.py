@@ -63,8 +63,8 @@ class Trajectory:
     """
 
     task_id: str
-    run_id: str
     messages: list[Message]
+    run_id: str = ""
     tools: list[Json] = field(default_factory=list)
     model: str | None = None
     passed: bool | None = None

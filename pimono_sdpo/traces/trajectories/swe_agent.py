@@ -69,7 +69,6 @@ def read_trajectory(whole: base.Json, name: str) -> base.Trajectory:
     config = info.get("config") or {}
     return base.Trajectory(
         task_id=str(whole.get("instance_id") or name),
-        run_id="",
         messages=said,
         tools=[base.BASH_TOOL],
         model=(config.get("model") or {}).get("model_name"),
@@ -104,7 +103,6 @@ def _read(file: Path) -> base.Trajectory:
     status = str(info.get("exit_status") or "error")
     return base.Trajectory(
         task_id=task,
-        run_id="",
         messages=messages,
         tools=[] if has_calls else [base.BASH_TOOL],
         passed=_find_verdict(file, task),
