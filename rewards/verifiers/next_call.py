@@ -263,7 +263,7 @@ def _searches(call: Call, step: Step, name: str) -> str:
         return "by name"
     above = _parents(step.path)
     nearest = next((one for one in above if one in step.folders), "")
-    near = above[: above.index(nearest) + 1] if nearest else above[:1]
+    near = above[: above.index(nearest) + 1] if nearest else above[:2]
     # A pattern lists the folder before it.
     listed = {step.absolute(re.split(r"/?[*?]", word)[0] or ".") for word in given} & {*near} if lists else set()
     # Every step could list its workspace.

@@ -272,5 +272,19 @@ def test_a_missing_path_is_looked_at_and_not_run(command: str, score: float | No
     assert verify(write(bash(command)), ELSEWHERE).score == score
 
 
+def test_listing_the_folder_above_a_missing_one_is_a_search() -> None:
+    goal = {"kind": "path", "path": "/opt/app/skills/search/SKILL.md", "shown": False}
+    spec = {
+        **TOO_LONG,
+        "goal": goal,
+        "failed_call": {"name": "read", "args": {"path": goal["path"]}},
+        "resolved_call": None,
+    }
+    assert verify(write(bash("ls /opt/app/skills/")), spec).score == 1.0
+    assert verify(write(bash("find /opt/app/skills/**/*.md")), spec).score == 1.0
+    assert verify(write(bash("ls /opt")), spec).score == 0.1
+    assert verify(write(bash("ls")), spec).score == 0.1
+
+
 def test_what_is_appended_to_the_file_to_change_is_not_judged() -> None:
     assert judge("change", bash("echo x >> src/app.py")).status == "skipped"
