@@ -260,8 +260,8 @@ def _gather(parts: Sequence[Path]) -> tuple[Source, list[Files], list[Json], Jso
     if missing:
         wanted = ", ".join(f"--shard {n}/{count}" for n in missing)
         raise SourceError(
-            f"Of the {count} parts of `{about['name']}` {len(missing)} are missing; make them with `filter` and "
-            f"{wanted}, and give them too."
+            f"The parts of `{about['name']}` are incomplete ({len(missing)} of {count} missing); make them with "
+            f"`filter` and {wanted}, and give them too."
         )
     files, records = [], []
     for index in range(len(about["shards"])):

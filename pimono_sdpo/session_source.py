@@ -140,7 +140,7 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
         projects = len({find_project(file) or str(file.parent) for file in files})
         size = sum(file.stat().st_size for file in files) / 1e6
         found.append(
-            f"{name}: {len(files)} sessions of {projects} projects, {size:,.1f} MB, in "
+            f"{name}: {len(files)} sessions of {projects} project{'s' * (projects > 1)}, {size:,.1f} MB, in "
             + " and ".join(map(str, there))
         )
     if not found:

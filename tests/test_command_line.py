@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from docs.generate import describe_command
 from pimono_sdpo import cli
 from pimono_sdpo.cli import app
-from pimono_sdpo.cli.command_line import COMMANDS, Command, load, summary_of
+from pimono_sdpo.cli.command_line import COMMANDS, Command, load, run, summary_of
 from tests.plug import copy_project, insert_line, run_python
 
 OPTIONS = """
@@ -191,3 +191,13 @@ def test_help_of_a_group_looks_like_that_of_the_program(group: str) -> None:
         shown = CliRunner().invoke(app, words).output
         assert "\nOptions:\n" in shown
         assert shown.isascii(), "without boxes"
+
+
+def test_what_may_not_be_opened_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        raise PermissionError(13, "Permission denied", "/x/rows")
+
+    with pytest.raises(SystemExit) as end:
+        run(command)
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "pimono-sdpo: Cannot open `/x/rows`: permission denied; check its rights.\n"

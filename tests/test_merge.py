@@ -131,7 +131,7 @@ def test_missing_double_and_foreign_parts_are_named(source: Path, three: list[Pa
         assert not (tmp_path / "rows").exists()
 
     one, two, last = three
-    refused([two], r"3 parts of `traces` 2 are missing; make .* --shard 1/3, --shard 3/3,")
+    refused([two], r"parts of `traces` are incomplete \(2 of 3 missing\); make .* --shard 1/3, --shard 3/3,")
     refused([one, two, last, two], r"Part 2 is in `.*p2` and in `.*p2`; give one")
     refused([one, tmp_path / "nothing"], r"nothing` is not a part of a divided run; give")
     run_part(str(source), tmp_path / "half", (2, 2))

@@ -194,6 +194,9 @@ def run(command: Callable[[], object]) -> None:
     except PimonoError as error:
         sys.stderr.write(f"pimono-sdpo: {error}\n")
         sys.exit(2)
+    except PermissionError as error:
+        sys.stderr.write(f"pimono-sdpo: Cannot open `{error.filename}`: permission denied; check its rights.\n")
+        sys.exit(2)
     except (KeyboardInterrupt, SystemExit) as end:
         # Typer turns Ctrl-C into a silent exit.
         if isinstance(end, SystemExit) and end.code != INTERRUPTED:

@@ -142,7 +142,7 @@ def read_edits(given: dict[str, Any]) -> list[Edit]:
     """Return the edits of a call of any harness, [] if one of them is malformed.
 
     >>> read_edits({"path": "a.ts", "oldText": "x", "newText": "y"})
-    [Edit(old='x', new='y', everywhere=False)]
+    [Edit(old='x', new='y', everywhere=False, after='')]
     """
     several = given.get("edits")
     if isinstance(several, str):

@@ -372,10 +372,10 @@ def _find_code(stage: Stage) -> set[str]:
 
 
 def find_written(code: str) -> set[str] | None:
-    r"""Return the files that code may write, None for any.
+    r"""Return the texts in code that may be names of files it writes, None if it may write any.
 
-    >>> find_written("python3 -c \"open('a.ts', 'w').write('x')\"")
-    {'a.ts'}
+    >>> sorted(find_written("python3 -c \"open('a.ts', 'w').write('x')\""))
+    ['a.ts', 'x']
     """
     if not _WRITES.search(code):
         return set()

@@ -173,7 +173,7 @@ class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
         super().set_defaults_with_config(**config)
         if foreign := sorted(config.keys() - {action.dest for action in self._actions}):
             meant = get_close_matches(foreign[0], [action.dest for action in self._actions], 1)
-            advice = f"did you mean {meant[0]}?" if meant else "use a recipe of this method"
+            advice = f"write {meant[0]}" if meant and len(foreign) == 1 else "give --config a recipe of this method"
             raise TrainingInputError(
                 f"The recipe sets {', '.join(foreign)}, which this method does not have; {advice}."
             )

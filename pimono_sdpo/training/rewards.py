@@ -17,7 +17,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from trl.experimental.sdpo.sdpo_trainer import SuccessfulRolloutTeacherContextBuilder
 
-from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.errors import OwnCodeError, TrainingInputError
 from pimono_sdpo.own_code import OwnReward, import_own
 from pimono_sdpo.stage import source_hash
 from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, special_tokens
@@ -216,8 +216,10 @@ def scoring_of(
 
 def hash_own(names: Sequence[str]) -> dict[str, str]:
     """Return the hashes of the code that is named as `module:name`, perhaps with a weight."""
-    own = [name.partition("=")[0] for name in names if ":" in name]
-    return {name: source_hash(import_own(name)) for name in own}
+    own = {name: import_own(name) for name in (name.partition("=")[0] for name in names if ":" in name)}
+    if wrong := [name for name, found in own.items() if not callable(found)]:
+        raise OwnCodeError(f"`{wrong[0]}` is not a function; give the name of one.")
+    return {name: source_hash(found) for name, found in own.items()}
 
 
 def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:

@@ -18,7 +18,7 @@ from datasets import Dataset
 
 from cards.render import write_model_card
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import OutputError, PimonoError
+from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.text import shorten_line
 from pimono_sdpo.training import held_out, is_main_process, models, output, publish, say, tracking, warn
 from pimono_sdpo.training.arguments import parse_job
@@ -71,6 +71,8 @@ def train(
 
 def run_job(method: str, argv: list[str], description: str | None = None) -> Path:
     """Run the job of a method with the words of a command line; return OUTPUT. Raises PimonoError."""
+    if method not in METHODS:
+        raise TrainingInputError(f"`{method}` is not a method; use one of {', '.join(METHODS)}.")
     if method in ("rft", "grpo"):
         argv = [*argv, "--method", method]
     run = Run(METHODS[method], argv, description)

@@ -317,7 +317,8 @@ class SDPO(Method):
                 raise TrainingInputError(
                     f"None of the {len(unscored)} rows names a concrete term in `reward_terms`; give --reward outcome."
                 )
-            fitted = replace(fitted, rows=fitted.rows.select(scored))
+            lengths = {name: [all_[at] for at in scored] for name, all_ in fitted.lengths.items()}
+            fitted = replace(fitted, rows=fitted.rows.select(scored), lengths=lengths)
         per_step = args.generation_batch_size // args.num_generations
         if len(fitted.rows) < per_step:
             raise TrainingInputError(

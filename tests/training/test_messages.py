@@ -82,7 +82,7 @@ def test_a_recipe_is_held_to_the_choices_of_the_command_line(
     for text, words in (
         ("mode: trian", "mode is trian in the recipe"),
         ("assistant_only_loss: true", "The recipe sets assistant_only_loss, which this method does not have"),
-        ("sead: 1", "did you mean seed?"),
+        ("sead: 1", "write seed."),
         ("a: [\nb: }", "own.yaml"),
         ("max_steps: [", "own.yaml"),
     ):

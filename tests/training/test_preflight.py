@@ -32,10 +32,23 @@ from pimono_sdpo.training.preflight import (
 )
 from pimono_sdpo.training.rewards import Scoring
 from pimono_sdpo.training.sdpo import SDPO, check_template
-from tests.training.setup import SeenPrompts, adapter_state, arguments, hand_made, prepare, script
+from rewards.trace_grounding import trace_grounding_reward
+from tests.training.setup import SeenPrompts, adapter_state, arguments, hand_made, prepare, script, sdpo
 
 HERE = Hardware("here", None, None)
 TOLD = "SECRET WORD"
+
+
+def test_the_longest_of_the_rows_that_have_a_reward_is_tried(tiny: Path, tmp_path: Path) -> None:
+    args, model_args = arguments(tmp_path, tiny)
+    method = sdpo(args, model_args, Scoring(trace_grounding_reward))
+    method.job.reward = "trace_grounding"
+    made = hand_made().to_list()
+    longest = made.pop(2)
+    # It names no term, so it is left out, and no row has its place.
+    method.fit(Dataset.from_list([*made, {**longest, "reward_terms": []}]))
+    assert [len(of_each) for of_each in method.fitted.lengths.values()] == [3, 3]
+    assert method.try_rollouts(HERE) is not None
 
 
 def test_probing_leaves_the_run_as_it_was(
