@@ -447,6 +447,7 @@ _PLACES: list[tuple[str, str, str]] = [
     ("user over password", "10.0.0.8\nadmin \ngate778899\n", "gate778899"),
     ("feishu app, id and secret", f"ops cli_a{draw(HEX, 15)}  {RANDOM}", RANDOM),
     ("feishu app, secret below", f"cli_{draw(LOWER, 20)}\n{RANDOM}", RANDOM),
+    ("feishu app, secret below its label", f"App ID\ncli_{draw(HEX, 16)}\nApp Secret\n{RANDOM}", RANDOM),
     ("feishu app, json", json.dumps({"app_id": f"cli_{draw(LOWER, 16)}", "app_secret": RANDOM}), RANDOM),
     ("feishu app, camel case", f'appId: "cli_{draw(HEX, 16)}",\n  appSecret: "{RANDOM}"', RANDOM),
     ("feishu app, label in Chinese", f"cli_{draw(HEX, 16)}\uff0c\u5bc6\u94a5\uff1a{RANDOM}", RANDOM),
