@@ -100,7 +100,9 @@ class OwnStage:
                 if not isinstance(result, dict) or {*result} != {*self.writes}:
                     raise TypeError(f"{result!r:.80} does not hold just {', '.join(self.writes)}")
                 table_of_rows([result], self.writes)
-            elif not (result is None or isinstance(result, str)):
+                if not all(isfinite(one) for one in result.values() if isinstance(one, float)):
+                    raise ValueError(f"{result!r:.80} holds a number that is not finite")
+            elif result is not None and not (isinstance(result, str) and result):
                 raise TypeError(f"{result!r:.80} is neither None nor why the row is dropped")
         except Exception as error:
             raise OwnCodeError(f"The stage `{self.name}` failed: {_explain(error)}.") from error

@@ -47,6 +47,10 @@ def untold(row):
     return row["score"] > 2
 
 
+def give_no_reason(row):
+    return ""
+
+
 def refuse_all(row):
     return "unwanted"
 
@@ -54,6 +58,7 @@ def refuse_all(row):
 STAGE = Map(bonus, reads=("score",), writes={"score": Value("float64")})
 WRONG = Map(wrong, reads=("score",), writes={"score": Value("float64")})
 UNTOLD = Filter(untold, reads=("score",))
+EMPTY = Filter(give_no_reason, reads=("score",))
 NOTHING = Filter(refuse_all, reads=("score",))
 SEVERAL = FlatMap(several, reads=("score",), writes={"score": Value("float64")})
 BLIND = Filter(untold, reads=("scores",))
@@ -131,10 +136,18 @@ def test_a_stage_that_does_not_fit_is_refused(folder: Path, names: list[str], se
         pipeline(own=names)
 
 
-def test_a_filter_that_gives_no_reason_is_one_sentence(folder: Path) -> None:
-    stage = next(one for one in pipeline(own=["mine:UNTOLD"]) if one.fn.__class__.__name__ == "OwnStage")
-    with pytest.raises(OwnCodeError, match="True is neither None nor why the row is dropped"):
-        stage.fn({"score": 3})
+@pytest.mark.parametrize(
+    ("name", "score", "sentence"),
+    [
+        ("UNTOLD", 3, "True is neither None nor why the row is dropped"),
+        ("EMPTY", 3, "'' is neither None nor why the row is dropped"),
+        ("STAGE", float("nan"), "holds a number that is not finite"),
+    ],
+)
+def test_what_a_stage_returns_wrongly_is_one_sentence(folder: Path, name: str, score: float, sentence: str) -> None:
+    stage = next(one for one in pipeline(own=[f"mine:{name}"]) if one.fn.__class__.__name__ == "OwnStage")
+    with pytest.raises(OwnCodeError, match=sentence):
+        stage.fn({"score": score})
 
 
 @pytest.mark.parametrize(

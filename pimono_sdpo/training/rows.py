@@ -118,7 +118,9 @@ def load_rows(dataset: str, split: str = "train", config: str | None = None) -> 
             f"There is no folder `{Path(dataset)}`; make it with `pimono-sdpo filter SOURCE "
             f"--out {Path(dataset)}` or give the Hub id of a dataset."
         )
-    advice = "check the name, and on the Hub the network and HF_TOKEN"
+    advice = "check the name, the network and HF_TOKEN"
+    if is_local(dataset):
+        advice = "give the folder that `filter`, `steps` or `pairs` wrote, of --shard after `filter --merge`"
     if split != "train":
         advice = "filter with --test-fraction, and --split-by session for traces of one repository"
     with translate_errors(f"The split `{split}` of `{dataset}` cannot be loaded", advice):
