@@ -156,7 +156,7 @@ def _bind(
     """Return the evidence of each request in order, by the index of the request.
 
     What went wrong before the first request, or on an event that nobody asked to act on, is not
-    feedback on any answer. A few words that are no request, such as an approval or the choice of an
+    feedback on any answer. A few words that are not a request, such as an approval or the choice of an
     option, go on with the request before them. A correction is about the last of the requests in
     `work` before it, if there is one and the agent did anything since.
     """
@@ -168,7 +168,7 @@ def _bind(
     ]  # fmt: skip
     asked = {request.index for request in requests}
     about = {item["event_index"] for item in corrections}
-    turns = {event.index for event in events if event.index not in asked | about and _is_turn(event)}
+    turns = {event.index for event in events if event.index not in asked | about and _is_unasked(event)}
     starts = sorted(asked | turns)
     bound: dict[int, list[Finding]] = {}
     for item in sorted((*failures, *corrected), key=itemgetter("event_index")):
@@ -185,7 +185,7 @@ def _bind(
     return bound
 
 
-def _is_turn(event: Event) -> bool:
+def _is_unasked(event: Event) -> bool:
     """Check for a message after which the agent does what nobody asked for, such as a heartbeat."""
     return event.kind == "user" and event.on_active_branch and bool(_SAYS["unasked"].search(event.text))
 

@@ -87,7 +87,7 @@ _NO_PATH = re.compile(
 _USES = frozenset("cat head tail sed cd source bash sh node python python3".split())
 # What expects that a call may fail.
 _HEDGES = re.compile(r"\|\||/dev/null")
-# Of the last, an agent is told by its harness, which no session records.
+# The last ones are named by the harness in a prompt that sessions do not record.
 _NO_FILE = re.compile(
     r"[\n<>{}|]|\A[^A-Za-z]*\Z|\.(?i:png|jpe?g|gif|webp|pdf|docx?|xlsx?)$"
     r"|(?:MEMORY|HEARTBEAT|CLAUDE|AGENTS|SOUL|USER)\.md$|[/\\]memory[/\\]"
@@ -260,9 +260,9 @@ def _can_be_won(goal: Json, item: Finding, call: Event | None, resolver: Event |
         lines = [line.strip() for hunk in hunks for line in hunk.old.split("\n")]
         return any(lines) and all(line in shown for line in lines)
     name = re.escape(_name(find_path(given)))
-    # That a file is long is known where something told its size.
-    is_told = re.search(rf"\d{{3}}.*{name}|{name}.*\d{{3}}|\d[KM].*{name}", shown)
-    return bool(name) and (call.tool_name != "read" or bool(is_told))
+    # A file is known to be long only where a number near its name gives its size.
+    has_size = re.search(rf"\d{{3}}.*{name}|{name}.*\d{{3}}|\d[KM].*{name}", shown)
+    return bool(name) and (call.tool_name != "read" or bool(has_size))
 
 
 def _was_guessed(goal: Json, call: Event, resolver: Event | None, request: str) -> bool:
@@ -291,7 +291,7 @@ def _makes(event: Event, path: str) -> bool:
 
 
 def _is_same(path: str, other: str) -> bool:
-    """Whether two paths may be of one file, one of them below a folder that is not told."""
+    """Whether two paths may be of one file, one of them perhaps without its folder."""
     return bool(path and other) and (path == other or path.endswith(f"/{other}") or other.endswith(f"/{path}"))
 
 
@@ -327,7 +327,7 @@ def _find_resolver(
 ) -> Event | None:
     """Return the first of the next calls that worked and does what the goal says, or the same call if it does."""
     kind, wanted, own = goal["kind"], goal.get("path", ""), decode_arguments(call)
-    told = changed_words(own) if read_edits(own) or read_patch(own) else None
+    wanted_words = changed_words(own) if read_edits(own) or read_patch(own) else None
     for event in events[item["event_index"] + 1 : max(item["event_index"] + MOST_AFTER, item["resolved_at"] or 0)]:
         if event.kind == "user":
             return None
@@ -338,20 +338,23 @@ def _find_resolver(
         paths = [patch.path for patch in read_patch(given) if patch.kind != "Delete"] or [find_path(given)]
         if (event.tool_name, given) == (call.tool_name, own):
             return event
-        used = [w for one in parse_once(command) for s in one.stages if s.program in _USES for w in s.arguments]
-        is_it = any(_is_same(one, wanted) for one in paths)
-        is_change = event.tool_name in _CHANGES
-        does = {
-            "read": is_it and event.tool_name == "read",
-            "change": is_change
-            and (is_it or not wanted)
-            and (not told or overlap(told, changed_words(given)) >= MIN_ALIKE),
-            "path": is_change == (call.tool_name in _CHANGES)
-            and any(_name(one) == _name(wanted) and not _is_same(one, wanted) for one in (*paths, *used)),
-            "folder": any(f"/{wanted.strip('/')}/" in f"/{one}/" for one in (*paths, *command.split())),
-            "call": event.tool_name == call.tool_name and find_path(given) == find_path(own),
-        }
-        if does[kind]:
+        is_it, is_change = any(_is_same(one, wanted) for one in paths), event.tool_name in _CHANGES
+        match kind:
+            case "read":
+                does = is_it and event.tool_name == "read"
+            case "change":
+                is_alike = not wanted_words or overlap(wanted_words, changed_words(given)) >= MIN_ALIKE
+                does = is_change and (is_it or not wanted) and is_alike
+            case "path":
+                stages = [stage for one in parse_once(command) for stage in one.stages if stage.program in _USES]
+                used = (*paths, *(word for stage in stages for word in stage.arguments))
+                is_other = any(_name(one) == _name(wanted) and not _is_same(one, wanted) for one in used)
+                does = is_change == (call.tool_name in _CHANGES) and is_other
+            case "folder":
+                does = any(f"/{wanted.strip('/')}/" in f"/{one}/" for one in (*paths, *command.split()))
+            case _:
+                does = event.tool_name == call.tool_name and find_path(given) == find_path(own)
+        if does:
             return event
     return None
 

@@ -211,7 +211,7 @@ _WRITES = re.compile(
     r"|open\([^()\n]*['\"][wax]b?\+?['\"]|unlink|rename|remove\(|rmtree|copy|move\(|exec|spawn|system\(|subprocess"
     r"|\$`|(?:Set|Add)-Content|Out-File"
 )
-# The mode of a file and the end of a heredoc are no names.
+# Neither the mode of a file nor the end of a heredoc is a file name.
 _NO_NAME = re.compile(r",\s*(?:\w+\s*=\s*)?['\"](?:[rwax]b?\+?|utf-?8)['\"]|<<-?\s*['\"]?\w+['\"]?")
 _ANY_PATH = re.compile(
     r"\bglob|walk\(|listdir|iterdir|scandir|readdir|argv|(?:open|Path)\(\s*f['\"]|['\"]\s*\+|\$\{|\$\w|`"

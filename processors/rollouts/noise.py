@@ -88,7 +88,7 @@ def find_action_noise(row: Row, passing: Passing, task: Row | None) -> list[Why 
         return [leak] * len(row["steps"])
     written = [(_written_path(step), step["args"]) for step in row["steps"]]
     last = {path: args.get("content") for path, args in written if path}
-    # Calls may name a file by its absolute path: it is told by its ending.
+    # Calls may name a file by its absolute path, so only the ending is compared.
     noise = [(f"/{path}", why) for path, why in find_stray_files(row, passing, task).items()]
     if churn := _find_churn(row, passing, task):
         noise.append(("", churn))

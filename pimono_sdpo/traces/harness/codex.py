@@ -47,8 +47,8 @@ class _State:
     item_texts: dict[str, set[str]] = field(default_factory=dict)
     typed_texts: set[str] = field(default_factory=set)
     # The texts that repeat a typed one, and the typed ones that they repeat.
-    telling: set[str] = field(default_factory=set)
-    told: set[str] = field(default_factory=set)
+    repeating: set[str] = field(default_factory=set)
+    repeated: set[str] = field(default_factory=set)
     is_subagent: bool = False
     steps: blocks.Steps = field(default_factory=blocks.Steps)
     # Positions on the active branch, without the turns that were rolled back.
@@ -120,9 +120,9 @@ def _scan_messages(objects: list[Entry]) -> _State:
             state.is_subagent |= "subagent" in to_object(payload.get("source"))
     state.typed_texts.discard("")
     asked = state.item_texts.setdefault("user", set())
-    state.telling, state.told = blocks.find_repeats(asked, state.typed_texts)
-    # An event that repeats a whole item is told, too.
-    state.told |= asked
+    state.repeating, state.repeated = blocks.find_repeats(asked, state.typed_texts)
+    # An event that repeats a whole item counts, too.
+    state.repeated |= asked
     return state
 
 
@@ -162,7 +162,7 @@ def _read_event(payload: Entry, kind: str, state: _State) -> Iterator[Event]:
         yield Event(0, "assistant", message, stop_reason="error")
     elif kind == "agent_message" and words not in state.item_texts.get("assistant", ()):
         yield Event(0, "assistant", message)
-    elif kind == "user_message" and words not in state.told:
+    elif kind == "user_message" and words not in state.repeated:
         yield from _split_typed([message], True)
     else:
         yield Event(0, "other")
@@ -187,7 +187,7 @@ def _read_message(payload: Entry, state: _State) -> Iterator[Event]:
         yield Event(0, "assistant", text)
         return
     # If events hold what was typed, the harness wrote every other message of the user.
-    known = not state.typed_texts or _strip_image_tags(text) in state.telling
+    known = not state.typed_texts or _strip_image_tags(text) in state.repeating
     # Of a subagent, only the task stands for what a person would ask.
     typed = role == "user" and known and not (state.is_subagent and state.requests)
     texts = [_IMAGE_TAG.sub("", text) for text in blocks.list_texts(content)]
