@@ -49,7 +49,7 @@ _TOKEN = re.compile(
 _NESTED = re.compile(r"'[^']*+(?:'|\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\Z)|\\.|[()]", re.DOTALL)
 _QUOTES = re.compile(r"""'([^']*)'?|"((?:[^"\\]|\\.)*+)"?|\\(.)""", re.DOTALL)
 # A path of Windows, in which a backslash quotes nothing.
-_WINDOWS = re.compile(r"(?:[A-Za-z]:|\$env:\w+|\.{1,2})\\|[\w.-]+\\\w")
+_WINDOWS = re.compile(r"(?:[A-Za-z]:|\$(?:env:)?\w+|\.{1,2})\\|[\w.-]+\\\w")
 _WRITES = frozenset({">", ">>", ">|", "1>", "1>>", "&>", "&>>"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 _VALUE = re.compile(r"\d+(?:\.\d+)?[smhd]?|\{\}")

@@ -74,10 +74,12 @@ FILE_CHARS = 30_000
 MOST_PATHS, MOST_AFTER = 300, 20
 # Words of a command that looks at one place: a pattern, and the place.
 MOST_WORDS = 2
+# Shorter lines, such as a brace, are in every file.
+MIN_LINE, MANY = 8, 0.5
 # Names that are no words of prose.
 _RARE = re.compile(r"[a-z][A-Z]|[A-Za-z]{3}[-_]|[-_][A-Za-z]{3}|\A[A-Z][a-z]{5}")
-# Results that may say what is next.
-LAST = 2
+# Results that may say what is next, and calls that may have to do with it.
+LAST, NEAR = 2, 4
 # Rows of one kind from one session.
 MOST_ALIKE = 2
 # Of the words of two changes of which the later one is meant to replace the earlier one.
@@ -333,11 +335,11 @@ def _find_fault(
     if kind == "change":
         return None if _is_determined(call, resolver, prompt) else "not_in_prompt"
     if kind == "read":
-        if _BINARY.search(path) or _was_shown(call, path, prompt):
+        # What is written may well be new, or not worth reading.
+        if call.tool_name == "write" or _NO_FILE.search(path) or _was_shown(call, prompt):
             return "not_a_mistake"
-        # What is written may well be new.
-        text = prompt.shown if call.tool_name == "write" else f"{prompt.text}\n{prompt.plan}"
-        return None if _has_word(_name(path), text) else "not_in_prompt"
+        near = (f"{turn.said}\n{turn.told}" for turn in prompt.turns[-NEAR:])
+        return None if _has_word(_name(path), "\n".join([prompt.asked, prompt.plan, *near])) else "not_in_prompt"
     words = [
         [word for word in stage.arguments if not word.startswith("-")]
         for one in parse_once(_find_command(call))
@@ -384,14 +386,12 @@ def _list_hunks(given: Json) -> list[Edit]:
     return read_edits(given) or [hunk for patch in read_patch(given) for hunk in patch.hunks]
 
 
-def _was_shown(call: Event, path: str, prompt: _Prompt) -> bool:
-    """Whether the prompt shows what a change of a file has to know of it."""
-    touched = [turn.tool for turn in prompt.turns if turn.ok and _has_word(_name(path), turn.said)]
-    # A command may have changed it, or shown a part.
-    if touched and touched[-1] in _CHANGES | {"read"}:
-        return True
-    old = [_use_slashes(line.strip()) for one in read_edits(decode_arguments(call)) for line in one.old.split("\n")]
-    return bool(old) and all(line in prompt.text for line in old)
+def _was_shown(call: Event, prompt: _Prompt) -> bool:
+    """Whether the prompt shows the lines that an edit replaces, or many of them."""
+    old = "\n".join(hunk.old for hunk in _list_hunks(decode_arguments(call)))
+    lines = [line for line in map(str.strip, _use_slashes(old).split("\n")) if len(line) > MIN_LINE]
+    told = "\n".join(turn.told for turn in prompt.turns)
+    return sum(line in prompt.text or line in told for line in lines) >= MANY * len(lines)
 
 
 def _makes(event: Event, path: str) -> bool:

@@ -208,10 +208,10 @@ JUDGES: dict[str, Callable[[Call, Step], VerifierResult]] = {
 def _look(call: Call, step: Step) -> VerifierResult:
     """Judge a call that can at best look at the file of the goal."""
     named = [find_path(call.arguments)] if call.name in {"read", "grep"} else []
-    for stage in _stages(call):
+    for folder, stage in _walk(call):
         is_in_place = any(word.startswith("-i") for word in stage.arguments[:1])
         if stage.program in _LOOKERS - {"ls", "find", "git"} and not (stage.targets or is_in_place):
-            named += stage.arguments
+            named += [_inside(folder, word) for word in stage.arguments]
     if step.path and step.path in map(step.absolute, named):
         return _fail(f"Now use what {step.goal['path']} shows.", LOOKS)
     return _fail("This has nothing to do with the change that was wanted.", UNRELATED)
@@ -240,7 +240,7 @@ def _searches(call: Call, step: Step, name: str) -> str:
 def _listed(call: Call) -> Iterator[str]:
     """Yield the folders that a call may list; a pattern lists the one before it."""
     for folder, stage in _walk(call):
-        if stage.program in _LOOKERS:
+        if stage.program in _LISTERS:
             words = [word for word in stage.arguments if not word.startswith("-")] or ["."]
             yield from (_inside(folder, _before_pattern(word)) for word in words)
     if not find_text(call.arguments, "command", "cmd"):
@@ -255,8 +255,8 @@ def _before_pattern(word: str) -> str:
 
 def _has_part(text: str, name: str) -> bool:
     """Whether a text names a file, or looks for a longer word of its name."""
-    parts = {part for part in re.split(r"[\W_]+", name) if len(part) >= LONG}
-    return bool(name) and not {name, *parts}.isdisjoint(_words(text))
+    parts = [part for part in re.split(r"[\W_]+", name) if len(part) >= LONG]
+    return name in _words(text) - {""} or any(part in text.lower() for part in parts)
 
 
 def _does_nothing(call: Call) -> bool:
