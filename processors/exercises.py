@@ -78,6 +78,7 @@ MOST_WORDS = 2
 MIN_LINE, MANY = 8, 0.5
 # Names that are no words of prose.
 _RARE = re.compile(r"[a-z][A-Z]|[A-Za-z]{3}[-_]|[-_][A-Za-z]{3}|\A[A-Z][a-z]{5}")
+_NAMES = re.compile(rf"`|\w\.\w{{2,4}}\b|{_RARE.pattern}")
 # Results that may say what is next, and calls that may have to do with it.
 LAST, NEAR = 2, 4
 # Rows of one kind from one session.
@@ -277,13 +278,14 @@ class _Prompt:
         self.text = "\n".join([first.told, self.asked, self.shown, *(turn.said for turn in self.turns if turn.ok)])
 
     def wants(self, path: str) -> bool:
-        """Whether the request, the plan or the last results name a file or a folder, which tells what is next."""
+        """Whether a file or a folder is named: by the plan, or where that names nothing, by what came before."""
         name = _name(path)
         stem = name.rpartition(".")[0] or name
-        said = "\n".join([self.asked, self.plan, *(turn.told for turn in self.turns[-LAST:])])
+        before = "" if _NAMES.search(self.plan) else self.asked
         if _RARE.search(stem):
-            return _has_word(stem, said)
-        return f"{name}/" in said if stem == name else _has_word(name, f"{self.asked}\n{self.plan}")
+            last = "\n".join(turn.told for turn in self.turns[-LAST:])
+            return _has_word(stem, f"{self.plan}\n{before}\n{before and last}")
+        return f"{name}/" in self.plan if stem == name else name in f"{self.plan}\n{before}"
 
     def shows(self, path: str, other: str) -> bool:
         """Whether a path was shown by what sets it apart from another one, or was listed in its folder."""

@@ -299,10 +299,13 @@ def test_a_right_call_wins_however_its_path_is_written(kind: str, path: str, com
     assert verify(write(bash(command)), spec).score == score
 
 
+GLOB = {"name": "glob", "parameters": {"type": "object", "properties": {"pattern": {"type": "string"}}}}
+
+
 def test_a_glob_looks_into_the_folder_before_its_pattern() -> None:
     goal = {"kind": "folder", "path": "/w/src"}
     failed = {"name": "read", "args": {"file_path": "/w/src"}}
-    spec = {**BASE, "tools": ["glob"], "harness": "claude_code", "goal": goal, "paths": []}
+    spec: dict[str, Any] = {**BASE, "tools": [{"function": GLOB}], "goal": goal, "paths": []}
     spec |= {"failed_call": failed, "resolved_call": None}
     for arguments, score in (({"pattern": "/w/src/**/*.py"}, 1.0), ({"pattern": "*", "path": "src"}, 1.0)):
         assert verify(write(("glob", arguments)), spec).score == score
