@@ -102,8 +102,8 @@ _USES = frozenset("cat head tail sed cd source bash sh node python python3".spli
 _LOOKS = _USES | frozenset("ls find fd tree glob grep rg dir gci get-childitem".split())
 # What expects that a call may fail.
 _HEDGES = re.compile(r"\|\||/dev/null")
-# The last ones are named by the harness in a prompt that sessions do not record.
 _BINARY = re.compile(r"\.(?:png|jpe?g|gif|webp|pdf|docx?|xlsx?)$", re.IGNORECASE)
+# The last ones are named by the harness in a prompt that sessions do not record.
 _NO_FILE = re.compile(r"[\n<>{}|]|\A[^A-Za-z]*\Z|(?:MEMORY|HEARTBEAT|CLAUDE|AGENTS|SOUL|USER)\.md$|[/\\]memory[/\\]")
 _OUTCOMES = frozenset({"test_or_assertion", "build_lint_compile", "runtime_exception"})
 _REFUSED = frozenset({"policy_block", "permission_auth"})
@@ -356,7 +356,7 @@ def _find_fault(
     if _join_drive(whole) in map(_join_drive, others):
         # Only the spelling of the drive differs.
         return "not_a_mistake"
-    goal["shown"] = any(_name(one) == _name(path) and prompt.shows(one, whole) for one in others)
+    goal["shown"] = any(_is_alike(one, whole) and prompt.shows(one, whole) for one in others)
     if "/".join(whole.split("/")[-2:]) in prompt.asked or (_name(path) in prompt.asked and not goal["shown"]):
         return "not_a_mistake"
     return None if prompt.wants(path) else "not_in_prompt"
@@ -427,6 +427,13 @@ def _is_same(path: str, other: str) -> bool:
     return bool(path and other) and (path == other or path.endswith(f"/{other}") or other.endswith(f"/{path}"))
 
 
+def _is_alike(path: str, wanted: str) -> bool:
+    """Whether a path is of a file of the same name elsewhere, or in the same folder with another ending."""
+    stem, wanted_stem = (_use_slashes(one).rpartition(".")[0] for one in (path, wanted))
+    is_other = _name(path) == _name(wanted) and not _is_same(path, wanted)
+    return is_other or (bool(stem) and stem == wanted_stem and path != wanted)
+
+
 def _find_command(call: Event) -> str:
     return find_text(decode_arguments(call), "command", "cmd")
 
@@ -478,9 +485,7 @@ def _find_resolver(
                 is_alike = not wanted_words or overlap(wanted_words, changed_words(given)) >= MIN_ALIKE
                 does = is_change and (is_it or not wanted) and is_alike
             case "path":
-                is_other = any(
-                    _name(one) == _name(wanted) and not _is_same(one, wanted) for one in _list_used(event, _USES)
-                )
+                is_other = any(_is_alike(one, wanted) for one in _list_used(event, _USES))
                 does = is_change == (call.tool_name in _CHANGES) and is_other
                 search = search or (event if _searches(event, whole, place) else None)
             case _:

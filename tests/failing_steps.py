@@ -40,6 +40,7 @@ SESSION = trace(
     result("read", "def test_settings():\n    assert load('x') == {}\n", call_id="g"),
     *bash("rg -n settings_path src tests", "bash: line 1: rg: command not found\n\nCommand exited with code 127", True, "h"),
     *bash("grep -rn settings_path src tests", "src/conf.py:3:settings_path = 'x'", call_id="i"),
+    assistant("Now I look into src/.", "toolUse"),
     call("read", "j", path="src"),
     result("read", "EISDIR: illegal operation on a directory, read", True, "j"),
     *bash("ls src", "app.py\nconf.py", call_id="k"),

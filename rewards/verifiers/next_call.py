@@ -16,7 +16,8 @@ that failed, and name files that are there; its edits must apply, and the files 
 | makes another change to the file than was wanted | 0.4 |
 | looks at what the goal is about: reads the file to edit, searches for what was shown | 0.5 |
 | does what the failed call was for: the wanted change applies, the wanted path exists, or | 1.0 |
-| what is missing is searched for by its name where no name of it was shown | |
+| what is missing is searched for by its name where the prompt does not show it; where the file had | |
+| to be read first, or was a folder: looks at it, with any tool or command | |
 
 What was wanted is known from the failed call and from the one that worked: a change counts when its
 words overlap with theirs by at least half (F1 of the words taken out and put in).
