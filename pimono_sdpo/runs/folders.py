@@ -18,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from pimono_sdpo.errors import OutputError, PimonoError
+from pimono_sdpo.text import replace_surrogates
 
 LOCK = "lock"
 REPORT = "report.json"
@@ -34,6 +35,9 @@ PUBLISHED = {
     SUITE: re.compile(r"repos/.+"),
 }
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
+# As libraries in Rust, such as safetensors, end their own errors, and what PyTorch says when it could not write all.
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_TORCH_ERROR = re.compile(r"inline_container.*unexpected pos|PytorchStreamWriter failed writing")
 
 
 @contextmanager
@@ -74,11 +78,11 @@ def lock(file: Path, out: Path) -> Iterator[None]:
             raise OutputError(f"Another run is writing `{out}`; wait for it, or use another folder.") from error
     try:
         yield
-    except (OSError, sqlite3.Error) as error:
+    except Exception as error:
         if (trouble := disk_trouble(error)) is None:
             raise
         raise OutputError(
-            f"`{out}` could not be written: {trouble}. Run the same command again to resume; finished parts are kept."
+            f"`{out}` could not be written: {trouble}. Run the same command again to resume; what is finished is kept."
         ) from error
     finally:
         held.release()
@@ -88,6 +92,8 @@ def require_replaceable(out: Path, mark: str = REPORT) -> Path:
     """Return the folder in which a run of `out` works; raises OutputError like `only_run`."""
     if not out.name or (out.exists() and not out.is_dir()):
         raise OutputError(f"`{out}` is not a folder that can be replaced; use the name of one.")
+    if replace_surrogates(str(out)) != str(out):
+        raise OutputError(f"The path `{out}` is not UTF-8, which Arrow cannot write to; use another folder.")
     work = out.with_name(f".{out.name}.partial")
     for folder in (out, _old_folder(out), work):
         if not (folder == work and (work / LOCK).is_file()):
@@ -133,13 +139,17 @@ def read_json(path: Path) -> object:
         return None
 
 
-def disk_trouble(error: OSError | sqlite3.Error) -> str | None:
+def disk_trouble(error: Exception) -> str | None:
     """Return why the disk cannot be written and what to do; None for any other error."""
     if isinstance(error, sqlite3.Error):
         # SQLite reports a full disk as either.
         full = getattr(error, "sqlite_errorname", "").startswith(("SQLITE_FULL", "SQLITE_IOERR"))
         return f"{error}; make room" if full else None
-    return f"{os.strerror(error.errno)}; make room, or check the disk" if error.errno in DISK_ERRORS else None
+    found = _OS_ERROR.search(str(error))
+    number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+    if number is None and _TORCH_ERROR.search(str(error)):
+        number = errno.EIO
+    return f"{os.strerror(number)}; make room, or check the disk" if number in DISK_ERRORS else None
 
 
 def require_disjoint(given: Path, out: Path) -> None:
