@@ -41,12 +41,13 @@ _TORCH_ERROR = re.compile(r"inline_container.*unexpected pos|PytorchStreamWriter
 
 
 @contextmanager
-def only_run(out: Path, mark: str = REPORT) -> Iterator[Path]:
+def only_run(out: Path, mark: str = REPORT, stage: str | None = None) -> Iterator[Path]:
     """Hold the folder to work in for this run alone.
 
-    Only what an earlier run published under the same mark may be there and be replaced.
+    Only what an earlier run published under the same mark and stage may be there and be replaced.
     """
     work = require_replaceable(out, mark)
+    require_stage(out, stage)
     with lock(work / LOCK, out):
         _recover(out)
         try:
@@ -101,6 +102,13 @@ def require_replaceable(out: Path, mark: str = REPORT) -> Path:
     if (found := mark_of(out)) not in (None, mark):
         raise OutputError(f"`{out}` holds another command's {found}; use another folder, or remove it.")
     return work
+
+
+def require_stage(out: Path, stage: str | None) -> None:
+    """Refuse a folder that has the output of another stage; rows of the filter are of None."""
+    report = read_json(out / REPORT) if (out / REPORT).is_file() else None
+    if isinstance(report, dict) and report.get("stage") != stage:
+        raise OutputError(f"`{out}` has the output of another command; give another folder.")
 
 
 def mark_of(folder: Path) -> str | None:
