@@ -176,7 +176,8 @@ class Workspace:
             not all(edit.new for edit in edits)
             or (isinstance(several, list) and ("file" in given or any(len(one) > 2 for one in several)))
         )
-        may_fail |= file.is_contested or file.is_past and (file.is_shared or bool(_SHARED.search(self.absolute(path))))
+        is_others = file.is_shared or bool(_SHARED.search(self.absolute(path)))
+        may_fail |= file.is_contested or (file.is_past and is_others)
         may_fail |= self.tools.reads_first and bool(_SETTINGS.search(self.absolute(path)))
         return None if outcome == "ok" and may_fail else outcome
 
@@ -204,7 +205,7 @@ class Workspace:
             elif patch.kind == "Delete":
                 file.forget()
             else:
-                if file.held and file.held.predict_lines(patch.hunks) == "ok":
+                if file.held and not file.is_rewritten and file.held.predict_lines(patch.hunks) == "ok":
                     file.confirm()
                 file.apply_lines(patch.hunks)
                 if patch.target:
@@ -216,9 +217,9 @@ class Workspace:
             return
         given = decode_arguments(call)
         path = find_path(given)
-        if self.tools.reads_first and (call.tool_name == "bash" or not (is_read_only(call.tool_name) or "prompt" in given)):
-            # A command or another tool may have read what it names.
-            self.heard.update(_SPLIT.split(call.arguments))
+        if call.tool_name not in _OF_FILES and not ("prompt" in given or is_read_only(call.tool_name)):
+            # A command or another tool may have read what it names; a subagent reads for itself.
+            self.heard.update(_SPLIT.split(" ".join(map(str, given.values()))))
         # Not every harness calls it `command`, nor every version the tool `bash`.
         command = find_text(given, "command", "cmd", "input") if call.tool_name not in _OF_FILES else ""
         if command or call.tool_name == "bash":
