@@ -260,12 +260,12 @@ def shard_sessions(files: Iterable[tuple[Path, Path]]) -> list[Shard]:
     ]
 
 
-def load_sessions(source: str | Path, *, streaming: bool = False) -> Dataset | IterableDataset:
+def load_sessions(source: str | Path | Sequence[str | Path], *, streaming: bool = False) -> Dataset | IterableDataset:
     """Open recorded sessions as a dataset of one row each.
 
     Args:
         source: A folder, file or glob of session JSONL or of the viewer's parquet export, a dataset
-            saved by `save_to_disk`, or a Hub dataset id (`ns/name`).
+            saved by `save_to_disk`, or a Hub dataset id (`ns/name`); or a list of these.
         streaming: Return an `IterableDataset`, which reads the files when it is iterated over. A
             `Dataset` is written to the cache of `datasets` first, and read from there until a file
             changes.
@@ -278,7 +278,8 @@ def load_sessions(source: str | Path, *, streaming: bool = False) -> Dataset | I
     Raises:
         SourceError: There are no sessions, or a file cannot be read.
     """
-    shards = list(open_source(str(source)).shards)
+    sources = [source] if isinstance(source, str | Path) else source or [""]
+    shards = list(join_sources([open_source(str(one)) for one in sources]).shards)
     given: dict[str, Any] = {"shards": shards}
     if streaming:
         return IterableDataset.from_generator(_session_rows, SESSION, gen_kwargs=given)
