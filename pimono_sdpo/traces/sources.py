@@ -260,12 +260,12 @@ def shard_sessions(files: Iterable[tuple[Path, Path]]) -> list[Shard]:
     ]
 
 
-def load_sessions(source: str | Path, *, streaming: bool = False) -> Dataset | IterableDataset:
+def load_sessions(source: str | Path | Sequence[str | Path], *, streaming: bool = False) -> Dataset | IterableDataset:
     """Open recorded sessions as a dataset of one row each.
 
     Args:
         source: A folder, file or glob of session JSONL or of the viewer's parquet export, a dataset
-            saved by `save_to_disk`, or a Hub dataset id (`ns/name`).
+            saved by `save_to_disk`, or a Hub dataset id (`ns/name`); or a list of these.
         streaming: Return an `IterableDataset`, which reads the files when it is iterated over. A
             `Dataset` is written to the cache of `datasets` first, and read from there until a file
             changes.
@@ -278,7 +278,8 @@ def load_sessions(source: str | Path, *, streaming: bool = False) -> Dataset | I
     Raises:
         SourceError: There are no sessions, or a file cannot be read.
     """
-    shards = list(open_source(str(source)).shards)
+    sources = [source] if isinstance(source, str | Path) else source or [""]
+    shards = list(join_sources([open_source(str(one)) for one in sources]).shards)
     given: dict[str, Any] = {"shards": shards}
     if streaming:
         return IterableDataset.from_generator(_session_rows, SESSION, gen_kwargs=given)
@@ -391,19 +392,26 @@ def open_raw(file: Path) -> Any:
 
 
 def _read_raw(root: Path, files: tuple[Path, ...], unreadable: Unreadable) -> pa.Table:
-    names, ends, content = [], [0], pa.BufferOutputStream()
-    for file in files:
+    names, ends = [], [0]
+    sizes = [file.stat().st_size if file.exists() else 0 for file in files]
+    is_packed = any(file.suffix in _COMPRESSIONS for file in files)
+    room = pa.allocate_buffer(0 if is_packed else sum(sizes))
+    # A stream that grows copies what it holds again and again.
+    content = pa.BufferOutputStream() if is_packed else pa.FixedSizeBufferWriter(room)
+    for file, size in zip(files, sizes, strict=True):
         name = _name_relative(file, root)
         try:
             with open_raw(file) as stream:
-                content.write(stream.read())
+                # Another process may be writing to it.
+                content.write(stream.read(None if is_packed else size))
             names.append(name)
             ends.append(content.tell())
         except (pa.ArrowException, OSError) as error:
-            unreadable[name] = {_explain(error): file.stat().st_size if file.exists() else 0}
+            unreadable[name] = {_explain(error): size}
     # An array of the bytes of each file would be another copy of all.
     offsets = pa.array(ends, pa.int64()).buffers()[1]
-    traces = pa.Array.from_buffers(pa.large_binary(), len(names), [None, offsets, content.getvalue()])
+    held = content.getvalue() if is_packed else room
+    traces = pa.Array.from_buffers(pa.large_binary(), len(names), [None, offsets, held])
     empty = [""] * len(names)
     values = (empty, empty, names, *ensure_utf8(traces))
     return pa.table(dict(zip(SESSION, values, strict=True)), SESSION.arrow_schema)
