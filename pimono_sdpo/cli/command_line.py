@@ -103,6 +103,9 @@ class Command(NamedTuple):
 def load(command: str) -> Command:
     """Import a command."""
     module_name, function = _find(command)
+    # NumPy's threads wait busily at the start, for matrices that only a training may multiply.
+    if command != "train":
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Modules and what they hold stay; looking for garbage among them takes a tenth of the time.
     gc.disable()
     try:

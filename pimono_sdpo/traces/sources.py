@@ -395,19 +395,26 @@ def open_raw(file: Path) -> Any:
 
 
 def _read_raw(root: Path, files: tuple[Path, ...], unreadable: Unreadable) -> pa.Table:
-    names, ends, content = [], [0], pa.BufferOutputStream()
-    for file in files:
+    names, ends = [], [0]
+    sizes = [file.stat().st_size if file.exists() else 0 for file in files]
+    is_packed = any(file.suffix in _COMPRESSIONS for file in files)
+    room = pa.allocate_buffer(0 if is_packed else sum(sizes))
+    # A stream that grows copies what it holds again and again.
+    content = pa.BufferOutputStream() if is_packed else pa.FixedSizeBufferWriter(room)
+    for file, size in zip(files, sizes, strict=True):
         name = _name_relative(file, root)
         try:
             with open_raw(file) as stream:
-                content.write(stream.read())
+                # Another process may be writing to it.
+                content.write(stream.read(None if is_packed else size))
             names.append(name)
             ends.append(content.tell())
         except (pa.ArrowException, OSError) as error:
-            unreadable[name] = {_explain(error): file.stat().st_size if file.exists() else 0}
+            unreadable[name] = {_explain(error): size}
     # An array of the bytes of each file would be another copy of all.
     offsets = pa.array(ends, pa.int64()).buffers()[1]
-    traces = pa.Array.from_buffers(pa.large_binary(), len(names), [None, offsets, content.getvalue()])
+    held = content.getvalue() if is_packed else room
+    traces = pa.Array.from_buffers(pa.large_binary(), len(names), [None, offsets, held])
     empty = [""] * len(names)
     values = (empty, empty, names, *ensure_utf8(traces))
     return pa.table(dict(zip(SESSION, values, strict=True)), SESSION.arrow_schema)
