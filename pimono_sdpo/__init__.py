@@ -5,7 +5,7 @@
     rows = run_pipeline(load_sessions("traces/"))
     output = train(rows, config="tiny", model_name_or_path="build/tiny-gemma4")
 
-`load_sessions` opens whatever the command `filter` opens, as a `Dataset` or an `IterableDataset`;
+`load_sessions` opens the paths and Hub ids that the command `filter` takes, as a `Dataset` or an `IterableDataset`;
 `run_pipeline` turns such a dataset into rows. `Map`, `Filter` and `FlatMap` are stages of your own,
 and `run_stages` runs any stages over any dataset. `train` needs the extra `train`. Errors that a
 user can fix are `PimonoError`.

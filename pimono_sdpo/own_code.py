@@ -7,7 +7,7 @@ wrongly becomes an OwnCodeError, which names the line.
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import update_wrapper
+from functools import cache, update_wrapper
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
@@ -17,7 +17,10 @@ from typing import Any
 from datasets import Features
 
 from pimono_sdpo.errors import OwnCodeError
+from pimono_sdpo.schema import EVIDENCE, GRADE, SDPO_ROW, find_mismatch, type_of
 from pimono_sdpo.stage import Filter, Map, Stage, features_after, name_of, table_of_rows
+
+_READ_LATER = {**EVIDENCE, **GRADE, "split": SDPO_ROW["split"]}
 
 
 def import_own(name: str) -> Any:
@@ -25,12 +28,14 @@ def import_own(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if not attribute:
         raise OwnCodeError(f"`{name}` names no object of the module; give `{module}:NAME`.")
+    if not all(map(str.isidentifier, module.split("."))) or module.endswith(".py"):
+        raise OwnCodeError(f"`{module}` is not the name of a module; give `mine:{attribute}` for a file mine.py here.")
     if str(Path.cwd()) not in sys.path:
         # Last: a file here must not take the place of a library.
         sys.path.append(str(Path.cwd()))
     try:
         found = import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module}.".startswith(f"{missing}."):
             raise OwnCodeError(
@@ -99,14 +104,22 @@ class OwnStage:
             if self.writes:
                 if not isinstance(result, dict) or {*result} != {*self.writes}:
                     raise TypeError(f"{result!r:.80} does not hold just {', '.join(self.writes)}")
-                table_of_rows([result], self.writes)
+                written = table_of_rows([result], self.writes).to_pylist()[0]
+                if mismatch := find_mismatch(written, _type_read_later(tuple(self.writes))):
+                    raise TypeError(mismatch)
                 if not all(isfinite(one) for one in result.values() if isinstance(one, float)):
                     raise ValueError(f"{result!r:.80} holds a number that is not finite")
             elif result is not None and not (isinstance(result, str) and result):
                 raise TypeError(f"{result!r:.80} is neither None nor why the row is dropped")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise OwnCodeError(f"The stage `{self.name}` failed: {_explain(error)}.") from error
         return result
+
+
+@cache
+def _type_read_later(names: tuple[str, ...]) -> Any:
+    """Return the type of those columns that later stages read."""
+    return type_of({name: _READ_LATER[name] for name in names if name in _READ_LATER})
 
 
 class OwnReward:
@@ -130,12 +143,12 @@ class OwnReward:
                 raise ValueError(f"{len(numbers)} rewards for {len(completions)} completions")
             if not all(one is None or isfinite(one) for one in numbers):
                 raise ValueError(f"{numbers} holds a reward that is not finite")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise OwnCodeError(f"The reward `{self.name}` failed: {_explain(error)}.") from error
         return numbers
 
 
-def _explain(error: Exception) -> str:
+def _explain(error: BaseException) -> str:
     """Return an error in a clause, with the line of the user's code that raised it."""
     frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename != __file__]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -140,7 +140,7 @@ class Upload(ABC):
                         self.api.create_branch(self.repo_id, branch=branch, repo_type=self.KIND, exist_ok=True)
                         self.api.delete_branch(self.repo_id, branch=branch, repo_type=self.KIND)
         except HFValidationError:
-            problem = "that cannot name a repository; use ns/name"
+            problem, self.again = "that cannot name a repository; use ns/name", ""
         except HUB_ERRORS as error:
             problem = explain_error(error)
         if problem is not None:
@@ -237,7 +237,8 @@ class Upload(ABC):
         if done.oid == info.sha and not self.in_doubt:
             return f"{where} has these files already, in commit {info.sha}; nothing was uploaded"
         gone = sum(isinstance(one, CommitOperationDelete) for one in operations)
-        return f"pushed {len(operations) - gone} files to {where}, {gone} removed, in commit {done.oid}"
+        removed = f", {gone} removed" * (gone > 0)
+        return f"pushed {len(operations) - gone} files to {where}{removed}, in commit {done.oid}"
 
 
 class _FileRefused(RuntimeError):
@@ -249,7 +250,7 @@ class RowsUpload(Upload):
     """The upload of a folder of rows; a public dataset is refused if `only_private`."""
 
     KIND = "dataset"
-    MESSAGE = "Push rows filtered by pimono-sdpo"
+    MESSAGE = "Push rows made by pimono-sdpo"
 
     files: dict[str, Path] = field(default_factory=dict)
     stage: str | None = None

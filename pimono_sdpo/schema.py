@@ -7,8 +7,10 @@ In a duel, two players answer the same turn of a recorded trajectory: the king w
 with the pull request that solved the task. A panel of judges compares the answers in both orders.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
+import msgspec
 from datasets import Features, Json, List, Value
 
 Unit = Literal["session", "episode", "step"]
@@ -86,6 +88,33 @@ REJECT = Features(
         "counts": COUNTS,
     }
 )
+
+_TYPES = {"string": str, "large_binary": bytes, "bool": bool, "float64": float, "int32": int, "int64": int}
+# The other columns are never null.
+_SPECIAL = {"identity": list[str] | None, "resolved_at": int | None, "split": Literal["train", "test"]}
+
+
+def type_of(kind: Any) -> Any:
+    """Return the Python type of a row with these columns, or of one column."""
+    if isinstance(kind, List):
+        return list[type_of(kind.feature)]  # type: ignore[misc]
+    if isinstance(kind, Mapping):
+        return msgspec.defstruct("Row", [(name, _SPECIAL.get(name) or type_of(one)) for name, one in kind.items()])
+    return _TYPES[kind.dtype]
+
+
+def find_mismatch(row: Any, expected: Any) -> str:
+    """Return in a clause which value of a row is not of the type that `type_of` gave, "" if all are.
+
+    >>> find_mismatch({"score": None}, type_of(columns(float64="score")))
+    'expected `float`, got `null` in `score`'
+    """
+    try:
+        msgspec.convert(row, expected)
+    except msgspec.ValidationError as error:
+        said = str(error).replace("Object missing required field", "no value").replace("Invalid enum", "unknown")
+        return (said[0].lower() + said[1:]).replace(" - at `$.", " in `")
+    return ""
 
 
 class Finding(TypedDict):

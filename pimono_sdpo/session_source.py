@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
+from time import time
 
 import msgspec
 import pyarrow as pa
@@ -15,6 +16,7 @@ import typer
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.folders import require_disjoint
+from pimono_sdpo.text import describe_size
 from pimono_sdpo.traces.sources import (
     Shard,
     Source,
@@ -88,6 +90,8 @@ class SourceOptions:
                 "holds other files as well; leave them out."
             )
         start = _read_date(self.since) if self.since is not None else 0.0
+        if start > time():
+            raise SourceError(f"--since `{self.since}` is in the future; use a date that has passed, or 7d.")
 
         def is_kept(root: Path, file: Path) -> bool:
             name = file.relative_to(root).as_posix()
@@ -138,9 +142,9 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
         root = places[0] if len(places) == 1 else home
         shards += shard_sessions((root, file) for file in files)
         projects = len({find_project(file) or str(file.parent) for file in files})
-        size = sum(file.stat().st_size for file in files) / 1e6
+        size = describe_size(sum(file.stat().st_size for file in files))
         found.append(
-            f"{name}: {len(files)} sessions of {projects} project{'s' * (projects > 1)}, {size:,.1f} MB, in "
+            f"{name}: {len(files)} sessions of {projects} project{'s' * (projects > 1)}, {size}, in "
             + " and ".join(map(str, there))
         )
     if not found:

@@ -94,6 +94,15 @@ def shorten_at_paragraphs(text: str, limit: int) -> str:
     return head[: next(stops, half)].rstrip() + TRIMMED + tail[next(starts, 0) :].lstrip()
 
 
+def describe_size(count: int) -> str:
+    """Return so many bytes in kB or MB.
+
+    >>> describe_size(120), describe_size(2_340_000)
+    ('1 kB', '2.3 MB')
+    """
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{-(-count // 1000)} kB"
+
+
 def match_globs(path: str, globs: Sequence[str]) -> bool:
     """Whether globs match a path, or a folder above it; case is ignored.
 

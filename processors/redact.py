@@ -27,6 +27,10 @@ _IN_HOMES = ("sers", "home", "/root")
 _IN_DASHED_HOMES = ("-Users-", "-home-")
 _PATH_STARTS = re.compile(r"(?<![A-Za-z0-9.$-])")
 _PATH_ENDS = re.compile(r"(?![\w-]|\.\w)")
+# A public key of SSH names who made it, and where.
+_KEY_COMMENT = re.compile(
+    r"\b((?:ssh-|ecdsa-|sk-)[\w@.-]{1,40} AAAA[A-Za-z0-9+/=]{20,2000} )[\w.-]{1,60}@[\w.-]{1,80}"
+)
 _NO_WORKSPACE = frozenset({"", "/", "/home", "/Users", "/tmp", "/mnt"})
 
 
@@ -71,6 +75,8 @@ def _redact(text: str, cwd: str, names: tuple[str, ...] | None) -> tuple[str, li
             text = redact_workspace(text, spelled)
     if user and user in text:
         text = _redact_user(text, user, keep=names is None)
+    if names is not None and " AAAA" in text:
+        text = _KEY_COMMENT.sub(r"\1$USER@$HOST", text)
     if "/var/folders/" in text:
         text = _SAYS["temporary"].sub("$TMPDIR", text)
     text = redact_homes(text)

@@ -16,6 +16,8 @@ from processors import pipeline
 from tests.plug import ROOT
 
 MINE = """
+import sys
+
 from datasets import Value
 from pimono_sdpo import Filter, FlatMap, Map
 from rewards.verifiers.rubric import failed, passed
@@ -55,6 +57,21 @@ def refuse_all(row):
     return "unwanted"
 
 
+def leave(row):
+    sys.exit("gone")
+
+
+def lose(row):
+    return {"score": None}
+
+
+def send_away(row):
+    return {"split": "validation"}
+
+
+LEAVE = Filter(leave, reads=("score",))
+LOSE = Map(lose, reads=("score",), writes={"score": Value("float64")})
+AWAY = Map(send_away, reads=("score",), writes={"split": Value("string")})
 STAGE = Map(bonus, reads=("score",), writes={"score": Value("float64")})
 WRONG = Map(wrong, reads=("score",), writes={"score": Value("float64")})
 UNTOLD = Filter(untold, reads=("score",))
@@ -119,6 +136,7 @@ def test_a_stage_that_drops_every_row_is_what_the_advice_is_about(folder: Path) 
     [
         (["gone:STAGE"], "names the module `gone`, which is neither in the current folder nor"),
         (["mine:GONE"], "`GONE` is not in the module `mine`"),
+        (["mine.py:STAGE"], "`mine.py` is not the name of a module; give `mine:STAGE` for a file mine.py here"),
         (["mine"], "`mine` names no object of the module; give `mine:NAME`"),
         (["mine:SEVERAL"], "is a FlatMap; give a Map or a Filter"),
         (["mine:LAMBDA"], "has a lambda"),
@@ -142,6 +160,9 @@ def test_a_stage_that_does_not_fit_is_refused(folder: Path, names: list[str], se
         ("UNTOLD", 3, "True is neither None nor why the row is dropped"),
         ("EMPTY", 3, "'' is neither None nor why the row is dropped"),
         ("STAGE", float("nan"), "holds a number that is not finite"),
+        ("LEAVE", 3, r"SystemExit: gone \(mine.py, line \d+\)"),
+        ("LOSE", 3, "expected `float`, got `null` in `score`"),
+        ("AWAY", 3, "unknown value 'validation' in `split`"),
     ],
 )
 def test_what_a_stage_returns_wrongly_is_one_sentence(folder: Path, name: str, score: float, sentence: str) -> None:

@@ -65,7 +65,7 @@ def test_the_sessions_of_an_agent_are_found(home: Path) -> None:
     names = below(root)
     output = run_filter("claude")
     assert f"Claude Code: {len(names)} sessions of " in output
-    assert f"MB, in {root}" in output
+    assert f"kB, in {root}" in output
     assert sources() == names
     by_word = {path.name: path.read_bytes() for path in Path("rows/data").iterdir()}
     run_filter("~/.claude/projects")
@@ -190,6 +190,7 @@ def test_a_choice_that_cannot_be_made_is_one_sentence(home: Path) -> None:
     assert "No session of `traces` (1 in all) is left by --project;" in refused("traces", "--project", "blog")
     assert "is left by --project and --exclude" in refused("traces", "--project", "blog", "--exclude", "a")
     assert "--since `yesterday` is not a date" in refused("traces", "--since", "yesterday")
+    assert "--since `2999-01-01` is in the future" in refused("traces", "--since", "2999-01-01")
     pq.write_table(pa.table({"trace": ["{}"], "file_path": ["a"]}), "traces/b.parquet")
     assert "choose among session files" in refused("traces", "--since", "7d")
     assert "The parts decide --project" in refused("part", "--merge", "--project", "a")

@@ -22,6 +22,7 @@ PLANTED = [
     ("postgres://ann:s3cret@db.internal/app", "url_password"),
     ("Authorization: Bearer " + "k" * 32, "authorization"),
     ("ann.lee@corp.dev", "email"),
+    ("12345+ann-lee@users.noreply.github.com", "email"),
     ("ya29." + "a0" * 20, "google_oauth"),
     ("SG." + "x" * 22 + "." + "y" * 43, "sendgrid_key"),
     ("123456789:AA" + "Z" * 33, "telegram_token"),
@@ -147,7 +148,13 @@ def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> 
         *("apiKey: process.env.API_KEY,", "self.token = token", "TOKEN=${HF_TOKEN}", "TOKEN=$1"),
         *("Unexpected token: punc", "unexpected token: 5", "token == abc123", "foo --password"),
         *("export ANTHROPIC_API_KEY=sk-ant-...", '"apiKey": "OLLAMA_API_KEY"', "primary_key: a1"),
-        *("git@github.com:a/b", "icon@2x.png", "ann@example.com", "docker run -u 1000:1000"),
+        *(
+            "git@github.com:a/b",
+            "icon@2x.png",
+            "ann@example.com",
+            "github-actions@users.noreply.github.com",
+            "docker run -u 1000:1000",
+        ),
         *("integrity: sha512-aB3dE5fG7hJ9kL2mN4pQ6rS8tV0wX1yZ0123", "const id = " + "0a1b" * 10),
         *("http://localhost:3000/@fs/x", "--- PASS: TestFoo2", "https://x.com/home/settings"),
         "me-ops__the-ai-harness/main_sessions_88616e07-f4e6-41ab-9157-bc7b373a246c.jsonl",
@@ -220,6 +227,10 @@ def test_what_was_redacted_holds_nothing_more(text: str) -> None:
         (r"\\srv\Users\janedoe\p", r"\\srv$HOME\p"),
         ("-rw-r--r--@ 1 janedoe  staff  12 a.ts", "-rw-r--r--@ 1 $USER  staff  12 a.ts"),
         ("drwxr-xr-x 2 janedoe janedoe 4096 .", "drwxr-xr-x 2 $USER $USER 4096 ."),
+        (
+            "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAB zoe@thinkpad.local",
+            "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAB $USER@$HOST",
+        ),
         ("ask janedoe about it", "ask janedoe about it"),
     ],
 )

@@ -199,6 +199,8 @@ def test_sessions_are_loaded_as_any_kind_of_dataset(sessions: Dataset, tmp_path:
     stream = load_sessions(str(tmp_path), streaming=True)
     assert isinstance(stream, IterableDataset)
     assert list(stream) == sessions.to_list()
+    both = load_sessions([tmp_path / "raw", tmp_path / "trace_text"])
+    assert len(both) == len(load_sessions(tmp_path / "raw")) + len(load_sessions(tmp_path / "trace_text"))
     # What changes on disk is read again.
     one = next((tmp_path / "raw").iterdir())
     one.write_text(FAILING)

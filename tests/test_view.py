@@ -2,9 +2,11 @@ import base64
 import gzip
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from cards.view import render_page
@@ -161,6 +163,25 @@ def test_a_folder_of_another_kind_costs_one_sentence(tmp_path: Path, written: di
         (tmp_path / name).write_text(text)
     with pytest.raises(SourceError, match=told):
         render_view(tmp_path, [], 10)
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (lambda rows: rows.drop("prompt"), "no value `prompt`"),
+        (lambda rows: rows.rename({"score": "points"}), "unable to find column"),
+        (lambda rows: rows.with_columns(pl.lit("x").alias("counts")), "expected `object`, got `str` in `counts`"),
+        (lambda rows: rows.with_columns(pl.lit(None, pl.String).alias("source")), "got `null` in `source`"),
+        (lambda rows: rows.clear(), "holds no parquet files with rows"),
+    ],
+)
+def test_rows_edited_by_hand_are_refused_in_one_sentence(
+    rows: Path, edit: Callable[[pl.DataFrame], pl.DataFrame], told: str
+) -> None:
+    file = next((rows / "data").iterdir())
+    edit(pl.read_parquet(file)).write_parquet(file)
+    with pytest.raises(SourceError, match=told):
+        render_view(rows, [], 10)
 
 
 def test_a_review_is_a_seeded_sample_that_does_not_show_what_was_kept(tmp_path: Path) -> None:

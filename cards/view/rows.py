@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from datasets import Features
 
 from cards.view import build_block
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.failures import CATEGORIES, find_rules
 from pimono_sdpo.report import SCORE_IN_DETAIL
+from pimono_sdpo.schema import REJECT, SDPO_ROW, find_mismatch, type_of
 from pimono_sdpo.stats import wilson_interval
 from pimono_sdpo.text import shorten
 
@@ -39,13 +41,29 @@ class Chosen:
 
 
 def choose_rows(folder: Path, limit: int, seed: int | None = None) -> Chosen:
-    """Return the best `limit` rows, ties by their order, or with a seed a random sample; as many rejects."""
+    """Return the best `limit` rows, ties by their order, or with a seed a random sample; as many rejects.
+
+    Raises SourceError for rows that are not as the filter writes them.
+    """
     chooser = random.Random(seed)
     ranking: Json = {"by": ["score", "row"], "descending": [True, False], "nulls_last": True}
 
-    def take(files: list[Path], *columns: pl.Expr) -> tuple[list[Json], int]:
+    def take(files: list[Path], features: Features, *columns: pl.Expr) -> tuple[list[Json], int]:
         if not files:
             return [], 0
+        expected = type_of(features)
+        try:
+            listed, total = rank(files, *columns)
+            wrong = next(filter(None, (find_mismatch(row, expected) for row in listed)), "")
+        except pl.exceptions.PolarsError as error:
+            wrong = re.split("[;\n]", str(error))[0]
+        if wrong:
+            raise SourceError(
+                f"The rows in `{files[0].parent}` are not as `filter` writes them ({wrong}); make them again."
+            )
+        return listed, total
+
+    def rank(files: list[Path], *columns: pl.Expr) -> tuple[list[Json], int]:
         rows = pl.scan_parquet(files, row_index_name="row").with_columns(*columns)
         ranked = rows.select("row", "score").sort(**ranking).collect()["row"]
         picked = ranked.head(limit)
@@ -55,9 +73,11 @@ def choose_rows(folder: Path, limit: int, seed: int | None = None) -> Chosen:
         return listed.sort(**ranking).drop("row").to_dicts(), len(ranked)
 
     data = folder / "data"
-    kept, total = take([*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))])
+    kept, total = take([*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))], SDPO_ROW)
+    if not total:
+        raise SourceError(f"`{data}` holds no parquet files with rows; make them again with `filter`.")
     score = pl.col("detail").str.extract(SCORE_IN_DETAIL).cast(pl.Float64, strict=False)
-    rejected, rejected_total = take(sorted((folder / "rejects").glob("*.parquet")), score.alias("score"))
+    rejected, rejected_total = take(sorted((folder / "rejects").glob("*.parquet")), REJECT, score.alias("score"))
     return Chosen(kept, rejected, total, rejected_total)
 
 

@@ -28,10 +28,11 @@ from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.folders import REPORT, read_json, writing
 from pimono_sdpo.runs.parquet import read_rows, write_atomically
-from pimono_sdpo.schema import SESSION
+from pimono_sdpo.schema import ROLLOUT, SESSION
 from pimono_sdpo.session_source import WORDS, find_own_sessions, open_one
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.suites.stored_rollouts import open_rollouts
+from pimono_sdpo.text import describe_size
 from pimono_sdpo.traces.hub import fetch_repository
 from pimono_sdpo.traces.sources import HUB_ID, Source, join_sources, open_source, read_sessions
 from processors.identity import find_own_names
@@ -95,7 +96,7 @@ def run(options: Options) -> None:
     out = options.out or Path(f"{name.rpartition('/')[2]}{kind}.html")
     with writing(out, "use --out"):
         write_atomically(out, page.encode())
-    typer.echo(f"the page is {out} ({len(page) / 1e6:.1f} MB), on this machine only")
+    typer.echo(f"the page is {out} ({describe_size(len(page.encode()))}), on this machine only")
     if sys.stdout.isatty() if options.open is None else options.open:
         webbrowser.open(out.resolve().as_uri())
 
@@ -121,6 +122,8 @@ def render_view(folder: Path, traces: list[str], limit: int) -> str:
     if (folder / RUN).is_file():
         return render_page(run_view(_read(folder / RUN)))
     if rollouts := open_rollouts(folder):
+        if missing := [name for name in ROLLOUT if name not in pq.read_schema(rollouts.files[0]).names]:
+            raise SourceError(f"`{rollouts.files[0]}` has no column `{missing[0]}`; write the rollouts again.")
         rows = read_rows(rollouts.files)
         total = sum(pq.read_metadata(file).num_rows for file in rollouts.files)
         return render_page(rollouts_view(rollouts.name, islice(rows, limit), total))
@@ -216,6 +219,8 @@ def _file(source: str) -> str:
 def _read(path: Path, of_run: bool = False) -> Json:
     """Read what a filter run or a training says of itself; raises SourceError for anything else."""
     content = read_json(path) if path.is_file() else None
+    if not path.is_file():
+        raise SourceError(f"`{path.parent}` holds no {path.name}, so it is not what `filter` or a training writes.")
     if not isinstance(content, dict) or not {"pimono_sdpo", "stage"} & content.keys():
         raise SourceError(f"`{path}` is not what `filter` or a training writes; use the folder of one, or ns/name.")
     if "stage" in content and not of_run:

@@ -40,9 +40,9 @@ class Limits:
 
     CPU seconds are tight, wall seconds loose (0 is 5 times the CPU seconds, at least 15): a loaded
     machine must not fail a correct program. The wall clock stands still while a program is ready to
-    run and gets no CPU. Sizes are bytes. `processes` counts threads. `files` counts entries of the
-    work folder. What the kernel buffers in pipes and socket pairs is bounded by the number of open
-    files alone.
+    run and gets no CPU. Sizes are bytes. `memory` has what sockets may hold; pipes are bounded by the
+    number of open files, and by the kernel for each user. `processes` counts threads. `files` counts
+    entries of the work folder.
     """
 
     cpu_seconds: float = 10

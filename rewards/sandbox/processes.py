@@ -8,6 +8,7 @@ another user's are closed to us: such a process counts as far as it could be see
 from __future__ import annotations
 
 import os
+import stat
 import time
 
 TYPE_CHECKING = False  # `typing` costs as much as everything else that a supervisor imports
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PATIENCE_S = 10
+# What the kernel keeps of what was written into one end of a pair and not read, at most.
+SOCKET_BYTES = 208 << 10
 # Page tables, too: a huge map of nothing costs nothing else.
 HELD = (b"RssAnon", b"RssShmem", b"VmSwap", b"VmPTE", b"HugetlbPages")
 
@@ -86,25 +89,25 @@ def of_children(pid: int) -> float:
     return sum(map(int, _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[13:15])) / TICKS
 
 
-def delay(pids: list[int]) -> float:
-    """Seconds for which a thread was ready to run and got no CPU, of the one that waited most.
+def delays(pids: list[int]) -> dict[int, float]:
+    """Seconds for which each thread was ready to run and got no CPU."""
+    found: dict[int, float] = {}
+    for each in _of_those_there(lambda pid: list(_numbers(f"/proc/{pid}/task")), pids):
+        waited = _of_those_there(lambda task: (task, _read(f"/proc/{task}/schedstat").split()[1]), each)
+        found |= {task: int(nanoseconds) / 1e9 for task, nanoseconds in waited}
+    return found
 
-    Not the sum: threads that get in each other's way must not gain time by it.
-    """
-    waited = _of_those_there(lambda pid: _of_threads(pid, "schedstat"), pids)
-    return max((int(one.split()[1]) for each in waited for one in each), default=0) / 1e9
 
-
-def deleted_bytes(pids: list[int]) -> int:
-    """Disk held by open files that no folder lists any more."""
+def opened_bytes(pids: list[int]) -> tuple[int, int]:
+    """Disk held by open files that no folder lists any more, and memory that open sockets may hold."""
 
     def opened(pid: int) -> list[os.stat_result]:
         folder = f"/proc/{pid}/fd"
         return list(_of_those_there(lambda fd: os.stat(f"{folder}/{fd}"), _numbers(folder)))
 
-    found = (entry for each in _of_those_there(opened, pids) for entry in each)
-    held = {(e.st_dev, e.st_ino): e.st_blocks * 512 for e in found if e.st_nlink == 0}
-    return sum(held.values())
+    found = {(e.st_dev, e.st_ino): e for each in _of_those_there(opened, pids) for e in each}
+    sockets = sum(stat.S_ISSOCK(e.st_mode) for e in found.values())
+    return sum(e.st_blocks * 512 for e in found.values() if e.st_nlink == 0), sockets * SOCKET_BYTES
 
 
 def mapped_bytes(pids: list[int]) -> tuple[int, int]:

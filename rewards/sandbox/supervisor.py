@@ -27,6 +27,8 @@ SIGXCPU = 24
 
 TICK_MS = 20
 TICKS_PER_MEASURE = 4
+# The share of the wall clock in which it is not asked who waits for a CPU.
+SHORT = 0.2
 CHUNK = 1 << 16
 
 
@@ -136,6 +138,8 @@ class _Supervisor:
         self.kept: list[bytearray] = [bytearray(), bytearray()]
         self.seen = [0, 0]
         self.burnt: dict[tuple[int, int], float] = {}
+        self.delays: dict[int, float] = {}
+        self.waited = self.looked = 0.0
         self.begun = time.monotonic()
         handed = struct.pack(zygote.DESCRIPTORS, given, out[1], err[1], theirs.fileno())
         self.control.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, handed)])
@@ -202,8 +206,8 @@ class _Supervisor:
         cpu = max(cpu + processes.of_children(self.zygote) - self.cpu_before, sum(self.burnt.values()))
         if cpu > limits["cpu_seconds"]:
             return "cpu"
-        late = time.monotonic() - self.begun - limits["wall_seconds"]
-        if late > 0 and late > processes.delay(pids):
+        wall = time.monotonic() - self.begun
+        if wall > limits["wall_seconds"] * SHORT and self._waited(pids, wall) > limits["wall_seconds"]:
             return "wall"
         if memory > limits["memory"]:
             return "memory"
@@ -211,9 +215,21 @@ class _Supervisor:
             return "processes"
         if looks % TICKS_PER_MEASURE == 1:
             shared, unlisted = processes.mapped_bytes(pids)
-            over_memory = "memory" if shared > limits["memory"] else ""
-            return self._stored(max(unlisted, processes.deleted_bytes(pids))) or over_memory
+            deleted, buffered = processes.opened_bytes(pids)
+            over_memory = "memory" if max(shared, memory + buffered) > limits["memory"] else ""
+            return self._stored(max(unlisted, deleted)) or over_memory
         return ""
+
+    def _waited(self, pids: list[int], wall: float) -> float:
+        """Return the wall seconds but those in which a thread was ready to run and got no CPU.
+
+        Threads that get in each other's way gain no time by it: they use CPU.
+        """
+        delays = processes.delays(pids)
+        delayed = sum(max(0.0, now - self.delays.get(task, 0.0)) for task, now in delays.items())
+        self.waited += max(0.0, wall - self.looked - delayed)
+        self.delays, self.looked = delays, wall
+        return self.waited
 
     def _stored(self, unlisted: int) -> str:
         """Return the limit that the folder has passed, with bytes that are in no folder."""

@@ -30,6 +30,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pimono_sdpo.replay.calls import Words, changed_words, find_path, find_text, overlap, read_edits, read_patch
+from pimono_sdpo.replay.commands import find_changes
 from pimono_sdpo.replay.workspace import Workspace, load_workspace
 from pimono_sdpo.shell import Stage, parse_command
 from rewards.verifiers import replay, tool_calls
@@ -50,6 +51,13 @@ _LOOKERS = frozenset(
 _LISTERS = frozenset("ls tree find fd glob dir gci get-childitem".split())
 _NAVIGATES = frozenset("cd pushd set-location export set source true : echo printf sleep".split())
 _CHANGES = frozenset({"edit", "write", "multi_edit", "apply_patch"})
+_LOOKED_AT = frozenset({"path", "read", "folder"})
+# Options and code by which programs that look write files or run others.
+_WRITES = re.compile(
+    r"\bfind\b.*\s-f(?:print|ls)|\btree\b.*\s-o\b|\brg\b.*\s--pre\b|\bgit\b.*\s(?:--output\b|rm\s)"
+    r"|\bg?awk\b.*(?:\bsystem\s*\(|\bprintf?\b[^{}]*>\s*[\w\"(]|\|\s*\")|\bg?sed\b.*(?:^|[\s'\";}/\dg$])[we] +[^\s/]"
+)
+_COMMENT = re.compile(r"^\+?[ \t]*(?:#(?!include|define|if|endif)|//).*\n?", re.MULTILINE)
 
 
 class Step:
@@ -111,6 +119,8 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
         return _fail("This call has failed already.", 0.0)
     if all(map(_does_nothing, calls)):
         return _fail("The call does nothing.", 0.0)
+    if step.kind in _LOOKED_AT and _may_change(calls[0]) and not any(map(_may_change, step.references)):
+        return _fail(f"{step.goal['path']} was to be looked at.", UNRELATED)
     if not step.kind:
         if (applied := step.replayed()).status == "failed":
             return applied
@@ -210,8 +220,7 @@ def _look(call: Call, step: Step) -> VerifierResult:
     """Judge a call that can at best look at the file of the goal."""
     named = [find_path(call.arguments)] if call.name in {"read", "grep"} else []
     for folder, stage in _walk(call):
-        is_in_place = any(word.startswith("-i") for word in stage.arguments[:1])
-        if stage.program in _LOOKERS - {"ls", "find", "git"} and not (stage.targets or is_in_place):
+        if stage.program in _LOOKERS - {"ls", "find", "git"} and not _may_change(call):
             named += [_inside(folder, word) for word in stage.arguments]
     if step.path and step.path in map(step.absolute, named):
         return _fail(f"Now use what {step.goal['path']} shows.", LOOKS)
@@ -225,7 +234,9 @@ def _searches(call: Call, step: Step, name: str) -> str:
         return ""
     programs = {call.name, *(stage.program for stage in stages)}
     lists = bool(programs & _LISTERS)
-    finds = lists or call.name == "grep" or bool(programs & {"rg", "git", "grep", "findstr", "select-string"})
+    of_git = {word for stage in stages if stage.program == "git" for word in stage.arguments}
+    finds = lists or call.name == "grep" or bool(programs & {"rg", "grep", "findstr", "select-string"})
+    finds = finds or bool(of_git & {"ls-files", "ls-tree", "grep"})
     given = [word for stage in stages if stage.program in _LOOKERS for word in stage.arguments]
     given += [value for value in call.arguments.values() if isinstance(value, str) and not stages]
     if finds and any(_has_part(word, name) and step.absolute(word) != step.path for word in given):
@@ -267,6 +278,14 @@ def _does_nothing(call: Call) -> bool:
         return True
     is_command = bool(find_text(call.arguments, "command", "cmd"))
     return is_command and all(s.program in _NAVIGATES and {*s.targets} <= {"/dev/null"} for s in _stages(call))
+
+
+def _may_change(call: Call) -> bool:
+    """Whether a call may change files."""
+    command = find_text(call.arguments, "command", "cmd")
+    changes = find_changes(command, "")
+    is_more = changes.anything or changes.names - {"/dev/null"} or _WRITES.search(command)
+    return call.name in _CHANGES or bool(is_more)
 
 
 def _repeats(call: Call, before: Call, step: Step) -> bool:
@@ -356,5 +375,24 @@ def _rest(call: Call | None, step: Step) -> Words:
 
 
 def _is_wanted(call: Call, step: Step) -> bool:
-    own = changed_words(call.arguments)
-    return any(overlap(own, changed_words(one.arguments)) >= ALIKE for one in step.references)
+    """Whether a change is near one that was made, also without the comments of both."""
+    return any(_is_near(call.arguments, one.arguments, step) for one in step.references)
+
+
+def _is_near(own: dict[str, Any], wanted: dict[str, Any], step: Step) -> bool:
+    code, wanted_code = (changed_words(_without_comments(each, step)) for each in (own, wanted))
+    is_code = any(word[0] == "+" for word in wanted_code)
+    return overlap(changed_words(own), changed_words(wanted)) >= ALIKE and (
+        not is_code or overlap(code, wanted_code) >= ALIKE
+    )
+
+
+def _without_comments(given: Any, step: Step) -> Any:
+    """Return arguments without the lines of code that are comments."""
+    if PurePosixPath(step.path).suffix in {"", ".md", ".txt", ".rst"}:
+        return given
+    if isinstance(given, dict):
+        return {key: _without_comments(value, step) for key, value in given.items()}
+    if isinstance(given, list):
+        return [_without_comments(value, step) for value in given]
+    return _COMMENT.sub("", given) if isinstance(given, str) else given

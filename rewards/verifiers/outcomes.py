@@ -7,6 +7,7 @@ looked up here. So no answer can raise an exception that is a ValueError and a T
 
 import builtins
 import signal
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -55,9 +56,24 @@ def describe_ending(ran: Ran, call: str) -> Outcome:
 def listed(value: Any) -> str:
     """Return a value for the feedback, its middle cut out when it is long."""
     try:
-        return shorten(repr(value), MAX_VALUE)
+        return shorten(repr(value), MAX_VALUE) if _can_be_shown(value) else "(a value too large to show)"
     except (RecursionError, ValueError):  # deep, or an integer of thousands of digits
         return "(a value too large to show)"
+
+
+MAX_SHOWN = 100_000
+
+
+def _can_be_shown(value: Any) -> bool:
+    """Whether a text of it ends: what holds the same list many times is small in memory alone."""
+    todo, room = [value], MAX_SHOWN
+    while todo and room > 0:
+        one = todo.pop()
+        held = [*one, *one.values()] if isinstance(one, dict) else one
+        if isinstance(held, list | tuple | set | frozenset | deque):
+            todo += held
+            room -= len(held)
+    return not todo
 
 
 MAX_BASES = 8

@@ -119,7 +119,7 @@ def _marks(source: str, tests: Collection[str]) -> Iterator[str]:
                         yield f"{module}.{alias.name}"
             case ast.Attribute(value=base, attr=attribute):
                 yield from (WORDS | METHODS | {"sys", "os", "builtins"}) & {attribute}
-                if isinstance(base, ast.Name) and attribute in OF_MODULES.get(base.id, set()):
+                if isinstance(base, ast.Name) and (base.id == "type" or attribute in OF_MODULES.get(base.id, ())):
                     yield f"{base.id}.{attribute}"
             case ast.Name(id=name):
                 yield from (WORDS | NAMES) & {name}

@@ -170,6 +170,39 @@ if os.fork() == 0:
         os.link("file", "new"); os.rename("new", "report.xml")
         os.symlink(world["folder"] + "/token", "new"); os.rename("new", "report.xml")
 time.sleep(.2)"""),
+    "socket_buffers": ({"memory", "cpu"}, """
+for _ in range(59):
+    if os.fork() == 0: break
+kept = []
+try:
+    while True:
+        pair = socket.socketpair(); kept += pair; pair[0].setblocking(False)
+        pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 20)
+        try:
+            while True: pair[0].send(bytes(1 << 16))
+        except BlockingIOError: pass
+except OSError: pass
+time.sleep(20)
+won()"""),
+    "stopped_and_continued": ({"cpu"}, """
+if (pid := os.fork()) == 0:
+    while True: pass
+while True: os.kill(pid, signal.SIGSTOP); os.kill(pid, signal.SIGCONT)"""),
+    "cpu_below_the_clock": ({"cpu"}, """
+while True:
+    end = time.perf_counter() + .003
+    while time.perf_counter() < end: pass
+    time.sleep(.0005)"""),
+    "waits_for_its_own_lock": ({"wall"}, """
+import fcntl
+fcntl.flock(kept := open("l", "w"), fcntl.LOCK_EX); fcntl.flock(open("l", "w"), fcntl.LOCK_EX)"""),
+    "copies_in_the_kernel": ({"disk", "cpu", ""}, """
+with open("src", "wb") as f: f.write(b"x" * (20 << 20))
+for n in range(30):
+    source, copy, done = open("src", "rb"), open(f"d{n}", "wb"), 0
+    while done < 20 << 20: done += os.sendfile(copy.fileno(), source.fileno(), done, 20 << 20)
+time.sleep(20)
+won()"""),
     "sleeping_children_hold_the_pipes": ({""}, """
 if os.fork() == 0:
     os.setsid(); time.sleep(60); won()"""),
@@ -412,5 +445,35 @@ if not ARM:
     code.write(bytes.fromhex("b814000000cd80c3"))
     ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))() > 0 and won()""",
     "key_added": 'call(248, 217, b"user", b"x", b"y", 1, -4) >= 0 and won()',
+    "larger_socket_buffers": """
+a, _ = socket.socketpair(); a.setblocking(False); a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 20)
+sent = 0
+try:
+    while True: sent += a.send(bytes(1 << 16))
+except BlockingIOError: sent > 1 << 20 and won()""",
+    "by_way_of_its_own_root": 'open("/proc/self/root" + world["folder"] + "/token").read(); won()',
+    "opened_without_resolving": """
+path, how = (world["folder"] + "/token").encode(), struct.pack("QQQ", 0, 0, 0)
+call(437, 437, -100, path, how, 24) >= 0 and won()""",
+    "setuid_copy": """
+import shutil, subprocess
+shutil.copy("/bin/sh", "sh"); os.chmod("sh", 0o6755)
+subprocess.run(["./sh", "-c", "id -u"], capture_output=True).stdout == b"0\\n" and won()""",
+    "signal_to_a_thread": 'call(234, 131, world["victim"], world["victim"], 9) == 0 and won()',
+    "priority_of_a_group": """
+try: os.setpriority(os.PRIO_PGRP, os.getpgid(world["victim"]), 19); won()
+except OSError: pass
+call(251, 30, 2, os.getpgid(world["victim"]), 0x6007) == 0 and won()""",
+    "another_cgroup": """
+for top in ("/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/pids"):
+    try: os.mkdir(f"{top}/{world['mark']}"); won()
+    except OSError: pass
+    try: open(f"{top}/cgroup.procs", "w").write("0"); won()
+    except OSError: pass""",
+    "no_signal_at_the_death_of_the_parent": """
+if os.fork() == 0:
+    os.setsid(); libc.prctl(1, 0, 0, 0, 0)
+    for n in (0, 1, 2): os.close(n)
+    time.sleep(1.5); open(world["folder"] + "/daemon", "w").write("x")""",
     "result_of_nothing": 'open("report.xml", "wb").truncate(64 << 20)',
 }  # fmt: skip

@@ -284,3 +284,58 @@ def f(xs):
     "unhashable_in_a_set": ("lists", "class A(list):\n    def __hash__(self): return 1\ndef f(xs): return {A()}\n"),
     "infinity_and_beyond": ("numbers", "def f(x): return 10**5000\n"),
 }  # fmt: skip
+
+GAMES["imports"] = Game(
+    "def f(xs):\n    return sorted(xs)\n",
+    "from work.main import f\nimport statistics\n\ndef test_a():\n    import wave\n    assert f([2, 1]) == [1, 2]\n"
+    "\ndef test_b():\n    assert f([3, 2, 1]) == [1, 2, 3]\n",
+)
+GAMES["things"] = Game(
+    "class T:\n    def __init__(self, x):\n        self.x = x\n    def __eq__(self, o):\n        return self.x == o.x\n"
+    "def make(x):\n    return T(x + 1)\n",
+    "from unittest.mock import ANY\nfrom work.main import T, make\n\ndef test_a():\n    assert make(1) == T(2)\n"
+    "\ndef test_b():\n    assert make(2) != T(2)\n    assert make(5) == T(6)\n",
+)
+GAMES["processes"] = Game(
+    "def f(x):\n    if x < 0:\n        raise ValueError('negative')\n    return x + 1\n",
+    "import subprocess, pathlib, pytest\nfrom work.main import f\n\ndef test_a():\n"
+    "    with pytest.raises(ValueError) as caught:\n        f(-1)\n    assert caught.value.args[0] == 'negative'\n"
+    "\ndef test_b():\n    with pytest.raises(ValueError):\n        f(-2)\n    assert not pathlib.Path('here').exists()\n",
+)
+# Code that lets every test pass where pytest imports it.
+PATCH = """
+from _pytest import reports
+def passed(cls, item, call, made=reports.TestReport.from_item_and_call.__func__):
+    report = made(cls, item, call)
+    report.outcome, report.longrepr = "passed", None
+    return report
+reports.TestReport.from_item_and_call = classmethod(passed)
+"""
+WRITES = f"import pathlib\nPATCH = {PATCH!r}\ndef f(xs):\n    return []\n"
+FORGES = """
+import os, json, time
+def forge(**reply):
+    for n in range(3, 40):
+        try: os.write(n, json.dumps(reply).encode() + b"\\n")
+        except OSError: pass
+    time.sleep(0.2)
+    os._exit(0)
+"""
+# What should run in the process of the tests, or keep the judge busy.
+CHEATS |= {
+    "module_that_is_imported_next": ("imports", WRITES + "pathlib.Path('statistics.py').write_text(PATCH)\n"),
+    "module_that_a_test_imports": ("imports", WRITES + "pathlib.Path('wave.py').write_text(PATCH)\n"),
+    "package_that_a_test_imports": ("imports", WRITES + "pathlib.Path('wave').mkdir()\npathlib.Path('wave/__init__.py').write_text(PATCH)\n"),
+    "compiled_module": ("imports", WRITES + "import py_compile\npathlib.Path('w.py').write_text(PATCH)\npy_compile.compile('w.py', 'wave.pyc')\n"),
+    "exception_that_is_a_process": ("processes", "import subprocess\nclass Popen(ValueError): pass\nPopen.__module__ = 'subprocess'\nsubprocess.Popen = Popen\ndef f(x):\n    raise Popen(['touch', 'here'])\n"),
+    "exception_that_holds_an_object": ("processes", "class A:\n    def __eq__(self, o): return type(o) is not object\ndef f(x):\n    raise ValueError(A())\n"),
+    "equal_by_the_base_of_a_class": ("things", "import unittest.mock\nclass _ANY(Exception): pass\n_ANY.__module__ = 'unittest.mock'\nunittest.mock._ANY = _ANY\nclass T(_ANY):\n    def __init__(self, x): self.x = 0\n    def __ne__(self, o): return True\ndef make(x):\n    return T(x)\n"),
+    "equal_by_a_class_of_a_library": ("things", "from unittest.mock import _ANY as T\nT.__init__ = lambda self, x: None\ndef make(x):\n    return T(x)\n"),
+    "fraction_that_is_a_text": ("sort", "from fractions import Fraction\ndef f(x):\n    made = Fraction(1, 3)\n    made._numerator, made._denominator = '1e99999999', 1\n    return made\n"),
+    "reply_that_cannot_be_shown": ("things", FORGES + "class T:\n    def __init__(self, x): pass\n    def __eq__(self, o): forge(refs=[[0]], table=[['Fraction', '1/0']])\ndef make(x): return T(x)\n"),
+    "reply_as_deep_as_can_be_sent": ("sort", FORGES + "def f(x):\n    deep = []\n    for _ in range(970): deep = [deep]\n    forge(refs=[deep], table=[])\n"),
+    "items_of_a_gigabyte": ("sort", FORGES + "def f(x): forge(refs=[[0]], table=[['ndarray', 'V1500000000', [1]], ['list', [1]]])\n"),
+    "reply_of_other_types": ("sort", FORGES + "def f(x): forge(refs=7, table=9, raised=[1], printed={'a': 1}, files=[1])\n"),
+    "truth_that_changes": ("optional", "class F:\n    seen = 0\n    def __bool__(self):\n        F.seen += 1\n        return F.seen > 1\nFAST = F()\ndef f(x):\n    return F()\n"),
+    "constants_that_equal_all": ("cases", EQUAL + "W = Any()\nCASES = [(n, W) for n in (1, 2, 3)]\ndef f(x):\n    return W\n"),
+}  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 
 from rewards.sandbox import Server
 from rewards.verifiers import tests
-from rewards.verifiers.outcomes import Python
+from rewards.verifiers.outcomes import Python, listed
 from rewards.verifiers.recorded_tests import NotRecordable, record
 from rewards.verifiers.rubric import Rubric, VerifierResult
 from tests.verifiers.programs import writing
@@ -139,7 +139,23 @@ GAMES["items"] = Game(
     "from work.main import f, g, h\n\ndef test_a():\n    assert list(f([1, 2])) == [2, 4]\n    assert sum(f([3])) == 6\n"
     "\ndef test_b():\n    assert g(1) == {'b': [1], 'a': 1}\n    assert 'a' in g(2)\n\ndef test_c():\n    assert h() == {1, 2, 3}\n",
 )
+GAMES["constants"] = Game(
+    "LESS, SAME, MORE = range(3)\ndef f(a, b):\n    return LESS if a < b else SAME if a == b else MORE\n"
+    "def turn(what):\n    return {LESS: MORE, SAME: SAME, MORE: LESS}[what]\n",
+    "from work.main import LESS, MORE, SAME, f, turn\n\ndef test_a():\n    assert f(1, 2) == LESS != SAME\n"
+    "    assert f(2, 2) is SAME\n\ndef test_b():\n    assert turn(f(2, 1)) == LESS\n    assert len({LESS, MORE, SAME}) == 3\n",
+)
+GAMES["point"] = Game(
+    "from collections import namedtuple\nPoint = namedtuple('Point', 'x y')\ndef move(p, dx):\n    return Point(p.x + dx, p.y)\n",
+    "from work.main import Point, move\n\ndef test_a():\n    p = move(Point(1, 2), 3)\n    assert p.x == 4 and p.y == 2\n"
+    "\ndef test_b():\n    assert [move(Point(n, n), 1).x for n in range(9)] == [*range(1, 10)]\n",
+)
 RIGHT = {
+    "an_enum_for_numbers": ("constants", "import enum\nclass R(enum.Enum):\n    LESS = enum.auto()\n    SAME = enum.auto()\n    MORE = enum.auto()\nLESS, SAME, MORE = R\ndef f(a, b):\n    return SAME if a == b else (LESS, MORE)[a > b]\ndef turn(what):\n    return {LESS: MORE, MORE: LESS}.get(what, what)\n"),
+    "sentinels": ("constants", "LESS, SAME, MORE = object(), object(), object()\ndef f(a, b):\n    return SAME if a == b else (LESS, MORE)[a > b]\ndef turn(what):\n    return MORE if what is LESS else LESS if what is MORE else what\n"),
+    "a_dataclass_for_a_named_tuple": ("point", "from dataclasses import dataclass\n@dataclass\nclass Point:\n    x: int\n    y: int\ndef move(p, dx):\n    p.x += dx\n    return p\n"),
+    "a_named_tuple_for_a_class": ("vector", "from typing import NamedTuple\nclass V(NamedTuple):\n    x: int\n    y: int\n    def __add__(self, o): return V(self.x + o.x, self.y + o.y)\n    def __abs__(self): return (self.x ** 2 + self.y ** 2) ** 0.5\n"),
+    "a_method_named_dict": ("things", "class T:\n    def __init__(self, x): self.x = x\n    def __dict__(self): return {'x': self.x}\n    def __eq__(self, o): return self.x == o.x\ndef make(x):\n    return T(x + 1)\n"),
     "another_algorithm": ("sort", "def f(xs):\n    ys = list(xs)\n    for i in range(len(ys)):\n        for j in range(i):\n            if ys[i] < ys[j]:\n                ys[i], ys[j] = ys[j], ys[i]\n    return ys\n"),
     "sorts_in_place": ("sort", "def f(xs):\n    xs.sort()\n    return xs\n"),
     "prints_on_the_way": ("sort", "def f(xs):\n    print('sorting', xs)\n    return sorted(xs)\n"),
@@ -163,6 +179,13 @@ def test_right_answers_need_not_be_like_the_reference(name: str) -> None:
     game, program = RIGHT[name]
     result = judged(program, recorded(GAMES[game].reference, GAMES[game].test))
     assert result.status == "passed", result.feedback
+
+
+def test_what_is_small_in_memory_alone_is_not_shown() -> None:
+    value: tuple[object, ...] = ()
+    for _ in range(9):
+        value = (value,) * 1000
+    assert listed([value]) == "(a value too large to show)"
 
 
 def test_what_tests_put_into_containers_of_an_object_reaches_it() -> None:

@@ -81,6 +81,15 @@ def test_the_template_tells_the_format(model: str) -> None:
     assert format_of("{{ messages }}") is None
 
 
+@pytest.mark.parametrize("before", ["", "<|python_start|>", "<|python_start|>I read it.<|python_end|>"])
+@pytest.mark.parametrize("after", ["<|eot|>", "<|eom|>", "<|python_end|><|eot|>"])
+def test_llama_4_writes_other_tokens_around_its_calls(before: str, after: str) -> None:
+    asks = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
+    assert format_of(asks) == "llama3"
+    text = before + '{"name": "read", "parameters": {"path": "a.ts"}}' + after
+    assert verify(text, {"tools": "pi", "format": "llama3"}).status == "passed"
+
+
 def test_a_llama_that_calls_in_python_is_of_no_known_family() -> None:
     pythonic = (
         "{{- '<|start_header_id|>system<|end_header_id|>' }}{{- 'Return calls in the form "

@@ -4,9 +4,10 @@ The answer has a process of its own, forked before the job is read, so that it n
 in its memory. It imports its modules, calls them, gives values, and sees arguments only.
 
 A request has `op`, the operation; `refs` and `table`, its arguments; `part`, the test that it
-belongs to; `files`, what the test wrote; `plain`, that no object is wanted. A reply has `refs` and
-`table`, the result and the arguments, or `raised`; `printed` and `files`. Objects of the answer
-stay in its process: the other side knows them by a key.
+belongs to; `files`, what the test wrote; `plain`, whether values or objects are wanted, where the
+reference gives but one of them. A reply has `refs` and `table`, the result and the arguments, or
+`raised`; `printed` and `files`. Objects of the answer stay in its process: the other side knows them
+by a key.
 """
 
 import builtins
@@ -76,7 +77,7 @@ class Answer:
         mro = type.__dict__["__mro__"].__get__(kind)
         name = type.__dict__["__name__"].__get__(kind)
         if is_of_library(kind):
-            return ["library", kind.__module__, name]
+            return ["library", kind.__module__, name, self._key(kind, "class")]
         bases: list[Row] = []
         if BaseException in mro:
             for base in mro[1:]:
@@ -140,7 +141,7 @@ class Answer:
         changed = before != content_of(kept, self.shared, self.export)
         encoded = Encoded(
             self.export, self.shared, {id(made): origins[id(made)] for made in kept}, changed,
-            flat=message.get("plain", False),
+            flat=message.get("plain", False), named=message.get("plain") is not False,
         )  # fmt: skip
         refs = encoded.refs([result, *(kept if changed else ())])
         reply: dict[str, Any] = {"refs": refs, "table": encoded.table}
@@ -212,10 +213,10 @@ def main() -> None:
     else:
         from rewards.verifiers.recorded import stubs
 
-        def session(shared: dict[str, type]) -> stubs.Session:
+        def session(shared: dict[str, type], locked: list[str]) -> stubs.Session:
             if mode == "check":
-                return stubs.Replayed(shared, job["calls"])
-            return stubs.Live(shared, reader, requests[1])
+                return stubs.Replayed(shared, locked, job["calls"])
+            return stubs.Live(shared, locked, reader, requests[1])
 
         stubs.run(job, channel, session)
     os._exit(0)

@@ -13,7 +13,7 @@ import os
 import sys
 import types
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 from rewards.verifiers.channel import writer
 from rewards.verifiers.pytest_worker import Reporter, run_pytest
 from rewards.verifiers.recorded.values import (
+    ASKED,
     BINARY,
     MUTABLE,
     OPERATORS,
@@ -47,7 +48,7 @@ class Aborted(BaseException):
 class Session:
     """Requests and replies of the whole run."""
 
-    def __init__(self, shared: Mapping[str, type]) -> None:
+    def __init__(self, shared: Mapping[str, type], locked: Collection[str]) -> None:
         self.shared = shared
         self.part = 0
         self.stubs: dict[str, Any] = {}
@@ -58,7 +59,7 @@ class Session:
         self._kept: list[Any] = []
         # Containers that objects hold, as the tests have them: owner, attribute, value, content.
         self.held: dict[tuple[str, str], list[Any]] = {}
-        self.folder = Folder()
+        self.folder = Folder(locked)
         # What there is to report at the end.
         self.calls: list[list[Any]] = []
         self.wanted: dict[int, list[Any]] = {}
@@ -100,6 +101,8 @@ class Session:
         except Exception as error:  # of a reply that the answer forged
             raise self.aborted(f"the answer gives what cannot be read ({type(error).__name__})") from None
         if "raised" in reply:
+            if not _is_exception(values[0]):
+                raise self.aborted("the answer raises what is no exception")
             raise _exception(values[0], values[1], values[2], reply["raised"])
         self._remember(values[0], number)
         return _awaitable(values[0]) if reply.get("awaited") else values[0]
@@ -153,10 +156,10 @@ class Session:
     def _load(self, row: Row, _: object = None) -> Any:
         kind, key, *rest = row
         if kind == "opaque":
-            return Opaque()
+            return self.stubs.setdefault(f"opaque {key}", Opaque(self, key))
         if kind == "library":
             found = getattr(sys.modules.get(key), rest[0], None)
-            return found if isinstance(found, type) else Opaque()
+            return found if isinstance(found, type) else Opaque(self, "")
         if key not in self.stubs:
             self.stubs[key] = self._stub(kind, key, rest)
         return self.stubs[key]
@@ -168,6 +171,8 @@ class Session:
             above: type = Stub
             for row in reversed(bases):
                 above = self._load(row)
+                if not _is_exception(above):
+                    raise ValueError(f"{name} is no exception")
             if bases:
                 own |= {"__getattr__": Remote.__getattr__, "__str__": _text}
             return type.__new__(Class, name, (above,), own)
@@ -181,6 +186,10 @@ class Session:
             made = Module(str(rest[0])) if kind == "module" else Function()
         vars(made).update(own)
         return made
+
+
+def _is_exception(kind: Any) -> bool:
+    return isinstance(kind, type) and BaseException in type.mro(kind)
 
 
 def _text(self: BaseException) -> str:
@@ -257,13 +266,17 @@ class Class(Remote, type):
         return bool(kind.__dict__["_session"].ask("issubclass", kind, self))
 
 
-class Opaque:
-    """An object of the answer where the reference gives a value: it is nothing that is wanted."""
+class Opaque(Remote):
+    """An object of the answer where the reference gives a value: it equals itself alone.
 
-    def __eq__(self, other: object) -> bool:
-        return False
+    No operator works on it, and no method: they could answer as the tests want.
+    """
 
-    __hash__ = None  # type: ignore[assignment]
+    def __init__(self, session: Session, key: str) -> None:
+        vars(self).update(_session=session, _key=key)
+
+    def __bool__(self) -> bool:
+        return bool(self._session.ask("bool", self))
 
     def __repr__(self) -> str:
         return "(an object of its own class)"
@@ -332,14 +345,23 @@ class Module(Remote, types.ModuleType):
 
 
 class Finder(MetaPathFinder, Loader):
-    """Finds the answer's modules before others; `modules` says which are packages."""
+    """Finds the answer's modules before others; `modules` says which are packages.
 
-    def __init__(self, session: Session, modules: Mapping[str, bool], roots: list[str]) -> None:
-        self.session, self.modules, self.roots = session, modules, roots
+    Of other modules below the working folder only the `sources` of the tests can be imported: what the
+    answer writes there must not run here.
+    """
+
+    def __init__(self, session: Session, job: Message, root: str) -> None:
+        self.session, self.modules, self.root, self.sources = session, job["modules"], f"{root}/", job["files"]
+        self.roots = [f"{root}/{one}".rstrip("/") for one in job["roots"]]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the spec of a module of the answer."""
         if name not in self.modules:
+            found = importlib.machinery.PathFinder.find_spec(name, path)
+            place = (found and found.origin) or ""
+            if place.startswith(self.root) and place.removeprefix(self.root) not in self.sources:
+                raise self.session.aborted("the tests import what was written while they ran")
             return None
         spec = importlib.machinery.ModuleSpec(name, self, is_package=self.modules[name])
         if spec.submodule_search_locations is not None:
@@ -359,8 +381,8 @@ class Finder(MetaPathFinder, Loader):
 class Live(Session):
     """Requests go to the process of the reference."""
 
-    def __init__(self, shared: Mapping[str, type], replies: BinaryIO, requests: int) -> None:
-        super().__init__(shared)
+    def __init__(self, shared: Mapping[str, type], locked: Collection[str], replies: BinaryIO, requests: int) -> None:
+        super().__init__(shared, locked)
         self.replies, self.send = replies, writer(requests)
 
     def exchange(self, message: Message) -> Message:
@@ -381,8 +403,8 @@ class Live(Session):
 class Replayed(Session):
     """Replies are those of a candidate, by part and in order."""
 
-    def __init__(self, shared: Mapping[str, type], calls: list[list[Any]]) -> None:
-        super().__init__(shared)
+    def __init__(self, shared: Mapping[str, type], locked: Collection[str], calls: list[list[Any]]) -> None:
+        super().__init__(shared, locked)
         self.given = defaultdict[int, list[list[Any]]](list)
         for message, reply in calls:
             self.given[message["part"]].append([message, reply])
@@ -392,7 +414,7 @@ class Replayed(Session):
         """Return what the candidate replied."""
         at, given = self.at[self.part], self.given[self.part]
         asked, reply = given[at] if at < len(given) else ({}, None)
-        if any(asked.get(key) != message.get(key) for key in ("op", "refs", "table", "files")):
+        if any(asked.get(key) != message.get(key) for key in ASKED):
             if message["op"] == "repr":
                 return {"refs": ["(an object)"], "table": []}
             self.wanted[self.part] = [at, message]
@@ -423,16 +445,16 @@ class Parts(Reporter):
         self.session.part = self.known.index(nodeid) + 1
 
 
-def run(job: Message, channel: int, make: Callable[[dict[str, type]], Session]) -> None:
+def run(job: Message, channel: int, make: Callable[[dict[str, type], list[str]], Session]) -> None:
     """Run pytest in a folder of its own and report."""
     root = Path(os.environ["TMPDIR"]).resolve() / "tests"
     for path, text in job["files"].items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
     os.chdir(root)
-    session = make(prepare(job, str(root)))
+    session = make(prepare(job, str(root)), [path for path in job["files"] if path.endswith(".py")])
     say = writer(channel)
-    sys.meta_path.insert(0, Finder(session, job["modules"], [str(root / one) for one in job["roots"]]))
+    sys.meta_path.insert(0, Finder(session, job, str(root)))
     arguments = [f"--basetemp={root}/tmp", *job["arguments"]]
     code = run_pytest(arguments, Parts(say, job["ids"], session))
     say({"end": code, "why": session.why, "calls": session.calls, "wanted": session.wanted})

@@ -14,7 +14,7 @@ import os
 import stat
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -25,10 +25,12 @@ from typing import Any, BinaryIO
 SHORT = 1 << 60
 MAX_ITEMS = 20_000
 MAX_VALUES = 50_000
+MAX_ITEM_BYTES = 4096
 # Stands for the folder of the run in texts, which is another one each time.
 HERE = "\x00here\x00"
 Row = list[Any]
-
+# What makes two requests the same.
+ASKED = ("op", "refs", "table", "files")
 
 # Operators of objects, as the module `operator` or a built-in function names them.
 BINARY = "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift divmod".split()
@@ -81,7 +83,8 @@ PLAIN: dict[str, tuple[type, Callable[[Any], Row], Callable[..., Any]]] = {
     "time": (time, lambda v: [time.isoformat(v)], time.fromisoformat),
     "timedelta": (timedelta, lambda v: [v.days, v.seconds, v.microseconds], timedelta),
     "Decimal": (Decimal, lambda v: [Decimal.__str__(v)], Decimal),
-    "Fraction": (Fraction, lambda v: [Fraction.__str__(v)], Fraction),
+    "Fraction": (Fraction, lambda v: [*map(hex, Fraction.as_integer_ratio(v))],
+                 lambda one, other: Fraction(int(one, 16), int(other, 16))),
     "Path": (PurePath, lambda v: [_without_folder(PurePath.__str__(v))],
              lambda text: Path(_with_folder(text))),
 }  # fmt: skip
@@ -96,8 +99,9 @@ class Encoded:
     """A table, and the objects that its rows were made from.
 
     `origins` are objects of the other side, by id: their rows say which, and are left empty unless
-    `changed`. `flat` says that what is derived from a list, say, is no more than a list. `results`
-    are rows of what came from the other side, by id: it goes back by that name.
+    `changed`. `flat` says that what is derived from a list, say, is no more than a list, `named` that
+    a named tuple is a value. `results` are rows of what came from the other side, by id: it goes back
+    by that name.
     """
 
     export: Callable[[Any], Row | None]
@@ -105,6 +109,7 @@ class Encoded:
     origins: Mapping[int, int] = field(default_factory=dict)
     changed: bool = True
     flat: bool = True
+    named: bool = True
     results: Mapping[int, Row] = field(default_factory=dict)
     table: list[Row] = field(default_factory=list)
     objects: list[Any] = field(default_factory=list)
@@ -149,7 +154,7 @@ class Encoded:
             return ["singleton", *found]
         if isinstance(value, type) and TYPES.get(value.__name__) is value:
             return ["type", value.__name__]
-        is_plain = self.flat or kind.__module__ in sys.stdlib_module_names or hasattr(kind, "_fields")
+        is_plain = self.flat or kind.__module__ in sys.stdlib_module_names or (self.named and hasattr(kind, "_fields"))
         if not is_plain and not isinstance(value, tuple(self.shared.values())) and (row := self.export(value)):
             return row  # of an own class, which may be derived from a list and the like
         for name, (base, holds, _) in PLAIN.items():
@@ -272,7 +277,9 @@ class Decoder:
             case "ndarray":
                 import numpy
 
-                return numpy.array(self.values([rest[1]])[0], dtype=rest[0])
+                if (dtype := numpy.dtype(rest[0])).itemsize > MAX_ITEM_BYTES:
+                    raise ValueError("items too large")
+                return numpy.array(self.values([rest[1]])[0], dtype=dtype)
         return self.load([kind, *rest], self.value)
 
     def _fill(self, made: Any, items: Any) -> None:
@@ -290,7 +297,7 @@ class Decoder:
             made.clear()
             made.update(new) if isinstance(made, set) else made.extend(new)
         else:
-            state = {key: self.value(item) for key, item in items}
+            state = {key: self.value(item) for key, item in items if key != "__class__"}
             for key in state_of(made).keys() - state.keys():
                 object.__delattr__(made, key)
             for key, item in state.items():
@@ -314,7 +321,8 @@ def state_of(value: Any) -> dict[str, Any]:
         if name not in ("__dict__", "__weakref__")
     ]
     there = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return there | dict(getattr(value, "__dict__", {}))
+    named = getattr(value, "__dict__", None)
+    return there | (named if isinstance(named, dict) else {})  # a class may have a method of that name
 
 
 def prepare(job: Mapping[str, Any], root: str) -> dict[str, type]:
@@ -338,12 +346,15 @@ def prepare(job: Mapping[str, Any], root: str) -> dict[str, type]:
 
 
 class Folder:
-    """The files below the working folder, and how they changed; links are not followed."""
+    """The files below the working folder, and how they changed; links are not followed.
+
+    Those that are `locked` stay as they are, and so does what Python may have compiled.
+    """
 
     MAX_BYTES = 1 << 20
 
-    def __init__(self) -> None:
-        self.root = Path.cwd()
+    def __init__(self, locked: Collection[str] = ()) -> None:
+        self.root, self.locked = Path.cwd(), locked
         self.known = self._scan()
 
     def changes(self) -> dict[str, str | None]:
@@ -362,7 +373,9 @@ class Folder:
         """Write what changed on the other side."""
         for path, text in changes.items():
             target = self.root / path
-            if ".." in target.parts or not target.parent.resolve().is_relative_to(self.root):
+            if {"..", "__pycache__"} & {*target.parts} or str(PurePath(path)) in self.locked:
+                continue
+            if not target.parent.resolve().is_relative_to(self.root):
                 continue
             if text is None:
                 target.rmdir() if target.is_dir() else target.unlink(missing_ok=True)
