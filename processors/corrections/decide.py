@@ -19,6 +19,7 @@ from processors.corrections.features import READ_CHARS, Description, Turn, descr
 from processors.corrections.judge import Judge
 
 SPAN_CHARS = 80
+WORD_SCALE, FEW_WORDS = 2.0, 20
 BEFORE_CHARS = 40
 # From this weight on a cue's words explain a decision alone; a lone word below needs its sentence.
 TELLING_WEIGHT = 1.0
@@ -29,7 +30,7 @@ _SENTENCE_END = re.compile(r"[.!?\u2026](?=\s|\Z)|[\u3002\uff01\uff1f\n]")
 
 @dataclass(frozen=True)
 class Model:
-    """The fitted model: the weights of cues, and the least probability.
+    """The fitted model: the weights of cues and of words, and the least probability.
 
     `fitted_to` names the sessions it was fitted to.
     """
@@ -37,6 +38,7 @@ class Model:
     threshold: float
     intercept: float
     cues: Mapping[str, float]
+    words: Mapping[str, float]
     fitted_to: frozenset[str] = frozenset()
 
 
@@ -145,7 +147,14 @@ def compute_probability(model: Model, described: Description) -> float:
     cues = model.cues
     said = math.fsum(cues[name] for name in described.cues if name in cues)
     around = math.fsum(cues[name] for name in described.situation if name in cues)
-    return 1.0 / (1.0 + math.exp(-(model.intercept + described.scale * said + around)))
+    known = [model.words[word] for word in described.words if word in model.words]
+    worded = math.fsum(known) * scale_words(len(known))
+    return 1.0 / (1.0 + math.exp(-(model.intercept + described.scale * said + around + worded)))
+
+
+def scale_words(known: int) -> float:
+    """Return what each of the known words of a message and its answer counts."""
+    return WORD_SCALE / math.sqrt(max(FEW_WORDS, known))
 
 
 def _cut_to_words(text: str) -> str:

@@ -7,7 +7,7 @@ user's words. The cues and their prior weights are data: cues.toml.
 import re
 import tomllib
 from collections.abc import Callable, Collection, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,8 @@ PLAIN_WORDS = 30
 ASKED_CHARS = 200
 SAME_CHARS = 16
 REPLY_CHARS = 200
+WORDS_CHARS = 600
+OPENING_WORDS = 6
 AWAITED_CHARS = 400
 _FIELDS, _FIELD_CHARS = 3, 40
 SITUATION = compile_patterns(Path(__file__).with_name("situation.toml"), "patterns")
@@ -91,12 +93,14 @@ class Description:
     """What a message shows.
 
     `cues` are the cues found with the words that show them, `situation` the other cues; `scale` is
-    what a cue counts in a message of its length.
+    what a cue counts in a message of its length. `words` are the words and the pairs of words of the
+    message and of the agent's answer, marked by where they stand.
     """
 
     cues: dict[str, str]
     situation: frozenset[str]
     scale: float
+    words: frozenset[str] = frozenset()
 
 
 def read_later_turns(events: Sequence[Event]) -> list[Turn]:
@@ -232,7 +236,8 @@ def describe(turn: Turn, may_decide: Callable[[Description], bool] | None = None
     candidates = _find_candidates(own, lowered)
     names = dict.fromkeys((name for name, _ in candidates), "")
     is_pasted = own != lowered.strip()
-    possible = Description(names, _find_situation(turn, own, is_pasted, words, names.keys()), scale)
+    around = _find_situation(turn, own, is_pasted, words, names.keys())
+    possible = Description(names, around, scale, list_words(own, turn.reply))
     if may_decide and not may_decide(possible):
         return possible
     skip = len(blanked) - len(blanked.lstrip())
@@ -245,7 +250,19 @@ def describe(turn: Turn, may_decide: Callable[[Description], bool] | None = None
     situation = possible.situation
     if not (_BAD | _OBJECTIONS).isdisjoint(possible.cues.keys() - found.keys()):
         situation = _find_situation(turn, own, is_pasted, words, found.keys())
-    return Description(found, situation, scale)
+    return replace(possible, cues=found, situation=situation)
+
+
+def list_words(own: str, reply: str) -> frozenset[str]:
+    """Return the words and pairs of words of a message (`=`), its opening (`^`) and the answer (`>`).
+
+    >>> sorted(list_words("why", "Sorry"))
+    ['=why', '>sorry', '^why']
+    """
+    said = read_words(own[:WORDS_CHARS])
+    answered = read_words(reply.lower().replace("\u2019", "'"))
+    parts = (("=", said), ("^", said[:OPENING_WORDS]), (">", answered))
+    return frozenset(f"{mark}{word}" for mark, words in parts for word in (*words, *map(" ".join, pairwise(words))))
 
 
 def _is_json(line: str) -> bool:

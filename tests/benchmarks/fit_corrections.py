@@ -3,8 +3,8 @@
     python -m tests.benchmarks.fit_corrections LABELS TRACES [LABELS TRACES ...]
 
 Writes processors/corrections/weights.json. A logistic regression, pulled towards the prior weights
-of the cues: a few hundred labels may move a weight, not make it. The words themselves do not count;
-they show who writes. The same input gives the same bytes.
+of the cues: a few hundred labels may move a weight, not make it. A word counts if several people or
+their agents use it, and is pulled towards 0. The same input gives the same bytes.
 """
 
 import argparse
@@ -17,17 +17,19 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
+from scipy.sparse import csr_array
 
 from pimono_sdpo.errors import PimonoError
-from processors.corrections.decide import Model, compute_probability
+from processors.corrections.decide import Model, compute_probability, scale_words
 from processors.corrections.features import read_cues
 from tests.benchmarks.corrections import Example, read_examples
 
 CUE_PULL, SITUATION_PULL = 12.0, 6.0
+WORD_PULL, LEAST_PEOPLE, LEAST_WEIGHT = 4.0, 5, 0.05
 INTERCEPT, INTERCEPT_PULL = -2.0, 0.05
 STEPS = 400
 # One for all, never fitted.
-THRESHOLD = 0.4
+THRESHOLD = 0.45
 WEIGHTS = Path(str(files("processors.corrections") / "weights.json"))
 
 Array = npt.NDArray[np.float64]
@@ -37,14 +39,23 @@ def fit(examples: Sequence[Example]) -> Model:
     """Maximise the penalised log-likelihood; messages of a harness do not count."""
     used = [(e, e.described) for e in examples if e.described is not None]
     cues = {cue.name: (cue.prior, cue.pattern is None) for cue in read_cues()}
-    column = {name: number for number, name in enumerate(cues)}
-    x: Array = np.zeros((len(used), len(cues)))
-    for row, (_, described) in enumerate(used):
-        x[row, [column[name] for name in described.cues]] = described.scale
-        x[row, [column[name] for name in described.situation]] = 1.0
+    names = [*cues, *list_shared_words(examples)]
+    column = {name: number for number, name in enumerate(names)}
+    values: list[float] = []
+    columns: list[int] = []
+    ends = [0]
+    for _, described in used:
+        known = sorted(described.words & column.keys())
+        values += [described.scale] * len(described.cues) + [1.0] * len(described.situation)
+        values += [scale_words(len(known))] * len(known)
+        columns += [column[name] for name in (*described.cues, *described.situation, *known)]
+        ends.append(len(columns))
+    x = csr_array((values, columns, ends), shape=(len(used), len(names)))
     y: Array = np.array([float(example.positive) for example, _ in used])
-    prior: Array = np.array([*(p for p, _ in cues.values()), INTERCEPT])
-    pull: Array = np.array([*(SITUATION_PULL if around else CUE_PULL for _, around in cues.values()), INTERCEPT_PULL])
+    free = len(names) - len(cues)
+    prior: Array = np.array([*(p for p, _ in cues.values()), *[0.0] * free, INTERCEPT])
+    pulls = [SITUATION_PULL if around else CUE_PULL for _, around in cues.values()]
+    pull: Array = np.array([*pulls, *[WORD_PULL] * free, INTERCEPT_PULL])
 
     def loss(weights: Array) -> tuple[float, Array]:
         z = x @ weights[:-1] + weights[-1]
@@ -55,12 +66,23 @@ def fit(examples: Sequence[Example]) -> Model:
 
     found = minimize(loss, prior, jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
     rounded = [round(float(weight), 2) for weight in found.x]
+    weights = dict(zip(names, rounded, strict=False))
     return Model(
         threshold=THRESHOLD,
         intercept=rounded[-1],
-        cues=dict(sorted(zip(cues, rounded[:-1], strict=True))),
+        cues={name: weights[name] for name in sorted(cues)},
+        words={name: weights[name] for name in names[len(cues) :] if abs(weights[name]) >= LEAST_WEIGHT},
         fitted_to=frozenset(example.session for example, _ in used),
     )
+
+
+def list_shared_words(examples: Sequence[Example]) -> list[str]:
+    """Return the words that several people or their agents use: others show who writes."""
+    people: dict[str, set[str]] = {}
+    for example in examples:
+        for word in example.described.words if example.described else ():
+            people.setdefault(word, set()).add(example.person)
+    return sorted(word for word, users in people.items() if len(users) >= LEAST_PEOPLE)
 
 
 def without_each(examples: Sequence[Example], groups: Sequence[str]) -> list[float]:
@@ -84,6 +106,7 @@ def weights_json(model: Model) -> str:
         "intercept": model.intercept,
         "threshold": model.threshold,
         "cues": model.cues,
+        "words": model.words,
         "fitted_to": sorted(model.fitted_to),
     }
     return json.dumps(values, indent=0, ensure_ascii=False) + "\n"
