@@ -105,7 +105,7 @@ def test_nor_does_an_abort(text: str) -> None:
 
 
 def test_an_abort_at_work_makes_a_correction_of_a_remark() -> None:
-    text = "the footer uses the accent colour"
+    text = "the footer should keep the accent colour"
     plain, aborted = (decide(Turn(3, text, aborted=a, tool_calls=4, edited=True)) for a in (False, True))
     assert not plain.is_correction
     assert (aborted.is_correction, aborted.rule) == (True, "after_abort")
@@ -119,9 +119,9 @@ def test_an_abort_at_work_makes_a_correction_of_a_remark() -> None:
         ("I said the other folder", "i_said", "I said"),
         ("the page shows the same error", "still_broken", "same error"),
         ("you\u2019ve got it, but this is not it", "wrong", "this is not"),
-        ("plase don't rewrite the changelog", "forbid", "plase don't rewrite"),
-        ("keep it, don't modify the theme", "forbid", "don't modify"),
-        ("and please don't re-use sk-a+b/c.", "forbid", "please don't re-use"),
+        ("plase don't rewrite the changelog", "negation", "plase don't rewrite the changelog"),
+        ("keep it, don't modify the theme", "negation", "keep it, don't modify the theme"),
+        ("and please don't re-use sk-a+b/c.", "negation", "and please don't re-use sk-a+b/c."),
         ("设置错了.而且don't改", "wrong", "错了"),
     ],
 )
@@ -440,6 +440,7 @@ def test_words_are_found_in_any_script(text: str, rule: str) -> None:
         ("fitted_second.csv", 1347, 39),
         ("fitted_specstory.csv", 305, 8),
         ("fitted_third.csv", 964, 52),
+        ("fitted_fourth.csv", 6523, 174),
         ("held_out.csv", 986, 36),
         ("held_out_second.csv", 122, 6),
     ],

@@ -23,8 +23,8 @@ WORD_SCALE, FEW_WORDS = 2.0, 20
 BEFORE_CHARS = 40
 # From this weight on a cue's words explain a decision alone; a lone word below needs its sentence.
 TELLING_WEIGHT = 1.0
-# They refer to the work and say nothing about it.
-_POINTING = frozenset({"about_it"})
+# They say nothing about the work.
+_POINTING = frozenset({"about_it", "exclamation"})
 _SENTENCE_END = re.compile(r"[.!?\u2026](?=\s|\Z)|[\u3002\uff01\uff1f\n]")
 
 

@@ -29,7 +29,7 @@ WORD_PULL, LEAST_PEOPLE, LEAST_WEIGHT = 4.0, 5, 0.05
 INTERCEPT, INTERCEPT_PULL = -2.0, 0.05
 STEPS = 400
 # One for all, never fitted.
-THRESHOLD = 0.45
+THRESHOLD = 0.42
 WEIGHTS = Path(str(files("processors.corrections") / "weights.json"))
 
 Array = npt.NDArray[np.float64]
