@@ -36,13 +36,14 @@ def pipeline(
     all of them. Raises OwnCodeError.
     """
     is_step = unit == "step"
+    min_worth = min_worth if unit == "episode" else 0.0
     before = (
         exercises.stage(prompt_tokens, correction_judge, recorder, corrections)
         if is_step
-        else evidence.stage(unit, history_chars, correction_judge, recorder),
+        else evidence.stage(unit, history_chars, correction_judge, recorder, min_worth),
         split.stage(test_fraction, split_by),
         names.STAGE,
-        keep.stage(min_worth if unit == "episode" else 0.0),
+        keep.stage(min_worth),
         redact.STAGE,
         grade.stage(reference_terms),
     )

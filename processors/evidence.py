@@ -27,7 +27,7 @@ from pimono_sdpo.traces.parse import find_branches, match_results, read_trace
 from processors.corrections import Judge, find_corrections
 from processors.corrections.features import ASKED_CHARS, is_automated, list_edited, read_cues, strip_wrapper
 from processors.diagnostics import NOTHING_KNOWN, find_failures
-from processors.keep import rate_episodes
+from processors.keep import keep, rate_episodes
 from processors.outcome import describe_outcomes
 from processors.redact import identify
 
@@ -41,11 +41,17 @@ CHORE_CHARS = 80
 
 
 def gather_evidence(
-    row: Row, unit: Unit, history_chars: int, judge: Judge | None = None, recorder: Sequence[str] | None = ()
+    row: Row,
+    unit: Unit,
+    history_chars: int,
+    judge: Judge | None = None,
+    recorder: Sequence[str] | None = (),
+    min_worth: float | None = None,
 ) -> list[dict[str, Any]]:
     """Return the evidence rows of a session, at least one, so that every session is counted.
 
-    `recorder` are names of the recorder that are known, None to keep all that are found.
+    `recorder` are names of the recorder that are known, None to keep all that are found. A row that
+    `keep` drops at this `min_worth` has neither history nor workspace; None fills all.
     """
     trace = read_trace(row["trace"] or b"")
     events = trace.events
@@ -65,6 +71,7 @@ def gather_evidence(
     files = Beginnings(events, matched, trace.cwd, harness.files, most_before)
     tools = sorted({event.tool_name for event in events if event.kind == "tool_call"})
     rows = []
+    spans: list[tuple[tuple[Event, ...], list[int]]] = []
     for episode, (request, (start, stop)) in enumerate(zip(chosen, pairwise(cuts), strict=True)):
         own = [request.index] if request and unit == "episode" else [*described]
         here = [item for index in own for item in described.get(index, ())]
@@ -74,12 +81,7 @@ def gather_evidence(
         # The work on a correction is that of the request which it opens.
         last = max(wrong, default=stop)
         until = next((end for end in ends if end > last), stop)
-        known_files = files.known_at(request.index, min(after)) if request and after and harness.tools else ()
-        # A row without evidence is dropped before it is read or compared.
-        stays = request if wrong else None
-        # As many turns as wanted, or as the request needs to be understood.
-        is_clear = stays is None or stands_alone(stays.text)
-        history = history_chars if is_clear else max(history_chars, LEAD_IN_CHARS)
+        spans.append((span, after))
         rows.append(
             {
                 "harness": trace.harness,
@@ -89,18 +91,34 @@ def gather_evidence(
                 "cwd": trace.cwd,
                 "identity": identity,
                 "prompt": spell_out(request, events) if request else "",
-                "history": gather_history(events, stays.index, history) if stays else [],
+                "history": [],
                 "request": request.index if request else -1,
                 "findings": here,
                 "continued": any(map(_is_work, events[last + 1 : until])),
                 "tools": tools,
-                "workspace": [known._asdict() for known in known_files],
+                "workspace": [],
                 "problem": trace.problem,
-                "fingerprints": hash_messages(span) if stays else [],
+                "fingerprints": [],
                 **count_row(span, found, row, trace.lines, episode == 0),
             }
         )
     rate_episodes(rows)
+    for written, request, (span, after) in zip(rows, chosen, spans, strict=True):
+        # A row without evidence is dropped before it is read or compared.
+        if not request or not written["findings"]:
+            continue
+        has_files = after and harness.tools
+        if min_worth is not None and keep(written, min_worth):
+            if has_files:
+                files.pass_by(request.index)
+            continue
+        # As many turns as wanted, or as the request needs to be understood.
+        history = history_chars if stands_alone(request.text) else max(history_chars, LEAD_IN_CHARS)
+        written["history"] = gather_history(events, request.index, history)
+        written["fingerprints"] = hash_messages(span)
+        if has_files:
+            known_files = files.known_at(request.index, min(after))
+            written["workspace"] = [known._asdict() for known in known_files]
     return rows
 
 
@@ -261,10 +279,23 @@ def count_row(events: Sequence[Event], found: Found, row: Row, lines: Lines[Any]
     }
 
 
-def stage(unit: Unit, history_chars: int, judge: Judge | None = None, recorder: Sequence[str] | None = ()) -> FlatMap:
+def stage(
+    unit: Unit,
+    history_chars: int,
+    judge: Judge | None = None,
+    recorder: Sequence[str] | None = (),
+    min_worth: float | None = None,
+) -> FlatMap:
     """Build the stage for one unit of training and so many characters of earlier turns."""
     return FlatMap(
-        partial(gather_evidence, unit=unit, history_chars=history_chars, judge=judge, recorder=recorder),
+        partial(
+            gather_evidence,
+            unit=unit,
+            history_chars=history_chars,
+            judge=judge,
+            recorder=recorder,
+            min_worth=min_worth,
+        ),
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=EVIDENCE,
         tallies=("counts", "volume"),
@@ -309,7 +340,7 @@ def is_substantive(text: str, least: int = MIN_WORDS) -> bool:
 
 def _has_words(text: str, least: int) -> bool:
     """Check for so many words; two signs of Chinese, Japanese or Korean say as much as one."""
-    is_long = len(text) >= 4 * least and len(_WORD.findall(text)) >= least
+    is_long = len(text) >= 4 * least and len([*islice(_WORD.finditer(text), least)]) == least
     return is_long or len(_CJK.findall(text)) >= 2 * least
 
 

@@ -2,6 +2,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -266,6 +267,26 @@ def test_every_cue_has_a_weight_of_the_sign_of_its_prior() -> None:
     weights = read_model().cues
     assert set(weights) == {cue.name for cue in read_cues()}
     assert all(weights[cue.name] * cue.prior > 0 for cue in read_cues())
+
+
+SITUATIONS = [
+    {},
+    {"aborted": True, "tool_calls": 2, "edited": True},
+    {"said": "Done, all tests pass.", "before": "build the page", "tool_calls": 1, "reply": "You're right, sorry."},
+    {"said": "Shall I try it?", "asked": True, "edits_first": True, "reply": "I'll fix that now."},
+    {"provider_error": True, "is_veto": True, "said": "Try it again, please.", "tool_calls": 1, "edited": True},
+]
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_what_is_ruled_out_by_what_it_may_show_at_most_is_no_correction(situation: dict[str, Any]) -> None:
+    ruled_out = 0
+    for text in (*CORRECTIONS, *OTHERS, "no", "but wait, is it broken?", "error: 3 failed\n" * 3):
+        turn = Turn(3, text, **situation)
+        exact, fast = decide(turn), decide(turn, exact=False)
+        assert fast == exact if exact.is_correction else not fast.is_correction
+        ruled_out += fast != exact
+    assert ruled_out
 
 
 def labelled(folder: Path, said: list[tuple[str, str]]) -> tuple[Path, Path]:

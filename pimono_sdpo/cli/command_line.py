@@ -1,7 +1,9 @@
 """Commands from modules: the fields of their options become Typer's, and errors exit codes."""
 
+import errno
 import gc
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -29,6 +31,8 @@ GROUPS = {
     "Older names": ("prefs", "sft-extract", "eval"),
 }
 COMMANDS = tuple(chain.from_iterable(GROUPS.values()))
+# What cannot be opened, and what to do.
+CLOSED = dict.fromkeys((errno.EACCES, errno.EPERM), "check its rights") | {errno.ENAMETOOLONG: "use a shorter name"}
 # The exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
 # Rows of a session are many objects without cycles; by default garbage is sought for every 700.
@@ -99,6 +103,9 @@ class Command(NamedTuple):
 def load(command: str) -> Command:
     """Import a command."""
     module_name, function = _find(command)
+    # NumPy's threads wait busily at the start, for matrices that only a training may multiply.
+    if command != "train":
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Modules and what they hold stay; looking for garbage among them takes a tenth of the time.
     gc.disable()
     try:
@@ -194,8 +201,11 @@ def run(command: Callable[[], object]) -> None:
     except PimonoError as error:
         sys.stderr.write(f"pimono-sdpo: {error}\n")
         sys.exit(2)
-    except PermissionError as error:
-        sys.stderr.write(f"pimono-sdpo: Cannot open `{error.filename}`: permission denied; check its rights.\n")
+    except OSError as error:
+        if error.errno not in CLOSED:
+            raise
+        reason = f"{os.strerror(error.errno).lower()}; {CLOSED[error.errno]}"
+        sys.stderr.write(f"pimono-sdpo: Cannot open `{str(error.filename)[-200:]}`: {reason}.\n")
         sys.exit(2)
     except (KeyboardInterrupt, SystemExit) as end:
         # Typer turns Ctrl-C into a silent exit.

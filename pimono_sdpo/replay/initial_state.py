@@ -62,28 +62,25 @@ class Beginnings:
         self._events, self._matched = events, matched
         self._before = Workspace(cwd, tools=tools)
         self._at = 0
+        self._passed: list[int] = []
         # The paths of all files that were known to exist at the last request.
         self.nearest: list[str] = []
+
+    def pass_by(self, request: int) -> None:
+        """Visit a request whose files nobody asks for; it is followed once a later one depends on it."""
+        self._passed.append(request)
 
     def known_at(self, request: int, failure: int, first: str = "", chars: int = MAX_CHARS) -> list[Known]:
         """Return the files at a request, by the indexes of the request and of what went wrong.
 
         They have at most so many `chars`; the file `first` comes before those that are nearer.
         """
-        begin = max(self._at, request - self._most_before)
-        if begin > self._at:
-            # The skipped events may have changed what was known.
-            self._before.files.clear()
-        for event in self._events[begin:request]:
-            if event.kind != "tool_call":
-                self._before.hear(event)
-            elif _is_harmless(event):
-                continue
-            elif event.index in self._matched and event.on_active_branch:
-                self._before.observe(event, self._events[self._matched[event.index]])
-            else:
-                self._before.lose(event.tool_name, decode_arguments(event))
-        self._at = max(self._at, request)
+        near = [request]
+        while self._passed and near[-1] - self._passed[-1] <= self._most_before:
+            near.append(self._passed.pop())
+        self._passed.clear()
+        for visited in reversed(near):
+            self._follow(visited)
         seen: dict[str, list[Showing]] = {path: [] for path, file in self._before.files.items() if file.is_known}
         seen |= self._look_ahead(request)
 
@@ -106,6 +103,23 @@ class Beginnings:
             if chars < MIN_PART:
                 break
         return kept
+
+    def _follow(self, request: int) -> None:
+        """Learn what the session saw up to a request."""
+        begin = max(self._at, request - self._most_before)
+        if begin > self._at:
+            # The skipped events may have changed what was known.
+            self._before.files.clear()
+        for event in self._events[begin:request]:
+            if event.kind != "tool_call":
+                self._before.hear(event)
+            elif _is_harmless(event):
+                continue
+            elif event.index in self._matched and event.on_active_branch:
+                self._before.observe(event, self._events[self._matched[event.index]])
+            else:
+                self._before.lose(event.tool_name, decode_arguments(event))
+        self._at = max(self._at, request)
 
     def _look_ahead(self, request: int) -> dict[str, list[Showing]]:
         """Return, by path, the later calls that show a file as it was at the request."""

@@ -178,6 +178,7 @@ def open_source(source: str) -> Source:
     """Find the shards of a path, a glob or a Hub dataset id; raises SourceError."""
     if not source:
         raise SourceError("The source is empty; use a folder, a file, a glob or a Hub id.")
+    source = source.removeprefix("https://huggingface.co/datasets/")
     if source.startswith("~"):
         source = str(Path(source).expanduser())
     path = Path(source)
@@ -192,7 +193,7 @@ def open_source(source: str) -> Source:
         if found is None:
             return _open_hub(source)
         root, files = found
-        name, revision = _make_readable(root.resolve().name), None
+        name, revision = _make_readable((path if path.is_file() else root).resolve().name), None
     if path.is_dir():
         # Agents keep sessions in hidden folders such as .claude; nothing else there is a source.
         files = [
@@ -209,10 +210,12 @@ def open_source(source: str) -> Source:
     parquet = [file for file in files if file.suffix == ".parquet"]
     raw = [file for file in files if is_session(file)]
     if not parquet and not raw:
-        raise SourceError(
-            f"`{source}` contains neither .parquet nor .jsonl files; use a viewer export, raw "
-            "session files or a saved dataset."
+        what = (
+            "is neither a .parquet nor a .jsonl file"
+            if path.is_file()
+            else "contains neither .parquet nor .jsonl files"
         )
+        raise SourceError(f"`{source}` {what}; use a viewer export, raw session files or a saved dataset.")
     shards = [_describe_parquet(file, _name_relative(file, root)) for file in parquet]
     shards += shard_sessions((root, file) for file in raw)
     kind: Kind = "viewer_export" if parquet else "jsonl"
@@ -392,19 +395,26 @@ def open_raw(file: Path) -> Any:
 
 
 def _read_raw(root: Path, files: tuple[Path, ...], unreadable: Unreadable) -> pa.Table:
-    names, ends, content = [], [0], pa.BufferOutputStream()
-    for file in files:
+    names, ends = [], [0]
+    sizes = [file.stat().st_size if file.exists() else 0 for file in files]
+    is_packed = any(file.suffix in _COMPRESSIONS for file in files)
+    room = pa.allocate_buffer(0 if is_packed else sum(sizes))
+    # A stream that grows copies what it holds again and again.
+    content = pa.BufferOutputStream() if is_packed else pa.FixedSizeBufferWriter(room)
+    for file, size in zip(files, sizes, strict=True):
         name = _name_relative(file, root)
         try:
             with open_raw(file) as stream:
-                content.write(stream.read())
+                # Another process may be writing to it.
+                content.write(stream.read(None if is_packed else size))
             names.append(name)
             ends.append(content.tell())
         except (pa.ArrowException, OSError) as error:
-            unreadable[name] = {_explain(error): file.stat().st_size if file.exists() else 0}
+            unreadable[name] = {_explain(error): size}
     # An array of the bytes of each file would be another copy of all.
     offsets = pa.array(ends, pa.int64()).buffers()[1]
-    traces = pa.Array.from_buffers(pa.large_binary(), len(names), [None, offsets, content.getvalue()])
+    held = content.getvalue() if is_packed else room
+    traces = pa.Array.from_buffers(pa.large_binary(), len(names), [None, offsets, held])
     empty = [""] * len(names)
     values = (empty, empty, names, *ensure_utf8(traces))
     return pa.table(dict(zip(SESSION, values, strict=True)), SESSION.arrow_schema)

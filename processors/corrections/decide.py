@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from pimono_sdpo.schema import Correction
@@ -60,7 +60,7 @@ def find_corrections(events: Sequence[Event], judge: Judge | None = None) -> lis
     A judge decides instead of the model where it answers; then the rule is `judge`.
     """
     turns = read_later_turns(events)
-    decisions = [decide(turn) for turn in turns]
+    decisions = [decide(turn, judge is not None) for turn in turns]
     if judge:
         asked = [number for number, d in enumerate(decisions) if d.rule != "automated"]
         answers = judge.decide([turns[number] for number in asked])
@@ -80,8 +80,8 @@ def find_corrections(events: Sequence[Event], judge: Judge | None = None) -> lis
     ]
 
 
-def decide(turn: Turn) -> Decision:
-    """Decide whether a message is a correction.
+def decide(turn: Turn, exact: bool = True) -> Decision:
+    """Decide whether a message is a correction; not `exact`, one that is none has no reason.
 
     >>> decide(Turn(7, "No, keep the old file name")).rule
     'no'
@@ -91,8 +91,10 @@ def decide(turn: Turn) -> Decision:
     if is_automated(turn.text):
         return Decision(False, 0.0, "automated", "")
     model = read_model()
-    described = describe(turn)
+    described = describe(turn, None if exact else partial(_may_correct, model))
     probability = round(compute_probability(model, described), 4)
+    if not exact and probability < model.threshold:
+        return Decision(False, probability, "", "")
     shown = {**described.cues, **dict.fromkeys(described.situation, "")}
     rule = _choose_rule(model, shown)
     return Decision(
@@ -101,6 +103,12 @@ def decide(turn: Turn) -> Decision:
         rule=rule,
         span=_cut_to_words(_choose_span(model, rule, shown, turn.text)),
     )
+
+
+def _may_correct(model: Model, possible: Description) -> bool:
+    """Check that a message would be a correction if it showed what speaks for one, and nothing against it."""
+    speaking = {name: words for name, words in possible.cues.items() if model.cues.get(name, 0.0) > 0.0}
+    return round(compute_probability(model, replace(possible, cues=speaking)), 4) >= model.threshold
 
 
 def _choose_rule(model: Model, shown: Mapping[str, str]) -> str:

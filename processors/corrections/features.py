@@ -6,7 +6,7 @@ user's words. The cues and their prior weights are data: cues.toml.
 
 import re
 import tomllib
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -210,8 +210,10 @@ def strip_wrapper(text: str) -> str:
     return text.strip()
 
 
-def describe(turn: Turn) -> Description:
+def describe(turn: Turn, may_decide: Callable[[Description], bool] | None = None) -> Description:
     """Describe a message and its situation.
+
+    Where `may_decide` says no to a description with all cues that may be there, they are not looked for.
 
     >>> describe(Turn(5, "No, that's wrong.", aborted=True)).cues["wrong"]
     'wrong'
@@ -225,16 +227,24 @@ def describe(turn: Turn) -> Description:
     if _PASTED.search(blanked):
         blanked = _PASTED.pattern.sub(lambda match: " " * len(match.group()), blanked)
     own = blanked.strip()
+    words = read_words(own)
+    scale = (max(PLAIN_WORDS, len(words)) / PLAIN_WORDS) ** -0.5
+    candidates = _find_candidates(own, lowered)
+    names = dict.fromkeys((name for name, _ in candidates), "")
+    is_pasted = own != lowered.strip()
+    possible = Description(names, _find_situation(turn, own, is_pasted, words, names.keys()), scale)
+    if may_decide and not may_decide(possible):
+        return possible
     skip = len(blanked) - len(blanked.lstrip())
     found: dict[str, str] = {}
-    for name, pattern in _find_candidates(own, lowered):
+    for name, pattern in candidates:
         is_whole = name == _ERROR_OUTPUT
         if match := pattern.search(lowered if is_whole else own):
             shift = 0 if is_whole else skip
             found[name] = _extend_to_words(source, match.start() + shift, match.end() + shift)
-    words = read_words(own)
-    situation = _find_situation(turn, own, own != lowered.strip(), words, found.keys())
-    scale = (max(PLAIN_WORDS, len(words)) / PLAIN_WORDS) ** -0.5
+    situation = possible.situation
+    if not (_BAD | _OBJECTIONS).isdisjoint(possible.cues.keys() - found.keys()):
+        situation = _find_situation(turn, own, is_pasted, words, found.keys())
     return Description(found, situation, scale)
 
 

@@ -70,6 +70,23 @@ def test_only_what_stood_there_is_known(steps: list[list[Entry]], expected: list
     assert known(*steps) == expected
 
 
+@pytest.mark.parametrize("most_before", [2, 4, 9, 20])
+def test_a_request_that_is_passed_by_counts_like_one_that_is_visited(most_before: int) -> None:
+    steps = [[*read(f"{n}.ts", f"{TEXT}let z = {n}\n"), *edit("0.ts", f"z = {n}"), user(f"Now {n}")] for n in range(6)]
+    back = read_trace(session(*steps))
+    requests = [event.index for event in back.events if event.kind == "user"]
+    matched, tools = match_results(back.events), find_harness(back.harness).files
+    for asked in range(1, 1 << len(requests)):
+        visits = Beginnings(back.events, matched, back.cwd, tools, most_before)
+        passes = Beginnings(back.events, matched, back.cwd, tools, most_before)
+        for number, request in enumerate(requests):
+            expected = visits.known_at(request, request)
+            if asked >> number & 1:
+                assert passes.known_at(request, request) == expected
+            else:
+                passes.pass_by(request)
+
+
 def test_the_files_nearest_to_the_failure_come_first_and_only_so_many() -> None:
     long = "\n".join(f"let name{number} = {number}" for number in range(MAX_CHARS // 25))
     steps = [read(f"{name}.ts", long) for name in "abc"]
