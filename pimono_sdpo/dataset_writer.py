@@ -196,7 +196,7 @@ def write_dataset(
     licence = check_licence(options.licence)
     test_suite = options.test_suite if isinstance(options, RunRowsOptions) else None
     held_out = load_suite(test_suite, repos=False) if test_suite is not None else None
-    with only_run(out) as work:
+    with only_run(out, stage=stage) as work:
         outputs = {
             "rows": Output("rows/{:05}.parquet", table[0].arrow_schema, "zstd"),
             "rejects": Output("rejects/{:05}.parquet", table[1].arrow_schema),

@@ -28,6 +28,8 @@ def import_own(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if not attribute:
         raise OwnCodeError(f"`{name}` names no object of the module; give `{module}:NAME`.")
+    if not all(map(str.isidentifier, module.split("."))) or module.endswith(".py"):
+        raise OwnCodeError(f"`{module}` is not the name of a module; give `mine:{attribute}` for a file mine.py here.")
     if str(Path.cwd()) not in sys.path:
         # Last: a file here must not take the place of a library.
         sys.path.append(str(Path.cwd()))

@@ -140,7 +140,7 @@ class Upload(ABC):
                         self.api.create_branch(self.repo_id, branch=branch, repo_type=self.KIND, exist_ok=True)
                         self.api.delete_branch(self.repo_id, branch=branch, repo_type=self.KIND)
         except HFValidationError:
-            problem = "that cannot name a repository; use ns/name"
+            problem, self.again = "that cannot name a repository; use ns/name", ""
         except HUB_ERRORS as error:
             problem = explain_error(error)
         if problem is not None:

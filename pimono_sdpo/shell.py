@@ -48,6 +48,8 @@ _TOKEN = re.compile(
 )
 _NESTED = re.compile(r"'[^']*+(?:'|\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\Z)|\\.|[()]", re.DOTALL)
 _QUOTES = re.compile(r"""'([^']*)'?|"((?:[^"\\]|\\.)*+)"?|\\(.)""", re.DOTALL)
+# A path of Windows, in which a backslash quotes nothing.
+_WINDOWS = re.compile(r"(?:[A-Za-z]:|\$(?:env:)?\w+|\.{1,2})\\|[\w.-]+\\\w")
 _WRITES = frozenset({">", ">>", ">|", "1>", "1>>", "&>", "&>>"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 _VALUE = re.compile(r"\d+(?:\.\d+)?[smhd]?|\{\}")
@@ -111,7 +113,7 @@ def _split_commands(command: str) -> Iterator[tuple[list[str], tuple[str, ...], 
         if kind == "substitution":
             at = _find_closing(command, at)
         if kind in {"word", "substitution", "condition"}:
-            text = "[[" if kind == "condition" else _QUOTES.sub(r"\1\2\3", command[start:at])
+            text = "[[" if kind == "condition" else _unquote(command[start:at])
             if redirect:
                 targets += [text] if redirect in _WRITES else []
             elif joined and words:
@@ -134,6 +136,15 @@ def _split_commands(command: str) -> Iterator[tuple[list[str], tuple[str, ...], 
                     at = last.end() + 1 if last else len(command)
                 heredocs = []
     yield words, tuple(targets), ""
+
+
+def _unquote(word: str) -> str:
+    """Return a word as its program gets it.
+
+    >>> _unquote("a\\\\ b"), _unquote("D:\\\\a\\\\.b")
+    ('a b', 'D:\\\\a\\\\.b')
+    """
+    return word if _WINDOWS.match(word) else _QUOTES.sub(r"\1\2\3", word)
 
 
 def _find_closing(command: str, at: int) -> int:

@@ -6,25 +6,26 @@ there (`rewards.verifiers.next_call`). What went wrong, and what resolved it, is
 reads   session_id, source, trace, bytes_not_utf8
 writes  one row per failed call or correction
 drops   no_call (no call of the agent failed), refused (the user, a hook or a sandbox stopped the
-        call), not_decidable (a test, a build or a service failed, a program is missing, looking was
-        right, the prompt lacks what a right call needs, or nothing recorded tells what that is)
+        call), not_decidable (a test, a build or a service failed, a program is missing, or no later
+        call tells what was right), not_a_mistake (looking was right), not_in_prompt (the prompt lacks
+        what a right call needs), repeated (the session has two such rows)
 
 `goal` of the `verifier_spec` says what a call at this step should do, by `kind`:
 
 change      make the change of the failed edit or write, on `path`
 read        read `path`, which the harness wants before it is changed
-path        find or use what was looked for under the missing `path`; `shown` if a result had
-            named it
+path        find or use what was looked for under the missing `path`; `shown` if the prompt has the
+            path of the file
 folder      look into the folder `path`, which was taken for a file
-call        make the same call with arguments that fit its schema
 correction  nothing that could be decided (only with --corrections)
 """
 
 import json
 import re
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from datasets import Features, Value
 
@@ -39,10 +40,12 @@ from pimono_sdpo.replay.calls import (
     read_patch,
 )
 from pimono_sdpo.replay.commands import parse_once
+from pimono_sdpo.replay.files import Edit
 from pimono_sdpo.replay.initial_state import Beginnings
+from pimono_sdpo.replay.workspace import Workspace
 from pimono_sdpo.schema import EVIDENCE, Finding
 from pimono_sdpo.stage import FlatMap, Row
-from pimono_sdpo.text import shorten
+from pimono_sdpo.text import shorten, shorten_at_paragraphs
 from pimono_sdpo.traces.events import Event, has_failed
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import read_trace
@@ -71,8 +74,19 @@ FILE_CHARS = 30_000
 MOST_PATHS, MOST_AFTER = 300, 20
 # Words of a command that looks at one place: a pattern, and the place.
 MOST_WORDS = 2
+# Shorter lines, such as a brace, are in every file.
+MIN_LINE, MANY = 8, 0.5
+# Names that are no words of prose.
+_RARE = re.compile(r"[a-z][A-Z]|[A-Za-z]{3}[-_]|[-_][A-Za-z]{3}|\A[A-Z][a-z]{5}")
+_NAMES = re.compile(rf"`|\w\.\w{{2,4}}\b|{_RARE.pattern}")
+# Results that may say what is next, and calls that may have to do with it.
+LAST, NEAR = 2, 4
+# Rows of one kind from one session.
+MOST_ALIKE = 2
 # Of the words of two changes of which the later one is meant to replace the earlier one.
 MIN_ALIKE = 0.5
+# The same of a change that was only quoted wrongly, and of its new words those that were said.
+MIN_SAME, MIN_KNOWN = 0.8, 0.8
 _CHANGES = frozenset({"edit", "write", "multi_edit"})
 _UNREAD = re.compile(r"not been read yet|modified since|[Rr]ead (?:it|the file) (?:first|again)|must read")
 _IS_FOLDER = re.compile(r"EISDIR|[Ii]s a directory")
@@ -85,13 +99,12 @@ _NO_PATH = re.compile(
 )
 # Programs that are given a file because it is thought to be there.
 _USES = frozenset("cat head tail sed cd source bash sh node python python3".split())
+_LOOKS = _USES | frozenset("ls find fd tree glob grep rg dir gci get-childitem".split())
 # What expects that a call may fail.
 _HEDGES = re.compile(r"\|\||/dev/null")
+_BINARY = re.compile(r"\.(?:png|jpe?g|gif|webp|pdf|docx?|xlsx?)$", re.IGNORECASE)
 # The last ones are named by the harness in a prompt that sessions do not record.
-_NO_FILE = re.compile(
-    r"[\n<>{}|]|\A[^A-Za-z]*\Z|\.(?i:png|jpe?g|gif|webp|pdf|docx?|xlsx?)$"
-    r"|(?:MEMORY|HEARTBEAT|CLAUDE|AGENTS|SOUL|USER)\.md$|[/\\]memory[/\\]"
-)
+_NO_FILE = re.compile(r"[\n<>{}|]|\A[^A-Za-z]*\Z|(?:MEMORY|HEARTBEAT|CLAUDE|AGENTS|SOUL|USER)\.md$|[/\\]memory[/\\]")
 _OUTCOMES = frozenset({"test_or_assertion", "build_lint_compile", "runtime_exception"})
 _REFUSED = frozenset({"policy_block", "permission_auth"})
 
@@ -121,6 +134,7 @@ def gather_exercises(
     ]
     failed = {item["event_index"] for _, item in found if item["kind"] == "failure"}
     made: list[dict[str, Any]] = []
+    alike: Counter[str] = Counter()
     before = 0
     for number, request, item in wanted or [(0, None, None)]:
         begin = _find_begin(item, events, called) if item else 0
@@ -139,25 +153,28 @@ def gather_exercises(
                 path = str(goal.get("path", ""))
                 is_failure, resolver = item["kind"] == "failure", None
                 if call and is_failure:
-                    resolver = _find_resolver(events, matched, item, call, goal, failed)
+                    resolver = _find_resolver(events, matched, item, call, goal, failed, Workspace(trace.cwd))
                     item = _hide_resolver(item, resolver, matched)
+                plan = _find_plan(events, matched, begin) if is_failure else ""
                 turns = _list_turns(events, matched, request, begin, prompt_chars)
                 known = files.known_at(begin, item["event_index"], path, FILE_CHARS)
-                results = [events[n] for call_at, n in matched.items() if call_at < begin and n < begin]
-                if goal["kind"] == "path":
-                    goal["shown"] = any(_name(path) in one.text for one in results if not has_failed(one))
                 is_later = any(called.get(at, begin) < begin < at for at in failed - {item["event_index"]})
-                is_made = goal["kind"] == "path" and any(
-                    _makes(one, path) for one in events[begin + 1 :] if one.kind == "tool_call"
-                )
-                is_unfair = is_failure and (is_later or is_made)
-                if is_unfair or not _can_be_won(goal, item, call, resolver, turns):
+                if is_later:
                     problem = "not_decidable"
+                elif is_failure:
+                    shown = _Prompt(turns, plan, prompt)
+                    problem = _find_fault(goal, item, call, resolver, shown, Workspace(trace.cwd))
+                    is_made = any(_makes(one, path) for one in events[begin + 1 :] if one.kind == "tool_call")
+                    if goal["kind"] == "path" and is_made:
+                        problem = "not_a_mistake"
+                    alike[goal["kind"]] += not problem
+                    if alike[goal["kind"]] > MOST_ALIKE:
+                        problem = problem or "repeated"
                 exercise = {
                     "cwd": trace.cwd,
                     "tools": tools,
                     "turns": turns,
-                    "plan": _find_plan(events, matched, begin) if is_failure else "",
+                    "plan": plan,
                     "goal": goal,
                     "failed_call": _describe_call(call),
                     "resolved_call": _describe_call(resolver),
@@ -237,49 +254,146 @@ def _find_goal(item: Finding, call: Event | None) -> Json | str:
         return {"kind": "folder", "path": path}
     if path and "missing_file_or_command" in categories:
         return {"kind": "path", "path": path}
-    return {"kind": "call"} if "tool_schema_validation" in categories else "not_decidable"
+    return "not_decidable"
 
 
-def _can_be_won(goal: Json, item: Finding, call: Event | None, resolver: Event | None, turns: Sequence[Json]) -> bool:
-    """Whether the session tells of a better call, and the prompt shows what that call needs."""
-    kind = goal["kind"]
-    if kind in {"correction", "folder"}:
-        return True
-    if call is None or (resolver and resolver.arguments == call.arguments) or _HEDGES.search(item["target"]):
-        # The same call worked later: it was not what was wrong.
-        return False
-    shown = "\n".join(text for turn in turns for text in _list_texts(turn))
-    given = decode_arguments(resolver) if resolver else {}
-    if kind == "read":
-        # A file that is written may well be new.
-        return call.tool_name != "write" or _name(goal["path"]) in shown
-    if kind == "path":
-        return _was_guessed(goal, call, resolver, turns[0]["text"].replace("\\", "/"))
-    if kind == "change":
-        hunks = read_edits(given) or [hunk for patch in read_patch(given) for hunk in patch.hunks]
-        lines = [line.strip() for hunk in hunks for line in hunk.old.split("\n")]
-        return any(lines) and all(line in shown for line in lines)
-    name = re.escape(_name(find_path(given)))
-    # A file is known to be long only where a number near its name gives its size.
-    has_size = re.search(rf"\d{{3}}.*{name}|{name}.*\d{{3}}|\d[KM].*{name}", shown)
-    return bool(name) and (call.tool_name != "read" or bool(has_size))
+class _Turn(NamedTuple):
+    """A call as the prompt shows it, or words of the user."""
+
+    tool: str
+    said: str
+    told: str
+    ok: bool
 
 
-def _was_guessed(goal: Json, call: Event, resolver: Event | None, request: str) -> bool:
-    """Whether a call takes a path for granted that nobody had named, and another call was right."""
-    path, name = goal["path"], _name(goal["path"])
-    tail = "/".join(re.split(r"[/\\]", path.strip("'\""))[-2:])
-    is_named = tail in request or (name in request and not goal["shown"])
-    if is_named or _NO_FILE.search(path) or (goal["shown"] and not resolver):
-        return False
-    stages = [stage for one in parse_once(_find_command(call)) for stage in one.stages]
-    # Others look whether something is there, or look in several places.
-    return call.tool_name in _CHANGES | {"read"} or any(
-        stage.program in _USES
-        and path in stage.arguments
-        and (resolver or sum(not word.startswith("-") for word in stage.arguments) <= MOST_WORDS)
-        for stage in stages
+class _Prompt:
+    """What the prompt of a row shows."""
+
+    def __init__(self, turns: Sequence[Json], plan: str, request: str) -> None:
+        first, *self.turns = [_read_turn(turn) for turn in turns]
+        self.plan = _use_slashes(shorten(plan, PLAN_CHARS))
+        self.asked = "\n".join([_use_slashes(request), *(turn.told for turn in self.turns if not turn.tool)])
+        self.shown = "\n".join(turn.told for turn in self.turns if turn.tool and turn.ok)
+        # What a call that failed was given need not exist.
+        self.text = "\n".join([first.told, self.asked, self.shown, *(turn.said for turn in self.turns if turn.ok)])
+
+    def wants(self, path: str) -> bool:
+        """Whether a file or a folder is named: by the plan, or where that names nothing, by what came before."""
+        name = _name(path)
+        stem = name.rpartition(".")[0] or name
+        before = "" if _NAMES.search(self.plan) else self.asked
+        if _RARE.search(stem):
+            last = "\n".join(turn.told for turn in self.turns[-LAST:])
+            return _has_word(stem, f"{self.plan}\n{before}\n{before and last}")
+        return f"{name}/" in self.plan if stem == name else name in f"{self.plan}\n{before}"
+
+    def shows(self, path: str, other: str) -> bool:
+        """Whether a path was shown by what sets it apart from another one, or was listed in its folder."""
+        parts = path.split("/")
+        tails = ("/".join(parts[-count:]) for count in range(2, len(parts)))
+        tail = next((one for one in tails if not other.endswith(one)), "")
+        is_listed = tail.count("/") == 1 and any(
+            turn.ok and _has_word(parts[-2], turn.said) and _has_word(parts[-1], turn.told) for turn in self.turns
+        )
+        return bool(tail) and (tail in self.text or is_listed)
+
+
+def _read_turn(turn: Json) -> _Turn:
+    call = turn.get("call") or {"name": "", "args": {}}
+    said = "\n".join(shorten(one, ARGUMENT_CHARS) for one in call["args"].values() if isinstance(one, str))
+    told = (
+        shorten(turn["result"], RESULT_CHARS) if "call" in turn else shorten_at_paragraphs(turn["text"], PROMPT_CHARS)
     )
+    return _Turn(call["name"], _use_slashes(said), _use_slashes(told), turn.get("ok", True))
+
+
+def _use_slashes(text: str) -> str:
+    return re.sub(r"\\{1,2}", "/", text)
+
+
+def _join_drive(path: str) -> str:
+    return re.sub(r"\A/([a-z])/", r"\1:/", path.lower())
+
+
+def _has_word(word: str, text: str) -> bool:
+    return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text, re.ASCII) is not None
+
+
+def _find_fault(
+    goal: Json, item: Finding, call: Event | None, resolver: Event | None, prompt: _Prompt, place: Workspace
+) -> str | None:
+    """Return why the prompt does not tell that another call was right, and which; None if it does."""
+    kind, path = goal["kind"], goal["path"]
+    if call is None or resolver is None or resolver.arguments == call.arguments:
+        # The same call worked later: it was not what was wrong.
+        return "not_decidable"
+    if _HEDGES.search(item["target"]):
+        return "not_a_mistake"
+    whole = place.absolute(path)
+    if kind == "folder" and "/".join(whole.split("/")[-2:]) in prompt.asked:
+        return "not_a_mistake"
+    if kind == "folder":
+        return None if whole != place.absolute(".") and prompt.wants(path) else "not_in_prompt"
+    if kind == "change":
+        return None if _is_determined(call, resolver, prompt) else "not_in_prompt"
+    if kind == "read":
+        # What is written may well be new, or not worth reading.
+        if call.tool_name == "write" or _NO_FILE.search(path) or _was_shown(call, prompt):
+            return "not_a_mistake"
+        near = (f"{turn.said}\n{turn.told}" for turn in prompt.turns[-NEAR:])
+        return None if _has_word(_name(path), "\n".join([prompt.asked, prompt.plan, *near])) else "not_in_prompt"
+    words = [
+        [word for word in stage.arguments if not word.startswith("-")]
+        for one in parse_once(_find_command(call))
+        for stage in one.stages
+        if stage.program in _USES
+    ]
+    # Others look whether something is there, or look in several places.
+    uses = call.tool_name in _CHANGES | {"read"} or any(path in one and len(one) <= MOST_WORDS for one in words)
+    if not uses or _NO_FILE.search(path) or _BINARY.search(path) or prompt.shows(whole, ""):
+        return "not_a_mistake"
+    others = [place.absolute(one) for one in _list_used(resolver, _USES)]
+    if _join_drive(whole) in map(_join_drive, others):
+        # Only the spelling of the drive differs.
+        return "not_a_mistake"
+    goal["shown"] = any(_is_alike(one, whole) and prompt.shows(one, whole) for one in others)
+    if "/".join(whole.split("/")[-2:]) in prompt.asked or (_name(path) in prompt.asked and not goal["shown"]):
+        return "not_a_mistake"
+    return None if prompt.wants(path) else "not_in_prompt"
+
+
+def _is_determined(call: Event, resolver: Event, prompt: _Prompt) -> bool:
+    """Whether the prompt has the text to edit and says what to put in, so that only the quoting was wrong."""
+    given, own = decode_arguments(resolver), decode_arguments(call)
+    old, wrong = ("\n".join(hunk.old for hunk in _list_hunks(one)) for one in (given, own))
+    lines = [_use_slashes(line.strip()) for line in old.split("\n")]
+    new = [word[1:].lower() for word in changed_words(given) if re.fullmatch(r"\+\w{3,}", word)]
+    said = "\n".join([prompt.asked, prompt.plan, *(turn.told for turn in prompt.turns[-1:])]).lower()
+    is_said = bool(new) and sum(word in said for word in new) >= MIN_KNOWN * len(new)
+    is_same = not wrong or overlap(changed_words(own), changed_words(given)) >= MIN_SAME
+    # That a text is there twice can be seen only where it is shown twice.
+    wrong = _use_slashes(wrong.strip())
+    is_seen = wrong not in prompt.shown or not wrong or any(turn.told.count(wrong) > 1 for turn in prompt.turns)
+    return (
+        bool(prompt.plan)
+        and is_said
+        and is_same
+        and is_seen
+        and any(lines)
+        and all(line in prompt.text for line in lines)
+    )
+
+
+def _list_hunks(given: Json) -> list[Edit]:
+    return read_edits(given) or [hunk for patch in read_patch(given) for hunk in patch.hunks]
+
+
+def _was_shown(call: Event, prompt: _Prompt) -> bool:
+    """Whether the prompt shows the lines that an edit replaces, or many of them."""
+    old = "\n".join(hunk.old for hunk in _list_hunks(decode_arguments(call)))
+    lines = [line for line in map(str.strip, _use_slashes(old).split("\n")) if len(line) > MIN_LINE]
+    told = "\n".join(turn.told for turn in prompt.turns)
+    return sum(line in prompt.text or line in told for line in lines) >= MANY * len(lines)
 
 
 def _makes(event: Event, path: str) -> bool:
@@ -290,16 +404,34 @@ def _makes(event: Event, path: str) -> bool:
     return any(_is_same(path, one) for one in made)
 
 
+def _list_used(event: Event, programs: Container[str]) -> list[str]:
+    """Return the paths that a call works on, with the folder that a command changes to."""
+    given, folder = decode_arguments(event), ""
+    found = [find_path(given), *(patch.path for patch in read_patch(given) if patch.kind != "Delete")]
+    found += [find_text(given, "pattern")] if programs is _LOOKS else []
+    for pipeline in parse_once(_find_command(event)):
+        for stage in pipeline.stages:
+            if stage.program == "cd" and stage.arguments:
+                folder = _join(folder, stage.arguments[0])
+            elif stage.program.lower() in programs:
+                found += [_join(folder, word) for word in stage.arguments if not word.startswith("-")]
+    return [path for path in found if path]
+
+
+def _join(folder: str, path: str) -> str:
+    return path if not folder or re.match(r"[/~$]|[A-Za-z]:", path) else f"{folder}/{path}"
+
+
 def _is_same(path: str, other: str) -> bool:
     """Whether two paths may be of one file, one of them perhaps without its folder."""
     return bool(path and other) and (path == other or path.endswith(f"/{other}") or other.endswith(f"/{path}"))
 
 
-def _list_texts(turn: Json) -> list[str]:
-    """Return the texts of a turn as the prompt shows them."""
-    given = turn["call"]["args"].values() if "call" in turn else ()
-    texts = [shorten(one, ARGUMENT_CHARS) for one in given if isinstance(one, str)]
-    return [*texts, shorten(turn["result" if "call" in turn else "text"], RESULT_CHARS)]
+def _is_alike(path: str, wanted: str) -> bool:
+    """Whether a path is of a file of the same name elsewhere, or in the same folder with another ending."""
+    stem, wanted_stem = (_use_slashes(one).rpartition(".")[0] for one in (path, wanted))
+    is_other = _name(path) == _name(wanted) and not _is_same(path, wanted)
+    return is_other or (bool(stem) and stem == wanted_stem and path != wanted)
 
 
 def _find_command(call: Event) -> str:
@@ -323,18 +455,25 @@ def _describe_call(call: Event | None) -> Json | None:
 
 
 def _find_resolver(
-    events: Sequence[Event], matched: Mapping[int, int], item: Finding, call: Event, goal: Json, failed: Container[int]
+    events: Sequence[Event],
+    matched: Mapping[int, int],
+    item: Finding,
+    call: Event,
+    goal: Json,
+    failed: Container[int],
+    place: Workspace,
 ) -> Event | None:
     """Return the first of the next calls that worked and does what the goal says, or the same call if it does."""
     kind, wanted, own = goal["kind"], goal.get("path", ""), decode_arguments(call)
     wanted_words = changed_words(own) if read_edits(own) or read_patch(own) else None
+    whole, search = place.absolute(wanted or "."), None
     for event in events[item["event_index"] + 1 : max(item["event_index"] + MOST_AFTER, item["resolved_at"] or 0)]:
         if event.kind == "user":
-            return None
+            break
         result = matched.get(event.index)
         if event.kind != "tool_call" or not result or result in failed or has_failed(events[result]):
             continue
-        given, command = decode_arguments(event), _find_command(event)
+        given = decode_arguments(event)
         paths = [patch.path for patch in read_patch(given) if patch.kind != "Delete"] or [find_path(given)]
         if (event.tool_name, given) == (call.tool_name, own):
             return event
@@ -346,17 +485,27 @@ def _find_resolver(
                 is_alike = not wanted_words or overlap(wanted_words, changed_words(given)) >= MIN_ALIKE
                 does = is_change and (is_it or not wanted) and is_alike
             case "path":
-                stages = [stage for one in parse_once(command) for stage in one.stages if stage.program in _USES]
-                used = (*paths, *(word for stage in stages for word in stage.arguments))
-                is_other = any(_name(one) == _name(wanted) and not _is_same(one, wanted) for one in used)
+                is_other = any(_is_alike(one, wanted) for one in _list_used(event, _USES))
                 does = is_change == (call.tool_name in _CHANGES) and is_other
-            case "folder":
-                does = any(f"/{wanted.strip('/')}/" in f"/{one}/" for one in (*paths, *command.split()))
+                search = search or (event if _searches(event, whole, place) else None)
             case _:
-                does = event.tool_name == call.tool_name and find_path(given) == find_path(own)
+                used = () if is_change else _list_used(event, _LOOKS)
+                does = any(f"{place.absolute(one)}/".startswith(f"{whole}/") for one in used)
         if does:
             return event
-    return None
+    return search
+
+
+def _searches(event: Event, whole: str, place: Workspace) -> bool:
+    """Whether a call looks for a file by its name, or into the folders where it was thought to be."""
+    named = _list_used(event, _LOOKS)
+    above = whole.rpartition("/")[0], whole.rpartition("/")[0].rpartition("/")[0]
+    is_there = any(place.absolute(one) in above and place.absolute(one) != place.absolute(".") for one in named)
+    is_named = any(_has_word(_name(whole).partition(".")[0], one) and place.absolute(one) != whole for one in named)
+    is_listing = event.tool_name in _LOOKS or any(
+        stage.program.lower() in _LOOKS - _USES for one in parse_once(_find_command(event)) for stage in one.stages
+    )
+    return is_listing and (is_there or is_named)
 
 
 def _hide_resolver(item: Finding, resolver: Event | None, matched: Mapping[int, int]) -> Finding:
@@ -438,7 +587,8 @@ def _list_turns(
         # The agent had not yet seen the results of calls of the same turn.
         elif event.kind == "tool_call" and event.index < matched.get(event.index, 0) < begin:
             result = events[matched[event.index]].text
-            turns.append({"call": _describe_call(event), "result": result})
+            is_ok = not has_failed(events[matched[event.index]])
+            turns.append({"call": _describe_call(event), "result": result, "ok": is_ok})
             left -= min(len(result), RESULT_CHARS) + min(len(event.arguments), ARGUMENT_CHARS)
         if left < 0:
             del turns[-1:]

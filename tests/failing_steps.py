@@ -15,7 +15,7 @@ def save(path, value):
     with open(path, "w") as file:
         json.dump(value, file)
 """
-REQUEST = "Make load of src/app.py use UTF-8, then show how the tests read the settings."
+REQUEST = "Give open in load of src/app.py the encoding UTF-8, then show how settings_test reads the settings."
 OLD, NEW = "    with open(path) as file:", '    with open(path, encoding="utf-8") as file:'
 SAVE = 'open(path, "w", encoding="utf-8")'
 SESSION = trace(
@@ -28,6 +28,7 @@ SESSION = trace(
     result("edit", "Could not find the exact text in src/app.py.", True, "b"),
     call("edit", "c", path="src/app.py", edits=[{"oldText": OLD, "newText": NEW}]),
     result("edit", "Successfully replaced 1 block(s) in src/app.py.", call_id="c"),
+    assistant("save gets the encoding UTF-8, too.", "toolUse"),
     call("edit", "d", path="src/app.py", edits=[{"oldText": 'open(path, "w")'}]),
     result("edit", 'Validation failed for tool "edit":\n  - newText: must have required property', True, "d"),
     call("edit", "m", path="src/app.py", edits=[{"oldText": 'open(path, "w")', "newText": SAVE}]),
@@ -39,6 +40,7 @@ SESSION = trace(
     result("read", "def test_settings():\n    assert load('x') == {}\n", call_id="g"),
     *bash("rg -n settings_path src tests", "bash: line 1: rg: command not found\n\nCommand exited with code 127", True, "h"),
     *bash("grep -rn settings_path src tests", "src/conf.py:3:settings_path = 'x'", call_id="i"),
+    assistant("Now I look into src/.", "toolUse"),
     call("read", "j", path="src"),
     result("read", "EISDIR: illegal operation on a directory, read", True, "j"),
     *bash("ls src", "app.py\nconf.py", call_id="k"),

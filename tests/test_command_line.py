@@ -1,6 +1,7 @@
 """An option is one field: help, report, resume key and reference follow, and somebody reads it."""
 
 import ast
+import errno
 import inspect
 import json
 import os
@@ -193,11 +194,18 @@ def test_help_of_a_group_looks_like_that_of_the_program(group: str) -> None:
         assert shown.isascii(), "without boxes"
 
 
-def test_what_may_not_be_opened_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.EACCES, "permission denied; check its rights"),
+        (errno.ENAMETOOLONG, "file name too long; use a shorter name"),
+    ],
+)
+def test_what_may_not_be_opened_is_named(capsys: pytest.CaptureFixture[str], number: int, told: str) -> None:
     def command() -> None:
-        raise PermissionError(13, "Permission denied", "/x/rows")
+        raise OSError(number, "", "/x/rows")
 
     with pytest.raises(SystemExit) as end:
         run(command)
     assert end.value.code == 2
-    assert capsys.readouterr().err == "pimono-sdpo: Cannot open `/x/rows`: permission denied; check its rights.\n"
+    assert capsys.readouterr().err == f"pimono-sdpo: Cannot open `/x/rows`: {told}.\n"

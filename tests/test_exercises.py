@@ -60,7 +60,7 @@ def test_the_conversation_stays_within_its_budget(tmp_path: Path) -> None:
     looks = [
         event for number in range(40) for event in bash(f"sed -n '{number}p' log", "word " * 400, call_id=f"x{number}")
     ]
-    bad = bash("cat src/nothing.py", "cat: src/nothing.py: No such file or directory", True, "y")
+    bad = guess("src/nothing.py", bash)
     (row,), _ = make(tmp_path, trace(HEADER, user(REQUEST), *looks, *bad), prompt_tokens=1000)
     assert row["prompt"][1]["content"] == REQUEST
     assert 2000 < sum(len(turn["content"]) for turn in row["prompt"][1:]) < 4500
@@ -73,7 +73,9 @@ def test_secrets_and_homes_reach_no_column(tmp_path: Path) -> None:
         f"cat /home/ann/app/x.py # {secret}", "cat: /home/ann/app/x.py: No such file or directory",
         True, "y",
     )  # fmt: skip
-    (row,), report = make(tmp_path, trace(HEADER, user(REQUEST), *shown, *bad))
+    found = bash("find /home/ann -name x.py", "/home/ann/lib/x.py", call_id="z")
+    plan = assistant("Now I look at x.py.", "toolUse")
+    (row,), report = make(tmp_path, trace(HEADER, user(REQUEST), *shown, plan, *bad, *found))
     assert secret not in json.dumps(row)
     assert "/home/ann" not in json.dumps(row)
     assert json.loads(row["verifier_spec"])["goal"]["path"] == "$WORKSPACE/x.py"
@@ -83,31 +85,57 @@ def test_secrets_and_homes_reach_no_column(tmp_path: Path) -> None:
 def test_what_cannot_be_an_exercise_is_rejected_with_its_reason(tmp_path: Path) -> None:
     red = bash("npm test", "1 failed, 3 passed\n\nCommand exited with code 1", True, "x")
     stopped = bash("rm -rf build", "HARD BLOCK: rm -rf is not allowed here", True, "y")
-    missing = bash("cat a/b.py", "cat: a/b.py: No such file or directory", True, "z")
-    rows, report = make(tmp_path, trace(HEADER, user(REQUEST), *red, *stopped, *missing))
+    unsaid = guess("a/page.py", bash, plan="Let me see.")
+    unresolved = guess("a/form.py", bash)[:3]
+    rows, report = make(tmp_path, trace(HEADER, user(REQUEST), *red, *stopped, *unsaid, *guess("a/b.py"), *unresolved))
     assert len(rows) == 1
-    assert report["drop_reasons"] == {"not_decidable": 1, "refused": 1}
+    assert report["drop_reasons"] == {"not_decidable": 2, "not_in_prompt": 1, "refused": 1}
 
 
 MISSING = "ENOENT: no such file or directory, access '{}'"
 OPENCLAW = '{{"status": "error", "tool": "read", "error": "{}"}}'
 FAILED_EDIT = "Could not find the exact text in a.py."
+UNREAD = "File has not been read yet. Read it first before writing to it."
 
 
-def edit_twice(old: str, *before: Row) -> list[Row]:
+def guess(path: str, tool: Any = None, plan: str = "", found: str = "old") -> list[Row]:
+    """A plan, a look at a path that does not exist, and a search that finds the file in another folder."""
+    name = path.rpartition("/")[2]
+    look = tool and tool(f"cat {path}", f"cat: {path}: No such file or directory", True, f"c{path}")
+    read = [call("read", f"r{path}", path=path), result("read", MISSING.format(path), True, f"r{path}")]
+    search = bash(f"find . -name {name}", f"./{found}/{name}", call_id=f"s{path}")
+    return [assistant(plan or f"Now I look at {name}.", "toolUse"), *(look or read), *search]
+
+
+def edit_twice(old: str, *before: Row, plan: str = "Now I set total to number 2.") -> list[Row]:
     """An edit that fails and one of `old` that works."""
     return [
         *before,
-        call("edit", "e1", path="a.py", edits=[{"oldText": f"{old} # x", "newText": "total = 2"}]),
+        assistant(plan, "toolUse"),
+        call("edit", "e1", path="a.py", edits=[{"oldText": f"{old} # x", "newText": "total = number(2)"}]),
         result("edit", FAILED_EDIT, True, "e1"),
-        call("edit", "e2", path="a.py", edits=[{"oldText": old, "newText": "total = 2"}]),
+        call("edit", "e2", path="a.py", edits=[{"oldText": old, "newText": "total = number(2)"}]),
         result("edit", "Successfully replaced 1 block(s) in a.py.", call_id="e2"),
+    ]
+
+
+def edit_unread(*before: Row, old: str = "def settings_of(path):", plan: str = "Now I change conf.py.") -> list[Row]:
+    """An edit of a file that the harness wants to be read first, and reading it."""
+    return [
+        *before,
+        assistant(plan, "toolUse"),
+        call("edit", "u1", path="conf.py", edits=[{"oldText": old, "newText": "def settings():"}]),
+        result("edit", UNREAD, True, "u1"),
+        call("read", "u2", path="conf.py"),
+        result("read", "def settings_of(path):\n    return 1\n", call_id="u2"),
     ]
 
 
 READ_A = [call("read", "r", path="a.py"), result("read", "total = 1\nother = 3\n", call_id="r")]
 LONG_A = [call("read", "r", path="a.py"), result("read", "x\n" * 4000 + "total = 1\n" + "y\n" * 4000, call_id="r")]
-GUESS = [call("read", "g", path="docs/plan.md"), result("read", MISSING.format("docs/plan.md"), True, "g")]
+READ_CONF = [call("read", "c", path="conf.py"), result("read", "def settings_of(path):\n    return 1\n", call_id="c")]
+LISTED = bash("find . -name '*.md'", "./old/plan.md\n./old/read.md", call_id="l")
+GUESS = guess("docs/plan.md")
 
 
 @pytest.mark.parametrize(
@@ -122,36 +150,57 @@ GUESS = [call("read", "g", path="docs/plan.md"), result("read", MISSING.format("
             [*GUESS, call("write", "w", path="docs/plan.md", content="x"), result("write", "ok", call_id="w")],
             [],
         ),
+        # Nobody said that this file is next; its path was shown.
+        (REQUEST, guess("docs/plan.md", plan="Let me see what else there is."), []),
+        (REQUEST, [*bash("ls docs", "plan.md", call_id="l"), *GUESS], []),
+        # Only the spelling of the drive is wrong.
+        (
+            REQUEST,
+            [
+                *guess("/c/app/docs/plan.md")[:3],
+                call("read", "h", path="C:\\app\\docs\\plan.md"),
+                result("read", "# Plan", call_id="h"),
+            ],
+            [],
+        ),
         # It was looked whether something is there.
-        (REQUEST, bash("cat docs/a.md", "cat: docs/a.md: No such file or directory", True, "b"), ["path"]),
-        (REQUEST, bash("cat docs/a.md || true", "cat: docs/a.md: No such file or directory", True, "b"), []),
+        (REQUEST, guess("docs/plan.md", bash), ["path"]),
+        (REQUEST, guess("docs/plan.md || true", bash), []),
         (REQUEST, bash("ls docs/a.md", "ls: docs/a.md: No such file or directory", True, "b"), []),
         # The harness, which no session records, may have named it.
-        (REQUEST, bash("cat memory/MEMORY.md", "cat: memory/MEMORY.md: No such file or directory", True, "b"), []),
+        (REQUEST, guess("memory/MEMORY.md", bash), []),
         # A missing program is found out by calling it.
         (REQUEST, bash("jq . a.json", "bash: line 1: jq: command not found", True, "b"), []),
-        # The text to edit is in the prompt, was trimmed from it, was never shown.
+        # The text to edit is in the prompt, was trimmed from it, was never shown; nobody said what to put in.
         (REQUEST, edit_twice("total = 1", *READ_A), ["change"]),
         (REQUEST, edit_twice("total = 1", *LONG_A), []),
         (REQUEST, edit_twice("total = 1"), []),
+        (REQUEST, edit_twice("total = 1", *READ_A, plan="Now I put that right."), []),
+        # A change of what the prompt does not show; of what it shows; of a file that nobody named.
+        (REQUEST, edit_unread(), ["read"]),
+        (REQUEST, edit_unread(*READ_CONF), []),
+        (REQUEST, edit_unread(plan="Now I change the other one."), []),
     ],
 )
 def test_a_step_is_an_exercise_where_another_call_was_right(
     tmp_path: Path, ask: str, events: list[Row], kinds: list[str]
 ) -> None:
     # Never empty: the last step always is a row.
-    last = [call("read", "z", path="src"), result("read", "EISDIR: illegal operation on a directory, read", True, "z")]
-    rows, _ = make(tmp_path, trace(HEADER, user(ask), *events, *last))
+    is_folder = result("read", "EISDIR: illegal operation on a directory, read", True, "z")
+    last = [assistant("Next is src/.", "toolUse"), call("read", "z", path="src"), is_folder]
+    rows, _ = make(tmp_path, trace(HEADER, user(ask), *events, *last, *bash("ls src", "app.py", call_id="y")))
     assert [json.loads(row["verifier_spec"])["goal"]["kind"] for row in rows] == [*kinds, "folder"]
 
 
 def test_calls_of_one_turn_are_one_exercise_that_has_seen_none_of_their_results(tmp_path: Path) -> None:
     names = ["docs/one.md", "docs/two.md"]
     calls = [{"type": "toolCall", "id": name, "name": "read", "arguments": {"path": name}} for name in names]
-    turn = assistant("I read both.", "toolUse")
+    turn = assistant("I read one.md and two.md.", "toolUse")
     turn["message"]["content"] += calls
     results = [result("read", MISSING.format(name), True, name) for name in names]
-    (row,), _ = make(tmp_path, trace(HEADER, user(REQUEST), turn, *results))
+    found = bash("find . -name '*.md'", "./old/one.md\n./old/two.md", call_id="f")
+    shown = bash("cat old/one.md old/two.md", "# One", call_id="s")
+    (row,), _ = make(tmp_path, trace(HEADER, user(REQUEST), turn, *results, *found, *shown))
     assert json.loads(row["verifier_spec"])["failed_call"]["args"] == {"path": "docs/one.md"}
     assert "ENOENT" not in json.dumps(row["prompt"])
 
@@ -159,7 +208,7 @@ def test_calls_of_one_turn_are_one_exercise_that_has_seen_none_of_their_results(
 def test_a_call_that_failed_resolves_nothing_and_shows_no_file(tmp_path: Path) -> None:
     again = [call("read", "h", path="lib/plan.md"), result("read", OPENCLAW.format("ENOENT"), call_id="h")]
     found = [call("read", "i", path="old/plan.md"), result("read", "# Plan", call_id="i")]
-    rows, _ = make(tmp_path, trace(HEADER, user(REQUEST), *GUESS, *again, *found))
+    rows, _ = make(tmp_path, trace(HEADER, user(REQUEST), *GUESS[:3], *again, *found))
     spec = json.loads(rows[0]["verifier_spec"])
     assert spec["resolved_call"]["args"] == {"path": "old/plan.md"}
     assert not any("lib/plan.md" in path for path in (*spec["paths"], *spec["workspace"]["files"]))
@@ -177,3 +226,19 @@ def test_only_a_schema_makes_an_argument_required(tmp_path: Path) -> None:
     tools = [one for one in json.loads(row["verifier_spec"])["tools"] if isinstance(one, dict)]
     (tool,) = [one["function"] for one in tools if one["function"]["name"] == "look_up"]
     assert tool["parameters"]["required"] == []
+
+
+def test_a_path_that_the_prompt_shows_is_to_be_used_and_another_one_to_be_searched(tmp_path: Path) -> None:
+    used = [call("read", "o", path="old/plan.md"), result("read", "# Plan", call_id="o")]
+    for name, before, shown in (("a", LISTED, True), ("b", [], False)):
+        (tmp_path / name).mkdir()
+        (row,), _ = make(tmp_path / name, trace(HEADER, user(REQUEST), *before, *GUESS[:3], *used))
+        spec = json.loads(row["verifier_spec"])
+        assert (spec["goal"]["shown"], spec["resolved_call"]["args"]) == (shown, {"path": "old/plan.md"})
+
+
+def test_a_session_has_two_rows_of_one_kind(tmp_path: Path) -> None:
+    guesses = [event for name in ("one", "two", "three") for event in guess(f"docs/{name}.md")]
+    rows, report = make(tmp_path, trace(HEADER, user(REQUEST), *guesses))
+    assert len(rows) == 2
+    assert report["drop_reasons"] == {"repeated": 1}

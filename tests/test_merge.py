@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.filtering import FilterOptions, merge_parts, run_filter, run_part
+from pimono_sdpo.runs.folders import only_run
 from tests import shards
 from tests.shards import all_bytes, cli
 
@@ -194,6 +195,11 @@ def test_no_folder_is_taken_for_another(source: Path, rows: Path, three: list[Pa
             run_filter(str(source), out)
     with pytest.raises(OutputError, match="lie inside each other"):
         merge_parts([*three[1:], part], part / "rows")
+    with (
+        pytest.raises(OutputError, match="has the output of another command"),
+        only_run(tmp_path / "rows", stage="steps"),
+    ):
+        pass
     with pytest.raises(OutputError, match=r"holds another command's report\.json"):
         run_part(str(source), tmp_path / "rows", (1, 3))
     with pytest.raises(OutputError, match="holds part 1 of 3; use a folder for each part"):

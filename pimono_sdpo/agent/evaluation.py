@@ -18,7 +18,7 @@ from typing import Any
 
 from cards.render import write_comparison
 from pimono_sdpo import __version__
-from pimono_sdpo.agent.rollout import Done, RolloutOptions, Tell, check_errors, require_stage, run_rollouts
+from pimono_sdpo.agent.rollout import Done, RolloutOptions, Tell, check_errors, run_rollouts
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.runs.folders import (
     REPORT,
@@ -88,9 +88,8 @@ def evaluate_models(
         raise SourceError(f"The baseline `{baseline_model}` is the model itself; name another, or none.")
     # What cannot be compared is refused before the first call.
     report = _compare(options.suite, stored, options.limit, [out, *folders.values()])
-    require_stage(out, STAGE)
     options = replace(options, journal=options.journal or made / "calls.sqlite")
-    with only_run(out) as work:
+    with only_run(out, stage=STAGE) as work:
         for label, folder in folders.items():
             tell(f"Model: {models[label]}")
             check_errors(run_rollouts(replace(options, model=models[label]), folder, tell, done), tell)

@@ -83,7 +83,7 @@ def import_runs(options: ImportOptions) -> Json:
     out = options.out.resolve()
     if Path(options.source).exists():
         require_disjoint(Path(options.source).resolve(), out)
-    with only_run(out) as work:
+    with only_run(out, stage="rollouts") as work:
         sessions = work / "sessions" if options.sessions else None
         parts = [_make_part(number, few, sessions) for number, few in enumerate(_divide(files))]
         # Rows are trees, which need no search for cycles; it takes a fifth of the time.

@@ -32,7 +32,7 @@ from pimono_sdpo.llm.chat import Chat, map_rows, open_chat
 from pimono_sdpo.llm.settings import load_settings
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.engine import Output, Part, Piece, run_parts
-from pimono_sdpo.runs.folders import REPORT, make_output, only_run, publish_folder, read_json, require_disjoint
+from pimono_sdpo.runs.folders import make_output, only_run, publish_folder, require_disjoint, require_stage
 from pimono_sdpo.runs.parquet import link_or_copy, read_rows, write_atomically
 from pimono_sdpo.schema import ROLLOUT, TASK, TURN, Turn
 from pimono_sdpo.suites.stored_rollouts import ROLLOUTS, write_shards
@@ -314,7 +314,7 @@ def run_rollouts(options: RolloutOptions, out: Path, tell: Tell, done: Done, rep
     are in the journal beside it.
     """
     roller = open_roller(options, out, replay)
-    with only_run(out.resolve()) as work:
+    with only_run(out.resolve(), stage=STAGE) as work:
         roller.begin(tell)
         tell(
             f"Starting {roller.rows} rollouts ({len(roller.tasks)} tasks × {options.rollouts} "  # noqa: RUF001
@@ -417,10 +417,3 @@ def rollouts_folder(trace_dir: Path, written: Path) -> Path:
             "to another folder, or give another folder for the rollouts."
         )
     return trace_dir / ROLLOUTS
-
-
-def require_stage(out: Path, stage: str) -> None:
-    """Refuse a folder that has the output of another stage."""
-    report = read_json(out / REPORT) if (out / REPORT).is_file() else None
-    if isinstance(report, dict) and report.get("stage") != stage:
-        raise OutputError(f"`{out}` has the output of another command; give another folder.")

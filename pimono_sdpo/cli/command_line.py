@@ -1,5 +1,6 @@
 """Commands from modules: the fields of their options become Typer's, and errors exit codes."""
 
+import errno
 import gc
 import inspect
 import os
@@ -30,6 +31,8 @@ GROUPS = {
     "Older names": ("prefs", "sft-extract", "eval"),
 }
 COMMANDS = tuple(chain.from_iterable(GROUPS.values()))
+# What cannot be opened, and what to do.
+CLOSED = dict.fromkeys((errno.EACCES, errno.EPERM), "check its rights") | {errno.ENAMETOOLONG: "use a shorter name"}
 # The exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
 # Rows of a session are many objects without cycles; by default garbage is sought for every 700.
@@ -198,8 +201,11 @@ def run(command: Callable[[], object]) -> None:
     except PimonoError as error:
         sys.stderr.write(f"pimono-sdpo: {error}\n")
         sys.exit(2)
-    except PermissionError as error:
-        sys.stderr.write(f"pimono-sdpo: Cannot open `{error.filename}`: permission denied; check its rights.\n")
+    except OSError as error:
+        if error.errno not in CLOSED:
+            raise
+        reason = f"{os.strerror(error.errno).lower()}; {CLOSED[error.errno]}"
+        sys.stderr.write(f"pimono-sdpo: Cannot open `{str(error.filename)[-200:]}`: {reason}.\n")
         sys.exit(2)
     except (KeyboardInterrupt, SystemExit) as end:
         # Typer turns Ctrl-C into a silent exit.

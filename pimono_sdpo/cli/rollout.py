@@ -17,7 +17,7 @@ from pimono_sdpo.agent.driver import status_of
 from pimono_sdpo.agent.rollout import RolloutOptions, check_errors, estimate_rollouts, run_rollouts
 from pimono_sdpo.cli import pairs
 from pimono_sdpo.options import option, options
-from pimono_sdpo.runs.folders import require_disjoint, require_replaceable
+from pimono_sdpo.runs.folders import require_disjoint, require_replaceable, require_stage
 
 RULE = "=" * 60
 # Measured by others: with 6 pairs a 72B model got worse; hundreds are where it begins to help.
@@ -69,6 +69,7 @@ def check_pairing(pairing: pairs.Options, rollouts: Path) -> None:
     """Refuse a folder of pairs that cannot be written, before anything is spent."""
     require_disjoint(rollouts.resolve(), pairing.out.resolve())
     require_replaceable(pairing.out)
+    require_stage(pairing.out, "pairs")
 
 
 def print_as(name: str) -> Tell:

@@ -48,7 +48,7 @@ _VETO = re.compile(
     r"|apply_patch[^\n]{0,500}sandbox helper failed|Failed to create parent directories|E(?:ACCES|PERM|ROFS):"
     r"|\s*\"status\": \"error\",\s*\"tool\": \"\w+\",\s*\"error\": \"E(?:ACCES|PERM|ROFS):"
     r"|(?:Operation |Tool |Command |Edit )?(?:blocked|denied|rejected) by\b"
-    r"|\w+ hook (?:error|blocked)"
+    r"|[\w:]+ hook (?:error|blocked)"
     r"|User (?:cancelled|declined|denied)|Permission to use)",
     re.IGNORECASE,
 )
@@ -158,7 +158,9 @@ def read_edits(given: dict[str, Any]) -> list[Edit]:
         )
         if old is None or new is None:
             return []
-        edits.append(Edit(old, new, one.get("replace_all") in {True, "true"}))
+        # Older versions of Claude Code counted.
+        everywhere = one.get("replace_all") in {True, "true"} or one.get("expected_replacements", 1) != 1
+        edits.append(Edit(old, new, everywhere))
     return edits
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pimono_sdpo.shell import MAX_CHARS, Pipeline, Stage, parse_command
 
 # A line with its number, and the name of its file where several were searched.
-_NUMBERED = re.compile(r"(?:(?P<file>[^\s:]{1,300}?\.\w{1,10})[:-])?\s*\d{1,7}[:\t→|-](?P<text>.*)")
+_NUMBERED = re.compile(r"(?:(?P<file>[^\s:]{1,300}?\.\w{1,10})[:-])?\s*(?P<at>\d{1,7})[:\t→|-](?P<text>.*)")
 _DIFFED = re.compile(r"\+\+\+ (?:b/)?(\S+)")
 _WORDS_OF = re.compile(r"[^\s'\"`;|&<>=,]+")
 _NAMED = re.compile(r".{0,300}\.[A-Za-z]\w{0,15}(?![\w.])")
@@ -44,7 +44,7 @@ def find_shown_lines(command: str, output: str) -> dict[str, str]:
     {'a.ts': 'let a\\nlet c'}
     """
     found: dict[str, list[str]] = {}
-    file = ""
+    file, last = "", 0
     is_diff = "\n+++ " in f"\n{output}"
     for line in output.split("\n"):
         if is_diff:
@@ -53,7 +53,10 @@ def find_shown_lines(command: str, output: str) -> dict[str, str]:
             if not header and not line.startswith(("-", "@@")):
                 found.setdefault(file, []).append(line[1:])
         elif match := _NUMBERED.match(line):
-            found.setdefault(match["file"] or "", []).append(match["text"])
+            lines = found.setdefault(match["file"] or "", [])
+            # What follows in the output need not do so in the file.
+            lines += ["\ufffd"] * (bool(lines) and int(match["at"]) != last + 1) + [match["text"]]
+            last = int(match["at"])
         else:
             found.setdefault("", []).append(line)
     words = map(_NAMED.match, _WORDS_OF.findall(command[:MAX_CHARS]))
@@ -180,7 +183,7 @@ def find_git_changes(arguments: Sequence[str]) -> set[str] | None:
 
 
 _REWRITES = re.compile(
-    r"\b(?:fmt|format|prettier|fix|codegen|generate|release|sync|migrate)\b|(?<!-)\bversion\b"
+    r"(?<![\w./-])(?:[\w-]+:)?(?:fmt|format|prettier|fix|codegen|generate|release|sync|migrate|version)(?![\w./=])"
     r"|--write|--fix|\b(?:test|jest|vitest)\b.*\s(?:--update|-u)\b"
 )
 _SAYS_FIXED = re.compile(
@@ -193,7 +196,7 @@ _TELLS = re.compile(r"\b(?:npm|pnpm) (?:run )?[\w:-]+ -w\s|(?:run|with|using) (?
 _HIDDEN = re.compile(
     r"\$\([^)\n]*\b(?:sed\s+-\w*i|perl|tee|mv|cp|rm)\b|"
     r"`[^`\n]*\b(?:sed|perl|tee|mv|cp|rm|git|python3?|node)\b[^`\n]*`|\b(?:exec\s+)?[3-9]>(?!&)"
-    r"|(?<!\d)2>>?\s*(?!&|/dev/)\S|\bfd(?:find)?\b.*\s(?:-x|-X|--exec|--exec-batch)\b"
+    r"|(?<!\d)2>>?\s*(?!&|/dev/|\$?(?i:null?)\b)\S|\bfd(?:find)?\b.*\s(?:-x|-X|--exec|--exec-batch)\b"
 )
 # They may format what they check, and report it.
 _CHECKS = re.compile(r"\b(?:check|lint|biome|eslint|ruff|commit)\b")
@@ -303,7 +306,8 @@ def _may_format(stage: Stage, output: str | None) -> bool:
         says: object = stage.program in _WORDS["runners"] and stage.program != "cargo"
     else:
         says = _FIXED.search(output) or _HOOKS.search(output)
-    return bool(says or _FORMATS.search(" ".join((stage.program, *stage.arguments))))
+    is_asked = _FORMATS.search(" ".join((stage.program, *stage.arguments)))
+    return bool(says or (is_asked and "--check" not in stage.arguments and "--diff" not in stage.arguments))
 
 
 def _runs_for_each(command: str) -> bool:
@@ -351,7 +355,8 @@ def _find_stage_changes(stage: Stage, command: str, show: Show) -> set[str] | No
         if _INLINE.search(command):
             return find_written(command)
         program = next((word for word in rest if not word.startswith("-")), "")
-    if _SCRIPT.search(program) and not _TESTS.search(program):
+    is_file = program not in _WORDS["runners"] and _SCRIPT.search(program)
+    if is_file and not _TESTS.search(program):
         # The code of a script is unknown, unless the session has shown it.
         code = show(program)
         return None if code is None else find_written(code)

@@ -176,10 +176,13 @@ class File:
     hints: list[str] = field(default_factory=list)
     older: list[str] = field(default_factory=list)
     held: "File | None" = None
+    # What happened since `held` rewrites sources: only an edit can show that it left this one alone.
+    is_rewritten: bool = False
     is_read: bool = False
     is_refused: bool = False
-    # Somebody else writes it while the session runs.
+    # Somebody else has written it while the session ran, and since it was edited last.
     is_shared: bool = False
+    is_contested: bool = False
     # The user has spoken since it was seen, who may have changed it.
     is_past: bool = False
     # For some pieces the number of the first line, and whether the last is the file's last.
@@ -199,6 +202,8 @@ class File:
         """Learn the text, or some of its lines, from a read."""
         text = normalise_line_ends(text)
         self.is_past = False
+        if self.is_rewritten:
+            self.held, self.is_rewritten = None, False
         if self.held and any(text in known for known in self.held.texts):
             self.confirm()
         elif self.held and self.held.whole is not None:
@@ -262,12 +267,12 @@ class File:
             self.whole = self.held.whole
             self.pieces = list(dict.fromkeys([*self.held.pieces, *self.pieces]))
             self.hints = list(dict.fromkeys([*self.held.hints, *self.hints]))
-        self.held = None
+        self.held, self.is_rewritten = None, False
 
     def forget(self) -> None:
         """Forget everything."""
         self.whole, self.pieces, self.hints, self.older, self.placed = None, [], [], [], {}
-        self.held = None
+        self.held, self.is_rewritten = None, False
 
     def predict(self, edits: Sequence[Edit], in_turn: bool = False, trusting: bool = False) -> Outcome | None:
         """Predict how edits of the file end; None if what is known does not decide it.

@@ -77,8 +77,8 @@ _CHANGED_BY_HAND = re.compile(
     r"|updated|added|removed|deleted|modified|renamed|replaced|moved|reverted|restored)\b"
     r"|(?m:^(?:diff --git|\+\+\+ |@@ -\d))"
 )
-# Settings of a harness, which it may write itself, and where not everybody may write.
-_PROTECTED = re.compile(r"/\.[\w-]+/(?!.*workspace).*\.json$|^/(?:usr|etc|opt|var|lib|bin)/")
+# Claude Code checks these against its schema.
+_SETTINGS = re.compile(r"/\.claude/settings(?:\.local)?\.json$")
 # Other sessions write them, too.
 _SHARED = re.compile(r"/\.openclaw/.*\bmemory/|/\.claude/CLAUDE\.md$")
 # It has read these itself.
@@ -153,6 +153,8 @@ class Workspace:
         if is_invalid(given):
             return "invalid"
         path, edits = find_path(given), read_edits(given)
+        if "REDACTED" in path:
+            return None  # several files may be called so
         file = self.files.get(self.absolute(path), File())
         outcome = file.predict(edits, apply_in_turn(given), trusting)
         if self.tools.reads_first:
@@ -174,9 +176,9 @@ class Workspace:
             not all(edit.new for edit in edits)
             or (isinstance(several, list) and ("file" in given or any(len(one) > 2 for one in several)))
         )
-        may_fail |= file.is_shared
-        is_written = file.is_past and _SHARED.search(self.absolute(path))
-        may_fail |= bool(is_written or _PROTECTED.search(self.absolute(path)))
+        is_others = file.is_shared or bool(_SHARED.search(self.absolute(path)))
+        may_fail |= file.is_contested or (file.is_past and is_others)
+        may_fail |= self.tools.reads_first and bool(_SETTINGS.search(self.absolute(path)))
         return None if outcome == "ok" and may_fail else outcome
 
     def predict_patch(self, patches: Sequence[Patch], trusting: bool = False) -> Outcome | None:
@@ -203,7 +205,7 @@ class Workspace:
             elif patch.kind == "Delete":
                 file.forget()
             else:
-                if file.held and file.held.predict_lines(patch.hunks) == "ok":
+                if file.held and not file.is_rewritten and file.held.predict_lines(patch.hunks) == "ok":
                     file.confirm()
                 file.apply_lines(patch.hunks)
                 if patch.target:
@@ -215,6 +217,9 @@ class Workspace:
             return
         given = decode_arguments(call)
         path = find_path(given)
+        if call.tool_name not in _OF_FILES and not ("prompt" in given or is_read_only(call.tool_name)):
+            # A command or another tool may have read what it names; a subagent reads for itself.
+            self.heard.update(_SPLIT.split(" ".join(map(str, given.values()))))
         # Not every harness calls it `command`, nor every version the tool `bash`.
         command = find_text(given, "command", "cmd", "input") if call.tool_name not in _OF_FILES else ""
         if command or call.tool_name == "bash":
@@ -263,21 +268,24 @@ class Workspace:
                 if _DRIVE.match(path) and "unexpectedly modified" in result.text[:200]:
                     self.takes_drives = False
                 file.is_refused = bool(_UNREAD.search(result.text[:200]))
-                file.is_shared |= "modified" in result.text[:40]
+                file.is_contested = "modified" in result.text[:40]
+                file.is_shared |= file.is_contested
                 if predicted == "ok" and not file.is_refused:
                     file.forget()  # what is known of the file is wrong
                 return
             if predicted not in {None, "ok"}:
                 file.forget()
             olds = [normalise_line_ends(edit.old) for edit in edits]
-            held = file.held.texts if file.held else []
+            held = file.held.texts if file.held and not file.is_rewritten else []
+            # Where files have to be read first, an edit is refused when the file has changed since.
             if self.tools.reads_first or all(any(old in text for text in held) for old in olds):
                 file.confirm()
+            file.held = None
             if all(olds):
                 file.apply(edits)
             else:
                 file.age()
-            file.is_read, file.is_refused = True, False
+            file.is_read, file.is_refused, file.is_contested = True, False, False
             self.takes_drives = self.takes_drives or bool(_DRIVE.match(path)) or None
             self._hint(path, result.text)
 
@@ -298,8 +306,6 @@ class Workspace:
         if self._garbles:
             result = msgspec.structs.replace(result, text=_NOT_ASCII.sub("\ufffd", result.text))
         changes = find_changes(command, result.text, self._show)
-        if self.tools.reads_first:
-            self.heard.update(_SPLIT.split(command))
         copies = [] if result.is_error or changes.anything else find_copies(command)
         found = [(target, self.files.get(self.absolute(source))) for source, target in copies]
         copied = {self.absolute(target): known.copy() for target, known in found if known}
@@ -340,7 +346,8 @@ class Workspace:
     def spoil_all(self, certainly: bool = False) -> None:
         """Mark all files as stale."""
         for file in self.files.values():
-            file.age(certainly)
+            file.age()
+            file.is_rewritten |= certainly
 
     def _spoil(self, name: str) -> None:
         """Mark the files that a word of a command may name: a file, a folder or a pattern."""
@@ -357,10 +364,11 @@ class Workspace:
     def lose(self, tool_name: str, given: dict[str, Any]) -> None:
         """Mark what a call with an unknown outcome may have changed."""
         path = find_path(given)
-        if tool_name == "read" and path:
+        if tool_name in _OF_FILES and path:
             self.heard.add(posixpath.basename(_use_slashes(path)))
-        elif tool_name in {"edit", "write"} and path:
-            self.file(path).age()
+            self.file(path).is_refused = False
+            if tool_name != "read":
+                self.file(path).age(certainly=True)
         elif tool_name == "bash":
             self._note(find_changes(find_text(given, "command"), ""))
         elif not is_read_only(tool_name):

@@ -18,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from pimono_sdpo.errors import OutputError, PimonoError
+from pimono_sdpo.text import replace_surrogates
 
 LOCK = "lock"
 REPORT = "report.json"
@@ -34,15 +35,19 @@ PUBLISHED = {
     SUITE: re.compile(r"repos/.+"),
 }
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
+# As libraries in Rust, such as safetensors, end their own errors, and what PyTorch says when it could not write all.
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_TORCH_ERROR = re.compile(r"inline_container.*unexpected pos|PytorchStreamWriter failed writing")
 
 
 @contextmanager
-def only_run(out: Path, mark: str = REPORT) -> Iterator[Path]:
+def only_run(out: Path, mark: str = REPORT, stage: str | None = None) -> Iterator[Path]:
     """Hold the folder to work in for this run alone.
 
-    Only what an earlier run published under the same mark may be there and be replaced.
+    Only what an earlier run published under the same mark and stage may be there and be replaced.
     """
     work = require_replaceable(out, mark)
+    require_stage(out, stage)
     with lock(work / LOCK, out):
         _recover(out)
         try:
@@ -74,11 +79,11 @@ def lock(file: Path, out: Path) -> Iterator[None]:
             raise OutputError(f"Another run is writing `{out}`; wait for it, or use another folder.") from error
     try:
         yield
-    except (OSError, sqlite3.Error) as error:
+    except Exception as error:
         if (trouble := disk_trouble(error)) is None:
             raise
         raise OutputError(
-            f"`{out}` could not be written: {trouble}. Run the same command again to resume; finished parts are kept."
+            f"`{out}` could not be written: {trouble}. Run the same command again to resume; what is finished is kept."
         ) from error
     finally:
         held.release()
@@ -88,6 +93,8 @@ def require_replaceable(out: Path, mark: str = REPORT) -> Path:
     """Return the folder in which a run of `out` works; raises OutputError like `only_run`."""
     if not out.name or (out.exists() and not out.is_dir()):
         raise OutputError(f"`{out}` is not a folder that can be replaced; use the name of one.")
+    if replace_surrogates(str(out)) != str(out):
+        raise OutputError(f"The path `{out}` is not UTF-8, which Arrow cannot write to; use another folder.")
     work = out.with_name(f".{out.name}.partial")
     for folder in (out, _old_folder(out), work):
         if not (folder == work and (work / LOCK).is_file()):
@@ -95,6 +102,13 @@ def require_replaceable(out: Path, mark: str = REPORT) -> Path:
     if (found := mark_of(out)) not in (None, mark):
         raise OutputError(f"`{out}` holds another command's {found}; use another folder, or remove it.")
     return work
+
+
+def require_stage(out: Path, stage: str | None) -> None:
+    """Refuse a folder that has the output of another stage; rows of the filter are of None."""
+    report = read_json(out / REPORT) if (out / REPORT).is_file() else None
+    if isinstance(report, dict) and report.get("stage") != stage:
+        raise OutputError(f"`{out}` has the output of another command; give another folder.")
 
 
 def mark_of(folder: Path) -> str | None:
@@ -133,13 +147,17 @@ def read_json(path: Path) -> object:
         return None
 
 
-def disk_trouble(error: OSError | sqlite3.Error) -> str | None:
+def disk_trouble(error: Exception) -> str | None:
     """Return why the disk cannot be written and what to do; None for any other error."""
     if isinstance(error, sqlite3.Error):
         # SQLite reports a full disk as either.
         full = getattr(error, "sqlite_errorname", "").startswith(("SQLITE_FULL", "SQLITE_IOERR"))
         return f"{error}; make room" if full else None
-    return f"{os.strerror(error.errno)}; make room, or check the disk" if error.errno in DISK_ERRORS else None
+    found = _OS_ERROR.search(str(error))
+    number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+    if number is None and _TORCH_ERROR.search(str(error)):
+        number = errno.EIO
+    return f"{os.strerror(number)}; make room, or check the disk" if number in DISK_ERRORS else None
 
 
 def require_disjoint(given: Path, out: Path) -> None:

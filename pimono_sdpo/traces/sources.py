@@ -178,6 +178,7 @@ def open_source(source: str) -> Source:
     """Find the shards of a path, a glob or a Hub dataset id; raises SourceError."""
     if not source:
         raise SourceError("The source is empty; use a folder, a file, a glob or a Hub id.")
+    source = source.removeprefix("https://huggingface.co/datasets/")
     if source.startswith("~"):
         source = str(Path(source).expanduser())
     path = Path(source)
@@ -192,7 +193,7 @@ def open_source(source: str) -> Source:
         if found is None:
             return _open_hub(source)
         root, files = found
-        name, revision = _make_readable(root.resolve().name), None
+        name, revision = _make_readable((path if path.is_file() else root).resolve().name), None
     if path.is_dir():
         # Agents keep sessions in hidden folders such as .claude; nothing else there is a source.
         files = [
@@ -209,10 +210,12 @@ def open_source(source: str) -> Source:
     parquet = [file for file in files if file.suffix == ".parquet"]
     raw = [file for file in files if is_session(file)]
     if not parquet and not raw:
-        raise SourceError(
-            f"`{source}` contains neither .parquet nor .jsonl files; use a viewer export, raw "
-            "session files or a saved dataset."
+        what = (
+            "is neither a .parquet nor a .jsonl file"
+            if path.is_file()
+            else "contains neither .parquet nor .jsonl files"
         )
+        raise SourceError(f"`{source}` {what}; use a viewer export, raw session files or a saved dataset.")
     shards = [_describe_parquet(file, _name_relative(file, root)) for file in parquet]
     shards += shard_sessions((root, file) for file in raw)
     kind: Kind = "viewer_export" if parquet else "jsonl"

@@ -114,6 +114,8 @@ def fit_rows(
 def load_rows(dataset: str, split: str = "train", config: str | None = None) -> Dataset:
     """Return the rows of one split of a folder or a Hub dataset, or of a configuration of it."""
     if is_local(dataset) and not Path(dataset).is_dir():
+        if Path(dataset).exists():
+            raise TrainingInputError(f"`{Path(dataset)}` is a file; give the folder of rows that `filter` wrote.")
         raise TrainingInputError(
             f"There is no folder `{Path(dataset)}`; make it with `pimono-sdpo filter SOURCE "
             f"--out {Path(dataset)}` or give the Hub id of a dataset."
@@ -147,7 +149,7 @@ def load_report(dataset: str) -> Json | None:
     if stage is not None:
         raise TrainingInputError(
             f"`{dataset}` holds rows of `{stage}`, which are for SFT or DPO; give rows of "
-            "`pimono-sdpo filter`, or of `duel-rows --to sdpo`."
+            "`pimono-sdpo filter`, or of `duel --to sdpo`."
         )
     return read_written(path)
 

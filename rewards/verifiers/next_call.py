@@ -16,7 +16,8 @@ that failed, and name files that are there; its edits must apply, and the files 
 | makes another change to the file than was wanted | 0.4 |
 | looks at what the goal is about: reads the file to edit, searches for what was shown | 0.5 |
 | does what the failed call was for: the wanted change applies, the wanted path exists, or | 1.0 |
-| what is missing is searched for by its name where no name of it was shown | |
+| what is missing is searched for by its name where the prompt does not show it; where the file had | |
+| to be read first, or was a folder: looks at it, with any tool or command | |
 
 What was wanted is known from the failed call and from the one that worked: a change counts when its
 words overlap with theirs by at least half (F1 of the words taken out and put in).
@@ -28,16 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from pimono_sdpo.replay.calls import (
-    Words,
-    changed_words,
-    count_words,
-    find_path,
-    find_text,
-    overlap,
-    read_edits,
-    read_patch,
-)
+from pimono_sdpo.replay.calls import Words, changed_words, find_path, find_text, overlap, read_edits, read_patch
 from pimono_sdpo.replay.commands import find_changes
 from pimono_sdpo.replay.workspace import Workspace, load_workspace
 from pimono_sdpo.shell import Stage, parse_command
@@ -47,16 +39,17 @@ from rewards.verifiers.rubric import BadSpec, VerifierResult, failed, passed, sk
 
 NAME = "next_call"
 INVALID, UNRELATED, MISSING, BREAKS, OTHER, LOOKS = 0.1, 0.1, 0.1, 0.3, 0.4, 0.5
+# Letters of a part of a name that is looked for.
+LONG = 5
 # F1 of the words of two changes, and of two command lines, which are shorter.
 ALIKE, SAME_WORDS = 0.5, 0.7
 _NO_WORD = re.compile(r"['\"\\]|\d?&?>>?\s*(?:&\d|/dev/null)")
 _LOOKERS = frozenset(
     "ls find fd rg grep egrep tree cat head tail sed wc stat file awk less nl git bat"
-    " dir Get-Content Get-ChildItem Select-String".split()
+    " dir type more findstr gc gci get-content get-childitem select-string select-object".split()
 )
-# Arguments that do not say what a call is for.
-_FREE = frozenset("offset description workdir timeout replace_all max_output_tokens yield_time_ms".split())
-_NAVIGATES = frozenset("cd pushd export set source true : echo printf sleep".split())
+_LISTERS = frozenset("ls tree find fd glob dir gci get-childitem".split())
+_NAVIGATES = frozenset("cd pushd set-location export set source true : echo printf sleep".split())
 _CHANGES = frozenset({"edit", "write", "multi_edit", "apply_patch"})
 _LOOKED_AT = frozenset({"path", "read", "folder"})
 # Options and code by which programs that look write files or run others.
@@ -168,7 +161,8 @@ def _read(call: Call, step: Step) -> VerifierResult:
     is_it = step.absolute(find_path(call.arguments)) == step.path
     if call.name in _CHANGES and is_it:
         return _fail(f"{step.goal['path']} must be read before it is changed.", MISSING)
-    return passed(NAME) if call.name == "read" and is_it else _look(call, step)
+    looked = _look(call, step)
+    return passed(NAME) if (call.name == "read" and is_it) or looked.score == LOOKS else looked
 
 
 def _path(call: Call, step: Step) -> VerifierResult:
@@ -195,7 +189,7 @@ def _path(call: Call, step: Step) -> VerifierResult:
         if (applied := step.replayed()).status == "failed":
             return applied
         if call.name not in _CHANGES or not _is_wanted(call, step):
-            return _fail("Now make the change.", LOOKS if call.name == "read" else UNRELATED)
+            return _fail("Now make the change.", LOOKS if call.name == "read" else OTHER)
     rest = _rest(step.failed, step)
     is_same = rest.total() >= 2 and overlap(_rest(call, step), rest) >= SAME_WORDS
     if aims or is_same:
@@ -205,37 +199,13 @@ def _path(call: Call, step: Step) -> VerifierResult:
 
 def _folder(call: Call, step: Step) -> VerifierResult:
     """Judge what is done where a folder was taken for a file."""
-    below = [one for one in _paths(call, step) if step.absolute(one).startswith(f"{step.path}/")]
-    if call.name not in _CHANGES and any(step.absolute(one) == step.path for one in _paths(call, step)):
+    named = [*_paths(call, step), *_listed(call)]
+    below = [one for one in named if step.absolute(one).startswith(f"{step.path}/")]
+    if call.name not in _CHANGES and any(step.absolute(one) == step.path for one in named):
         return _fail("It is a folder.", MISSING) if call.name == "read" else passed(NAME)
     if below and call.name not in _CHANGES:
         return passed(NAME) if all(map(step.exists, below)) else _unknown()
     return _fail(f"This does not look into {step.goal['path']}.", UNRELATED)
-
-
-def _call(call: Call, step: Step) -> VerifierResult:
-    """Judge what is done where the arguments of a call did not fit."""
-    if all(call.name != one.name for one in step.references):
-        is_near = step.resolved & {step.absolute(one) for one in _paths(call, step)}
-        return _unknown() if is_near else _fail("Make the call that was refused, with arguments that fit.", UNRELATED)
-    if len(step.references) == 1:
-        return _unknown()
-    given, before, right = call.arguments, *(one.arguments for one in step.references)
-    is_same = step.absolute(find_path(given)) == step.absolute(find_path(right))
-    if not is_same or (read_edits(right) and not _is_wanted(call, step)):
-        return _fail("Make the call that was refused, with arguments that fit.", UNRELATED)
-    changed = {key for key in {**before, **right} if before.get(key) != right.get(key)}
-    fits = [_fits(given.get(key), before.get(key), right.get(key)) for key in changed - _FREE or changed]
-    if all(fits):
-        return passed(NAME)
-    return _unknown() if None in fits else _fail("The arguments that did not fit are there still.", UNRELATED)
-
-
-def _fits(given: Any, before: Any, right: Any) -> bool | None:
-    """Whether an argument is put right, None for a number that may still be too large."""
-    if isinstance(right, int) and isinstance(given, int):
-        return (0 < given <= right) or None
-    return given != before and type(given) is type(right) and overlap(count_words(given), count_words(right)) >= ALIKE
 
 
 JUDGES: dict[str, Callable[[Call, Step], VerifierResult]] = {
@@ -243,16 +213,15 @@ JUDGES: dict[str, Callable[[Call, Step], VerifierResult]] = {
     "read": _read,
     "path": _path,
     "folder": _folder,
-    "call": _call,
 }
 
 
 def _look(call: Call, step: Step) -> VerifierResult:
     """Judge a call that can at best look at the file of the goal."""
     named = [find_path(call.arguments)] if call.name in {"read", "grep"} else []
-    for stage in _stages(call):
+    for folder, stage in _walk(call):
         if stage.program in _LOOKERS - {"ls", "find", "git"} and not _may_change(call):
-            named += stage.arguments
+            named += [_inside(folder, word) for word in stage.arguments]
     if step.path and step.path in map(step.absolute, named):
         return _fail(f"Now use what {step.goal['path']} shows.", LOOKS)
     return _fail("This has nothing to do with the change that was wanted.", UNRELATED)
@@ -264,20 +233,42 @@ def _searches(call: Call, step: Step, name: str) -> str:
     if any(stage.program not in _LOOKERS | _NAVIGATES or stage.targets for stage in stages):
         return ""
     programs = {call.name, *(stage.program for stage in stages)}
-    lists = bool(programs & {"ls", "tree", "find", "fd", "glob", "dir", "Get-ChildItem"})
+    lists = bool(programs & _LISTERS)
     of_git = {word for stage in stages if stage.program == "git" for word in stage.arguments}
-    finds = lists or call.name == "grep" or bool(programs & {"rg"} | of_git & {"ls-files", "ls-tree", "grep"})
+    finds = lists or call.name == "grep" or bool(programs & {"rg", "grep", "findstr", "select-string"})
+    finds = finds or bool(of_git & {"ls-files", "ls-tree", "grep"})
     given = [word for stage in stages if stage.program in _LOOKERS for word in stage.arguments]
     given += [value for value in call.arguments.values() if isinstance(value, str) and not stages]
-    if finds and any(name in _words(word) and step.absolute(word) != step.path for word in given if name):
+    if finds and any(_has_part(word, name) and step.absolute(word) != step.path for word in given):
         return "by name"
     above = _parents(step.path)
     nearest = next((one for one in above if one in step.folders), "")
     near = above[: above.index(nearest) + 1] if nearest else above[:2]
-    # A pattern lists the folder before it.
-    listed = {step.absolute(re.split(r"/?[*?]", word)[0] or ".") for word in given} & {*near} if lists else set()
+    listed = {step.absolute(one) for one in _listed(call)} & {*near} if lists else set()
     # Every step could list its workspace.
     return "workspace" if step.absolute(".") in listed else "by name" if listed else ""
+
+
+def _listed(call: Call) -> Iterator[str]:
+    """Yield the folders that a call may list; a pattern lists the one before it."""
+    for folder, stage in _walk(call):
+        if stage.program in _LISTERS:
+            words = [word for word in stage.arguments if not word.startswith("-")] or ["."]
+            yield from (_inside(folder, _before_pattern(word)) for word in words)
+    if not find_text(call.arguments, "command", "cmd"):
+        folder, pattern = find_path(call.arguments), find_text(call.arguments, "pattern")
+        yield folder or "."
+        yield _inside(folder, _before_pattern(pattern))
+
+
+def _before_pattern(word: str) -> str:
+    return re.split(r"[^/\\]*[*?]", word)[0].rstrip("/\\") or "."
+
+
+def _has_part(text: str, name: str) -> bool:
+    """Whether a text names a file, or looks for a longer word of its name."""
+    parts = [part for part in re.split(r"[\W_]+", name) if len(part) >= LONG]
+    return name in _words(text) - {""} or any(part in text.lower() for part in parts)
 
 
 def _does_nothing(call: Call) -> bool:
@@ -321,15 +312,25 @@ def _repeats(call: Call, before: Call, step: Step) -> bool:
 
 
 def _find_folder(call: Call | None) -> str:
-    """Return the folder that a command changes to first, or that it is given."""
-    stages = _stages(call)
-    inside = stages and stages[0].program == "cd" and stages[0].arguments
-    return inside[0] if inside else find_text(call.arguments, "workdir", "cwd") if call else ""
+    """Return the folder in which a command ends, or that it is given."""
+    folders = [folder for folder, _ in _walk(call)]
+    return folders[-1] if folders else ""
+
+
+def _walk(call: Call | None) -> Iterator[tuple[str, Stage]]:
+    """Yield the programs of a command line, each with the folder it runs in."""
+    folder = find_text(call.arguments, "workdir", "cwd") if call else ""
+    for stage in _stages(call):
+        if stage.program in {"cd", "pushd", "set-location"} and stage.arguments:
+            folder = _inside(folder, stage.arguments[-1])
+        yield folder, stage
 
 
 def _stages(call: Call | None) -> list[Stage]:
     command = find_text(call.arguments, "command", "cmd") if call else ""
-    return [stage for pipeline in parse_command(command) for stage in pipeline.stages]
+    stages = [stage for pipeline in parse_command(command) for stage in pipeline.stages]
+    # PowerShell does not tell upper from lower case.
+    return [stage._replace(program=stage.program.lower()) for stage in stages]
 
 
 def _paths(call: Call, step: Step) -> Iterator[str]:
@@ -337,15 +338,17 @@ def _paths(call: Call, step: Step) -> Iterator[str]:
     if path := find_path(call.arguments):
         yield path
     yield from (patch.path for patch in read_patch(call.arguments))
-    for word in [word for stage in _stages(call) for word in stage.arguments]:
-        is_path = re.search(r"[/\\]|\.\w", word) or _stem(word) == _stem(step.path)
-        if is_path and not word.startswith("-") and " " not in word:
-            yield _inside(_find_folder(call), word)
+    for folder, stage in _walk(call):
+        for word in stage.arguments:
+            is_path = re.search(r"[/\\]|\.\w", word) or _stem(word) == _stem(step.path)
+            if is_path and not word.startswith("-") and stage.program != "cd":
+                yield _inside(folder, word)
 
 
 def _inside(folder: str, path: str) -> str:
     """Return a path as it is seen from outside of the folder that a command changes to."""
-    return f"{folder}/{path}" if folder and path != folder and not path.startswith(("/", "$", "~")) else path
+    is_whole = re.match(r"[/$~\\]|[A-Za-z]:", path)
+    return f"{folder}/{path}" if folder and path != folder and not is_whole else path
 
 
 def _parents(path: str) -> list[str]:

@@ -59,6 +59,7 @@ def session(number: int, name: str, word: str) -> str:
     return trace(
         {**HEADER, "id": f"s{number}", "cwd": f"/home/ann/w{number}"},
         user(f"Show the {'code' if moved else 'page'} of {name} {word}."),
+        assistant(f"I read {old.rpartition('/')[2]}.", "toolUse"),
         call("read", "a", path=old),
         result("read", f"ENOENT: no such file or directory, access '{old}'", True, "a"),
         call("read", "b", path=new),

@@ -15,6 +15,7 @@ from tests.predictions import predictions
 
 TEXT = "import a\n\nlet x = 1\nlet y = x\n"
 NUMBERED = "     1→import a\n     2→\n     3→let x = 1\n     4→let y = x\n     5→"
+UNANSWERED = "unanswered"
 Step = tuple[str, dict[str, Any], str, bool]
 
 
@@ -43,6 +44,13 @@ def last(steps: list[Step], harness: str) -> Outcome | None:
         if name in {"user", "other"}:
             kind: Kind = "user" if name == "user" else "other"
             events += [Event(at, kind, text), Event(at + 1, "other")]
+            continue
+        if name == UNANSWERED:
+            asked = json.dumps({"file_path": "/w/a.ts"})
+            events += [
+                Event(at, "tool_call", call_id=call_id, tool_name=given["of"], arguments=asked),
+                Event(at + 1, "other"),
+            ]
             continue
         events += [
             Event(at, "tool_call", call_id=call_id, tool_name=name, arguments=asked),
@@ -299,3 +307,62 @@ def test_a_tool_whose_name_only_contains_a_harmless_word_may_change_files(name: 
     assert is_read_only("mcp__fs__listFiles")
     steps = [read(), tool(name), edit("let y = x")]
     assert last(steps, "claude_code") is None
+
+
+def test_a_session_that_goes_on_below_another_may_have_read_the_file() -> None:
+    def first(parent: str) -> Outcome | None:
+        given = json.dumps({"file_path": "/w/a.ts", "old_string": "let y", "new_string": "q"})
+        events = [
+            Event(0, "user", "Go on", parent_id=parent),
+            Event(1, "tool_call", call_id="c", tool_name="edit", arguments=given),
+            Event(2, "tool_result", "done", call_id="c", tool_name="edit"),
+        ]
+        return next(predictions(events, "/w", find_harness("claude_code").files)).expected
+
+    assert (first(""), first("an event of another session")) == ("unread", None)
+
+
+def test_a_command_runs_in_the_folder_that_its_call_names() -> None:
+    shown: Step = ("bash", {"cmd": "cat a.ts", "workdir": "/w/src"}, TEXT, False)
+    for path, expected in (("src/a.ts", "ok"), ("a.ts", None)):
+        change = tool("edit", input=f"*** Begin Patch\n*** Update File: {path}\n@@\n-let y = x\n+let y = 2")
+        assert last([shown, change], "codex") == expected
+
+
+def test_runs_of_lines_are_in_the_order_of_the_file() -> None:
+    file = File()
+    file.see_lines("let y = 1\nlet z = 1", 40, is_end=False)
+    file.see_lines("import a\nimport b", 1, is_end=False)
+    first, second = Edit("import a", "q"), Edit("let z = 1", "q")
+    assert file.predict_lines([first, second]) == "ok"
+    assert file.predict_lines([second, first]) is None
+    # Codex ignores spaces.
+    file.apply_lines([Edit("  import a", "q"), Edit("  let z = 1", "q")])
+    assert sorted(file.pieces) == ["let y = 1\nq", "q\nimport b"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        # Whatever became of a call without an answer, it may have read or changed the file.
+        ([edit("let", failed="File has not been read yet."), tool(UNANSWERED, of="read"), edit("let y = x")], None),
+        ([tool(UNANSWERED, of="write"), edit("let y = x")], None),
+        ([read(), tool(UNANSWERED, of="edit"), edit("let x = 1", "let q"), edit("let z")], None),
+        ([tool("Batch", calls=["/w/a.ts"]), edit("let y = x")], None),
+        ([tool("Agent", prompt="Look at /w/a.ts"), edit("let y = x")], "unread"),
+        # Where an edit is refused after a change, one that works shows that there was none.
+        ([read(), bash("git checkout ."), edit("let x = 1"), edit("let y = x")], "ok"),
+        ([read(), bash("git checkout ."), read("     3→let x = 1", offset=3, limit=1), edit("let z = 1")], None),
+        ([read(), edit("let", failed="File has been modified since read."), read(), edit("let x = 1"), edit("let y = x")], "ok"),
+        ([read(), edit("let", failed="File has been modified since read."), read(), edit("let x = 1"), ("user", {}, "Go on", False), edit("let y = x")], None),
+        ([read(), edit("let", expected_replacements=2)], "ok"),
+    ],
+)  # fmt: skip
+def test_what_an_edit_of_claude_code_depends_on(steps: list[Step], expected: Outcome | None) -> None:
+    assert last(steps, "claude_code") == expected
+
+
+@pytest.mark.parametrize("path", ["REDACTED.md", "/home/ann/.claude/settings.json", "/w/.claude/settings.local.json"])
+def test_redacted_names_and_settings_that_the_harness_checks_are_left_open(path: str) -> None:
+    given = {"file_path": path, "old_string": "let y = x", "new_string": "q"}
+    assert last([("read", {"file_path": path}, NUMBERED, False), tool("edit", **given)], "claude_code") is None

@@ -65,6 +65,8 @@ def expected(*steps: list[Entry], certain: bool = False, header: Entry = HEADER)
         ([bash("git diff HEAD~1", "--- a/a.ts\n+++ b/a.ts\n@@ -4 +4,2 @@\n let y = x\n-let z\n+let x2 = 1"), edit("a.ts", LONG)], "ok"),
         ([bash("git diff HEAD~1", "--- a/a.ts\n+++ b/a.ts\n@@ -4 +4,2 @@\n let y = x\n-let zebra\n"), edit("a.ts", "let y = x\nlet zebra")], None),
         ([bash("rg -n -A1 'let y' src", "src/b.ts-3-let q\nsrc/a.ts:4:let y = x\nsrc/a.ts-5-let x2 = 1"), edit("src/a.ts", LONG)], "ok"),
+        # Between them the file has lines that were not shown.
+        ([bash("grep -n 'let' src/a.ts", "4:let y = x\n9:let x2 = 1"), edit("src/a.ts", LONG)], None),
         ([edit("a.ts", "let z")], None),
         ([edit("a.ts", "let z", LONG), edit("a.ts", LONG)], "ok"),
         # Somebody else may have been there.
@@ -104,6 +106,7 @@ def test_several_edits_of_one_call_stand_or_fall_together() -> None:
         "Sibling tool call errored",
         "EACCES: permission denied, open '/w/a.ts'",
         "PreToolUse hook blocked this",
+        "PreToolUse:Edit hook error: [python3 check.py]: this is a workflow",
         "User cancelled the edit",
         "[Fact-Forcing Gate]\n\nBefore editing a.ts, present these facts:",
         '{\n  "status": "error",\n  "tool": "edit",\n  "error": "EACCES: permission denied"\n}',
@@ -178,6 +181,12 @@ def test_patches_are_judged_by_their_lines(steps: list[list[Entry]], last: str |
         ("git checkout -b fix/x", False, set()),
         ("npx prettier --write .", True, set()),
         ("code a.ts", False, {"a.ts"}),
+        ("cargo build --release", False, set()),
+        ("cargo fmt", True, set()),
+        ("npm run api:generate", True, set()),
+        ("rspec spec/models --format documentation", False, set()),
+        ("ruff format --check src", False, set()),
+        ("gradlew.bat clean 2>nul", False, set()),
     ],
 )
 def test_what_a_command_may_change(command: str, anything: bool, names: set[str]) -> None:
@@ -237,6 +246,14 @@ def test_what_windows_garbles_is_not_known() -> None:
     known = edit("a.ts", "const name = 'first value'"), edit("a.ts", "const other = '\u00e9t\u00e9 and more'")
     shown = bash("Get-Content -Raw a.ts", text)
     assert [expected(shown, one, header=console)[0] for one in known] == ["ok", None]
+
+
+def test_other_sessions_write_the_memories_of_openclaw() -> None:
+    change = "let total = count(items)"
+    for path, outcome in (("/w/.openclaw/agent/memory/a.md", None), ("/w/.openclaw/agent/a.md", "ok")):
+        begin, one = read(path, SOURCE), edit(path, change)
+        assert expected(begin, one, certain=True) == ["ok"]
+        assert expected(begin, [user("Go on")], one, certain=True) == [outcome]
 
 
 def test_what_somebody_changed_by_hand_is_undecided() -> None:

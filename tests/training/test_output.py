@@ -1,10 +1,14 @@
 """A run's folder: what may be replaced, what a kill leaves, what a resumed run must share."""
 
 import json
+import resource
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file as save_weights
 
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.push import PushOptions
@@ -105,6 +109,18 @@ def test_a_file_is_no_output_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OutputError, match=r"Cannot write .*; use another folder"), output.only_run(tmp_path / name):
         pass
+
+
+@pytest.mark.parametrize("save", [torch.save, save_weights], ids=["torch", "safetensors"])
+def test_a_full_disk_costs_one_sentence(tmp_path: Path, save: Callable[[object, Path], None]) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    weights = {"weight": torch.zeros(100_000)}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(OutputError, match=r"written: .*; make room"), output.only_run(tmp_path / "out"):
+            save(weights, tmp_path / "out" / "weights")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def start(folder: Path, model: Path, **changes: object) -> output.Json:

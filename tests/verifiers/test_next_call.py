@@ -235,36 +235,9 @@ def test_what_nothing_verifies_gets_the_smoke_test_and_is_no_success() -> None:
     assert reward(prompts=["a"], completions=[said], reward_terms=[None]) == [0.5]
 
 
-TOO_LONG = {
-    "tools": "pi",
-    "format": "json",
-    "goal": {"kind": "call"},
-    "failed_call": {"name": "read", "args": {"path": "a.log"}},
-    "resolved_call": {"name": "read", "args": {"path": "a.log", "offset": 40, "limit": 300}},
-    "paths": ["a.log"],
-    "workspace": {"cwd": "/w", "files": {}},
-}
-
-
-@pytest.mark.parametrize(
-    ("call", "status"),
-    [
-        (("read", {"path": "a.log", "limit": 300}), "passed"),
-        (("read", {"path": "/w/a.log", "limit": 20, "offset": 9}), "passed"),
-        (("read", {"path": "a.log", "limit": 2000}), "skipped"),
-        (bash("head -c 900 a.log"), "skipped"),
-        (("read", {"path": "a.log", "offset": 1}), "failed"),
-        (("read", {"path": "a.log"}), "failed"),
-        (("read", {"path": "b.log", "limit": 20}), "failed"),
-        (bash("head b.log"), "failed"),
-    ],
-)
-def test_free_arguments_do_not_decide_and_the_one_at_fault_does(call: Call, status: str) -> None:
-    assert verify(write(call), TOO_LONG).status == status
-
-
+BASE = {"tools": "pi", "format": "json", "workspace": {"cwd": "/w", "files": {}}}
 ELSEWHERE = {
-    **TOO_LONG,
+    **BASE,
     "goal": {"kind": "path", "path": "/w/lib/server/index.js", "shown": True},
     "failed_call": {"name": "bash", "args": {"command": "sed -n 1,9p /w/lib/server/index.js"}},
     "resolved_call": {"name": "bash", "args": {"command": "sed -n 1,9p /w/dist/server/index.js"}},
@@ -277,6 +250,7 @@ ELSEWHERE = {
     [
         ("sed -n 1,9p dist/server/index.js", 1.0),
         ("cat tool/build/index.js", 1.0),
+        ("cd dist && cd server && cat index.js", 1.0),
         ("Get-ChildItem lib/server", 0.5),
         ("ls lib", 0.5),
         ("node tool/build/index.js", 0.1),
@@ -290,8 +264,9 @@ def test_a_missing_path_is_looked_at_and_not_run(command: str, score: float | No
 def test_listing_the_folder_above_a_missing_one_is_a_search() -> None:
     goal = {"kind": "path", "path": "/opt/app/skills/search/SKILL.md", "shown": False}
     spec = {
-        **TOO_LONG,
+        **BASE,
         "goal": goal,
+        "paths": [],
         "failed_call": {"name": "read", "args": {"path": goal["path"]}},
         "resolved_call": None,
     }
@@ -303,3 +278,50 @@ def test_listing_the_folder_above_a_missing_one_is_a_search() -> None:
 
 def test_what_is_appended_to_the_file_to_change_is_not_judged() -> None:
     assert judge("change", bash("echo x >> src/app.py")).status == "skipped"
+
+
+WINDOWS = "D:\\app\\docs\\memory-search.md"
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "command", "score"),
+    [
+        # Looking at the file to change, however it is done.
+        ("read", "/w/src/app.py", "sed -n '1,20p' src/app.py", 1.0),
+        ("read", "/w/src/app.py", "cd src && cat app.py", 1.0),
+        ("read", "/w/src/app.py", "cat src/other.py", 0.1),
+        ("read", WINDOWS, f"type {WINDOWS}", 1.0),
+        ("read", WINDOWS, f"get-content {WINDOWS} -TotalCount 9", 1.0),
+        # The folder, with and without quotes, and what is in it.
+        ("folder", "D:\\app\\docs", "dir D:\\app\\docs", 1.0),
+        ("folder", "D:\\app\\docs", "Get-ChildItem 'D:\\app\\docs' -Recurse", 1.0),
+        ("folder", "/w/src", "cd src && ls", 1.0),
+        ("folder", "/w/src", "cd lib && ls", 0.1),
+        # A search by the name, by a part of it, and in the folder above.
+        ("path", WINDOWS, "dir D:\\app\\docs", 1.0),
+        ("path", WINDOWS, "Get-ChildItem D:\\ -Recurse -Filter *search*", 1.0),
+        ("path", WINDOWS, "findstr /s memory-search D:\\*.md", 1.0),
+        ("path", WINDOWS, "Get-ChildItem D:\\other", 0.1),
+        ("path", "/w/a/use_index.py", "ls -la /w/a | head", 1.0),
+        ("path", "/w/a/use_index.py", "rg --files | rg use_index", 1.0),
+        ("path", "/w/a/use_index.py", "rg --files | rg other", 0.1),
+    ],
+)
+def test_a_right_call_wins_however_its_path_is_written(kind: str, path: str, command: str, score: float) -> None:
+    failed = {"name": "edit" if kind == "read" else "read", "args": {"path": path}}
+    goal = {"kind": kind, "path": path, "shown": False}
+    spec = {**BASE, "goal": goal, "failed_call": failed, "resolved_call": None, "paths": ["/w/lib/x.py"]}
+    assert verify(write(bash(command)), spec).score == score
+
+
+GLOB = {"name": "glob", "parameters": {"type": "object", "properties": {"pattern": {"type": "string"}}}}
+
+
+def test_a_glob_looks_into_the_folder_before_its_pattern() -> None:
+    goal = {"kind": "folder", "path": "/w/src"}
+    failed = {"name": "read", "args": {"file_path": "/w/src"}}
+    spec: dict[str, Any] = {**BASE, "tools": [{"function": GLOB}], "goal": goal, "paths": []}
+    spec |= {"failed_call": failed, "resolved_call": None}
+    for arguments, score in (({"pattern": "/w/src/**/*.py"}, 1.0), ({"pattern": "*", "path": "src"}, 1.0)):
+        assert verify(write(("glob", arguments)), spec).score == score
+    assert verify(write(("glob", {"pattern": "lib/*"})), spec).score == 0.1
