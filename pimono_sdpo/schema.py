@@ -90,8 +90,7 @@ REJECT = Features(
 )
 
 _TYPES = {"string": str, "large_binary": bytes, "bool": bool, "float64": float, "int32": int, "int64": int}
-# The other columns are never null.
-_SPECIAL = {"identity": list[str] | None, "resolved_at": int | None, "split": Literal["train", "test"]}
+_NULLABLE = frozenset({"identity", "problem", "resolved_at", "verifier_spec"})
 
 
 def type_of(kind: Any) -> Any:
@@ -99,7 +98,8 @@ def type_of(kind: Any) -> Any:
     if isinstance(kind, List):
         return list[type_of(kind.feature)]  # type: ignore[misc]
     if isinstance(kind, Mapping):
-        return msgspec.defstruct("Row", [(name, _SPECIAL.get(name) or type_of(one)) for name, one in kind.items()])
+        types = {name: Literal["train", "test"] if name == "split" else type_of(one) for name, one in kind.items()}
+        return msgspec.defstruct("Row", [(n, one | None if n in _NULLABLE else one) for n, one in types.items()])
     return _TYPES[kind.dtype]
 
 

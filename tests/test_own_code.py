@@ -4,15 +4,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pyarrow.parquet as pq
 import pytest
 
 from pimono_sdpo.errors import OwnCodeError
 from pimono_sdpo.own_code import OwnReward, list_own_files
-from pimono_sdpo.samples import write_samples
+from pimono_sdpo.samples import SAMPLE_SESSIONS, write_samples
+from pimono_sdpo.schema import Unit
 from pimono_sdpo.stage import source_hash
-from processors import pipeline
+from pimono_sdpo.traces.sources import load_sessions
+from processors import pipeline, run_pipeline
 from tests.plug import ROOT
 
 MINE = """
@@ -20,6 +23,7 @@ import sys
 
 from datasets import Value
 from pimono_sdpo import Filter, FlatMap, Map
+from pimono_sdpo.schema import EVIDENCE, GRADE
 from rewards.verifiers.rubric import failed, passed
 
 LAMBDA = Filter(lambda row: None, reads=("score",))
@@ -69,6 +73,12 @@ def send_away(row):
     return {"split": "validation"}
 
 
+def change_nothing(row):
+    return {name: row[name] for name in ALL}
+
+
+ALL = {**EVIDENCE, **GRADE}
+SAME = Map(change_nothing, reads=tuple(ALL), writes=ALL)
 LEAVE = Filter(leave, reads=("score",))
 LOSE = Map(lose, reads=("score",), writes={"score": Value("float64")})
 AWAY = Map(send_away, reads=("score",), writes={"split": Value("string")})
@@ -122,6 +132,14 @@ def test_a_stage_of_ones_own_runs_before_the_threshold_and_again_when_it_changes
     assert failed.stderr.count("\n") == 1, failed.stderr
     assert "The stage `mine:WRONG` failed: ArrowInvalid" in failed.stderr
     assert scores(folder / "rows") == [score + 100 for score in rows], "the rows are still there"
+
+
+@pytest.mark.parametrize("unit", get_args(Unit))
+def test_a_stage_may_write_every_column_as_it_is(folder: Path, unit: Unit) -> None:
+    sessions = load_sessions(SAMPLE_SESSIONS)
+    stages = [pipeline(unit, own=own, recorder=None) for own in (["mine:SAME"], [])]
+    with_it, without = (run_pipeline(sessions, one, keep_rejects=True) for one in stages)
+    assert with_it.to_list() == without.to_list() != []
 
 
 def test_a_stage_that_drops_every_row_is_what_the_advice_is_about(folder: Path) -> None:
