@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Self
 
 from pimono_sdpo.errors import PimonoError
-from rewards.sandbox import folder, kernel, landlock, processes, seccomp, zygote
+from rewards.sandbox import cgroup, folder, kernel, landlock, processes, seccomp, zygote
 
 MEBI = 1 << 20
 
@@ -168,6 +168,7 @@ class _Lane:
                 "folder": self.folder,
                 "tmpfs": "" if any(path.startswith(TMPFS) for path in (self.folder, *readable())) else TMPFS,
                 "read": readable(),
+                "cgroup": cgroups(),
                 "uid": self.uid,
                 "search": bool(self.uid) and needs_search((*readable(), above)),
                 "filter": seccomp.program(own_uid=bool(self.uid)),
@@ -210,6 +211,9 @@ class _Lane:
     def _remove_folder(self) -> None:
         if Path(self.folder).exists():  # its supervisor was killed
             folder.remove(self.folder)
+        if cgroups():
+            with suppress(OSError):  # it has gone with its supervisor
+                Path(cgroups(), Path(self.folder).name).rmdir()
 
     def _send(self, message: dict[str, Any], *descriptors: int) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # then there will be no report either
@@ -432,6 +436,12 @@ def _own_uid() -> Iterator[int]:
 
 
 @functools.cache
+def cgroups() -> str:
+    """The folder in which groups of processes with a limit of memory can be made, "" where none can."""
+    return cgroup.find()
+
+
+@functools.cache
 def may_change_uid() -> bool:
     """Whether a run can have its own uid: as root, also as root of a container."""
     return os.geteuid() == 0 and kernel.has_capabilities(
@@ -456,6 +466,8 @@ def _bubblewrap(disk: int, uid: int) -> list[str]:
     for path in bound:
         arguments += ["--ro-bind", path, path]
     arguments += ["--size", str(disk * 5 // 4), "--tmpfs", TMPFS]
+    if cgroups():
+        arguments += ["--bind", cgroups(), cgroups()]
     if uid:
         for capability in ("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "KILL",
                            "SETGID", "SETUID", "SETPCAP", "SYS_PTRACE"):  # fmt: skip

@@ -15,7 +15,7 @@ import struct
 import sys
 import time
 
-from rewards.sandbox import folder, kernel, processes, zygote
+from rewards.sandbox import cgroup, folder, kernel, processes, zygote
 from rewards.sandbox.zygote import receive, send
 
 TYPE_CHECKING = False  # `typing` costs as much as everything else that is imported here
@@ -29,6 +29,8 @@ TICK_MS = 20
 TICKS_PER_MEASURE = 4
 # The share of the wall clock in which it is not asked who waits for a CPU.
 SHORT = 0.2
+# Bytes for the process that starts runs.
+SPARE = 64 << 20
 CHUNK = 1 << 16
 
 
@@ -84,6 +86,8 @@ class _Supervisor:
             finally:
                 os._exit(1)
         theirs.close()
+        name = self.base.rpartition("/")[2]
+        self.group = cgroup.Group(f"{setup['cgroup']}/{name}" if setup["cgroup"] else "", self.zygote)
         self.cpu_before = 0.0
         self._answer()
 
@@ -91,6 +95,7 @@ class _Supervisor:
         """Wait until nothing runs; remove the folder, unless it ends with this process."""
         self.control.close()
         os.waitpid(self.zygote, 0)
+        self.group.remove()
         if self.tmpfs is None:
             folder.remove(self.base)
 
@@ -105,10 +110,15 @@ class _Supervisor:
         if self.tmpfs is not None:
             # What it has beyond the limits leaves time to say which limit was reached.
             self._bound((limits["disk"] * 5 // 4, limits["files"] * 5 // 4 + 64))
+        # Counters come first, which say what was too much.
+        self.group.bound((limits["memory"] + limits["disk"]) * 5 // 4 + SPARE)
+        kills = self.group.kills()
         folder.fill(self.base, spec["files"], self.setup["uid"])
         try:
             self._start(spec, given)
             stopped, (code, cpu), wall = self._watch()
+            if not stopped and self.group.kills() > kills:
+                stopped = "memory"
             report = self._report(stopped, code, cpu - self.cpu_before, spec["collect"])
             self.cpu_before = cpu
         finally:

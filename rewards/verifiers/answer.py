@@ -55,7 +55,7 @@ def candidate_of(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusa
         ]
         otherwise = "patch" if not calls and _has_diff(completion) else "code"
         answer = max(calls, default=(0, otherwise))[1]
-    read = {"patch": apply_patch, "write": last_write, "edit": edited, "code": from_code}.get(answer)
+    read = {"patch": apply_patch, "write": last_write, "edit": edited, "code": from_code}.get(str(answer))
     if read is None:
         raise BadSpec(f"`answer` of the spec is {answer!r}; write 'any', 'patch', 'write', 'edit' or 'code'.")
     found = read(completion, spec)

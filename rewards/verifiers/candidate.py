@@ -66,6 +66,8 @@ def files_of(spec: Mapping[str, Any]) -> Mapping[str, str]:
         given = spec.get(name) or []
         if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
             raise BadSpec(f"`{name}` of the spec is {given!r}; write a list of globs.")
+    if not isinstance(spec.get("end", ""), str):
+        raise BadSpec(f"`end` of the spec is {spec['end']!r}; write the token as text.")
     if not isinstance(files, Mapping) or not all(isinstance(text, str) for text in files.values()):
         raise BadSpec("The spec has no `files`; give the text of each file by its path.")
     return files

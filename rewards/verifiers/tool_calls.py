@@ -304,8 +304,8 @@ def _read(completion: str, spec: dict[str, Any]) -> tuple[dict[str, Tool], list[
 def _formats(given: Any, named: Any) -> list[str]:
     if given is None:
         return DEFAULT_FORMATS.get(named, FAMILIES_ONLY) if isinstance(named, str) else FAMILIES_ONLY
-    formats = [given] if isinstance(given, str) else list(given)
-    if unknown := [name for name in formats if name not in EXAMPLES]:
+    formats = list(given) if isinstance(given, list | tuple) else [given]
+    if unknown := [name for name in formats if str(name) not in EXAMPLES]:
         raise BadTools(f"format {unknown[0]!r} is not one of {', '.join(EXAMPLES)}")
     if len(formats) > 1 and (alone := {"json", "bash_block"}.intersection(formats)):
         raise BadTools(f"format {min(alone)} cannot be mixed with others")

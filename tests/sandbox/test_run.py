@@ -8,12 +8,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from rewards import sandbox
-from rewards.sandbox import Limits, Sandbox, SandboxError, available, choose, kernel, run
+from rewards.sandbox import Limits, Sandbox, SandboxError, available, cgroup, cgroups, choose, kernel, run
 from tests.sandbox.world import until
 
 PYTHON = [sys.executable, "-c"]
@@ -210,3 +211,30 @@ def _with(beacon: str) -> list[str]:
         except OSError:
             continue  # ended, or another user's
     return found
+
+
+@pytest.mark.skipif(not cgroups(), reason="no control group can be made here")
+def test_a_control_group_bounds_memory_and_counts_what_it_kills(tmp_path: Path) -> None:
+    hog = subprocess.Popen([*PYTHON, "input(); kept = b'x' * (200 << 20)"], stdin=subprocess.PIPE)
+    group = cgroup.Group(f"{cgroups()}/{tmp_path.name}", hog.pid)
+    group.bound(64 << 20)
+    assert group.kills() == 0
+    hog.communicate(b"\n")
+    assert (hog.returncode, group.kills()) == (-9, 1)
+    group.remove()
+    assert not Path(cgroups(), tmp_path.name).exists()
+
+
+@pytest.mark.skipif(not cgroups(), reason="no control group can be made here")
+@pytest.mark.parametrize("backend", HELD)
+def test_a_run_has_a_control_group_of_its_own(backend: str) -> None:
+    def groups() -> set[str]:
+        return {path.name for path in Path(cgroups()).glob("sandbox-*") if (path / "cgroup.procs").read_text()}
+
+    before = groups()
+    with ThreadPoolExecutor(1) as pool:
+        ran = pool.submit(Sandbox(backend).run, [*PYTHON, "import time; time.sleep(3)"])
+        until(lambda: len(groups() - before) == 1)
+        (ours,) = groups() - before
+        assert ran.result().exit_code == 0
+    assert not Path(cgroups(), ours).exists()

@@ -61,6 +61,8 @@ def test_bad_tests_are_an_error(given: Any, told: str) -> None:
     [
         ({"files": ["a"]}, "has no `files`"),
         ({}, "has no `files`"),
+        ({"files": FILES, "answer": []}, "`answer` of the spec is []"),
+        ({"files": FILES, "end": 5}, "`end` of the spec is 5"),
         ({"files": FILES, "allowed": [1]}, "`allowed` of the spec is [1]"),
         ({"files": FILES, "locked": "x"}, "`locked` of the spec is 'x'"),
         ({"files": FILES, "answer": "zip"}, "`answer` of the spec is 'zip'"),

@@ -213,13 +213,14 @@ BEYOND = {
     "main.f(lambda x: x)": "hand a function of their own",
     "main.f(type('T', (), {})())": "hand a T of their own",
     "main.f(f'{main.rand()}')": "gives other results each time",
+    "n = main.draw(); assert main.twice(n) == 2 * n": "gives other results each time",
     "class Sub(main.Cart): pass": "derive Sub from a class of the code under test",
     "import copy; copy.copy(main.Cart())": "copy or pickle an object",
     "import inspect; assert 'def f' in inspect.getsource(main.f)": "another process",
     "import time, pathlib; pathlib.Path('t').write_text(str(time.time())); main.f(1)": "each time",
     "import os; os.environ['MODE'] = 'x'; assert main.mode() == 'x'": "another process",
 }
-PARTLY = "import os, random\ndef f(x):\n    return 1\ndef mode():\n    return os.environ.get('MODE')\nclass Cart: pass\ndef rand():\n    return random.random()\n"
+PARTLY = "import os, random\ndef f(x):\n    return 1\ndef mode():\n    return os.environ.get('MODE')\nclass Cart: pass\ndef rand():\n    return random.random()\ndef draw():\n    return random.randint(1, 200)\ndef twice(n):\n    return 2 * n\n"
 
 
 @pytest.mark.parametrize("line", BEYOND)
