@@ -126,7 +126,14 @@ def load_rows(dataset: str, split: str = "train", config: str | None = None) -> 
     if split != "train":
         advice = "filter with --test-fraction, and --split-by session for traces of one repository"
     with translate_errors(f"The split `{split}` of `{dataset}` cannot be loaded", advice):
-        loaded = load_dataset(dataset, config, split=split)
+        files = (
+            [str(file) for file in sorted(Path(dataset).glob(f"data/{split}-*.parquet"))] if is_local(dataset) else []
+        )
+        if files and config is None:
+            # Named themselves, they are read again when they change; through a card, `datasets` keeps what it had.
+            loaded = load_dataset("parquet", data_files={split: files}, split=split)
+        else:
+            loaded = load_dataset(dataset, config, split=split)
     if "prompt" not in loaded.column_names:
         raise TrainingInputError(
             f"`{dataset}` has no column `prompt` but {', '.join(loaded.column_names)}; give rows that `filter`, "

@@ -23,6 +23,14 @@ def test_rows_come_from_the_data_folder_alone(filtered: Path) -> None:
     assert rows.load_report(str(filtered)) is None
 
 
+def test_rows_edited_by_hand_are_read_again(tmp_path: Path) -> None:
+    card = "configs: [{config_name: default, data_files: [{path: data/train-*.parquet, split: train}]}]"
+    (tmp_path / "README.md").write_text(f"---\n{card}\n---\n")
+    for count in (3, 2):
+        hand_made().select(range(count)).to_parquet(tmp_path / "data" / "train-00000-of-00001.parquet")
+        assert len(rows.load_rows(str(tmp_path))) == count
+
+
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
