@@ -25,7 +25,7 @@ from pimono_sdpo.runs.engine import Output, Part, run_parts, sum_counts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import SPLITS, join_parts, read_rows
 from pimono_sdpo.runs.sessions import UNREADABLE, list_unreadable
-from pimono_sdpo.session_source import SourceOptions
+from pimono_sdpo.source_options import SourceOptions
 from pimono_sdpo.stage import Filter, Map, Row, Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
 from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts

@@ -1,4 +1,4 @@
-"""Read a trace and gather its evidence: each request, and the failures and corrections after it.
+"""Read a trace and gather its evidence: each request, the failures and corrections after it; without one, none.
 
 reads   session_id, source, trace, bytes_not_utf8
 writes  one row per episode (a request and what followed it), or one per session

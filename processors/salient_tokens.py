@@ -38,12 +38,15 @@ _DRIVE = re.compile(r"\A[A-Za-z]:/+")
 # A line about the inside of an interpreter, which is the same for every failure.
 _INTERNAL = re.compile(
     r"\bnode:[\w/]{1,80}:\d|/lib/python3\.\d|/(?:site|dist)-packages/|<frozen |/rustc/"
-    r"|/go/src/runtime/|(?:\bat|\u276f) [^\n]{0,200}node_modules[/\\]|^At line:\d"
+    r"|/(?:go|libexec)/src/runtime/|/go/pkg/mod/|/\.next/(?:server|static)/|[/\\]_deps[/\\]"
+    r"|(?:\bat|\u276f) [^\n]{0,200}node_modules[/\\]|^At line:\d"
     r"|\+ (?:CategoryInfo|FullyQualifiedErrorId)\b|^\s*requireStack: |\bPython[3.][\w.]{1,40}[/\\]+Lib[/\\]"
     r"|\(<anonymous>\)"
     # A frame of a library in a browser's console; a line of the browser's own log.
     r"|(?:\bat |@)[^\n]{0,200}(?:\b(?:react-dom|scheduler|zone|jquery)[\w.-]{0,40}|\.(?:development|production|min))"
-    r"\.m?js:\d|^\s*\[\d{1,9}(?::\d{1,9})?:\d{4}/\d{6}[\d.]{0,8}:[A-Z]{4,8}\d?:[\w/.-]{1,200}[(:]\d"
+    r"\.m?js:\d|\[(?:\d{1,9}(?::\d{1,9})?:)?\d{4}/\d{6}[\d.]{0,8}:[A-Z]{4,8}\d?:[\w/.-]{1,200}[(:]\d"
+    # A frame of the libraries of Elixir.
+    r"|^\s*\((?:elixir|ex_unit|mix|logger|phoenix|plug|ecto|cowboy|bandit|db_connection)\w* \d[\w.-]*\) lib/"
     r"|^\s*(?:at |\[\w{1,40}: )?(?:System|Microsoft|javax?|jdk|sun|org\.junit|kotlin)\.[\w.$`<>+|]{1,200}[(\[]"
 )
 # The source lines that a traceback shows below a frame.
@@ -58,7 +61,8 @@ _IMPORTS = re.compile(
 )
 # One of them is in every such line.
 _IN_INTERNAL = (
-    *("node:", "/lib/python3.", "-packages/", "<frozen ", "/rustc/", "/go/src/runtime/", "node_modules"),
+    *("node:", "/lib/python3.", "-packages/", "<frozen ", "/rustc/", "/src/runtime/", "node_modules", "/go/pkg/mod/"),
+    *("/.next/", "_deps", ") lib/"),
     *("CategoryInfo", "FullyQualified", "At line:", "requireStack", "/Lib/", "\\Lib\\", "<anonymous>)"),
     *("System.", "Microsoft.", "java", "jdk.", "sun.", "org.junit.", "kotlin."),
     *("js:", ":ERROR:", ":WARNING:", ":INFO:", ":FATAL:", ":VERBOSE"),

@@ -1,4 +1,4 @@
-"""Decide whether a value beside a telling name is a secret, or a reference, a dummy or code."""
+"""Decide whether what a pattern found is a secret or personal, or a reference, a dummy, code or a bot."""
 
 import base64
 import binascii

@@ -450,6 +450,7 @@ _PLACES: list[tuple[str, str, str]] = [
     ("feishu app, secret below its label", f"App ID\ncli_{draw(HEX, 16)}\nApp Secret\n{RANDOM}", RANDOM),
     ("feishu app, json", json.dumps({"app_id": f"cli_{draw(LOWER, 16)}", "app_secret": RANDOM}), RANDOM),
     ("feishu app, camel case", f'appId: "cli_{draw(HEX, 16)}",\n  appSecret: "{RANDOM}"', RANDOM),
+    ("key of a webhook, full-width colon", f"- EncodingAESKey\uff1a`{RANDOM}`", RANDOM),
     ("feishu app, label in Chinese", f"cli_{draw(HEX, 16)}\uff0c\u5bc6\u94a5\uff1a{RANDOM}", RANDOM),
     ("wechat app, id and secret", f"wx{draw(HEX, 16)} {HEX32}", HEX32),
     ("aws pair", f"AKIA{draw(BASE32, 16)},{KEY40}", KEY40),

@@ -17,7 +17,7 @@ STOREYS = (
     ("llm",),
     ("replay", "samples"),
     ("/processors", "/rewards", "/cards"),
-    ("agent", "suites", "duel", "training", "dataset_writer", "filtering", "push", "session_source"),
+    ("agent", "suites", "duel", "training", "dataset_writer", "filtering", "push", "source_options"),
     ("cli", "__main__"),
     ("/jobs",),
 )

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from pimono_sdpo.cli import app
 from pimono_sdpo.samples import SAMPLE_SESSIONS
-from pimono_sdpo.session_source import find_project
+from pimono_sdpo.source_options import find_project
 from pimono_sdpo.traces.sources import open_source, read_sessions
 from tests.test_view import view_of
 

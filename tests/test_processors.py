@@ -65,8 +65,14 @@ def test_the_terms_of_a_score_add_up(names: list[str]) -> None:
             ["page.tsx:360", "page.tsx"],
         ),
         (
-            "[145962:0429/215617.92:ERROR:dbus/object_proxy.cc:573] StartTransientUnit: UnitExists\nno salary_flow",
+            "[145962:0429/215617.92:ERROR:dbus/object_proxy.cc:573] StartTransientUnit: UnitExists\nno salary_flow\n"
+            "[pid=43][err] [0228/134638.97:ERROR:net/dns/dns_config.cc:138] DNS config watch failed",
             ["salary_flow"],
+        ),
+        (
+            "    at 64894 (/srv/.next/server/chunks/911.js:5:35067)\n       (phoenix 1.8.3) lib/phoenix/token.ex:266: x\n"
+            "\t/x/go/pkg/mod/github.com/a/testify@v1.10.0/mock/mock.go:349 +0x148\n       (shop 0.1.0) lib/shop.ex:5: y",
+            ["lib/shop.ex:5"],
         ),
         (
             'File "C:\\Python312\\Lib\\pathlib.py", line 8, in stat\n    return os.st_mode\nTypeError: readConfig',

@@ -22,7 +22,7 @@ from pimono_sdpo.options import changed, option, options
 from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.report import describe_unreadable
 from pimono_sdpo.runs.engine import EngineName
-from pimono_sdpo.session_source import SourceOptions
+from pimono_sdpo.source_options import SourceOptions
 
 
 @options

@@ -29,7 +29,7 @@ from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.folders import REPORT, read_json, writing
 from pimono_sdpo.runs.parquet import read_rows, write_atomically
 from pimono_sdpo.schema import ROLLOUT, SESSION
-from pimono_sdpo.session_source import WORDS, find_own_sessions, open_one
+from pimono_sdpo.source_options import WORDS, find_own_sessions, open_one
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.suites.stored_rollouts import open_rollouts
 from pimono_sdpo.text import describe_size

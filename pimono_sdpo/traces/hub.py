@@ -1,4 +1,4 @@
-"""Read parquet files of Hub datasets at a pinned commit, and explain the Hub's errors.
+"""Read from the Hub: `hf://` addresses, and a dataset's parquet export at a pinned commit; explain its errors.
 
 The viewer's export lives on the revision `refs/convert/parquet` as `{config}/{split}/0000.parquet`.
 `load_dataset("ns/name")` never uses it, so it is read explicitly.

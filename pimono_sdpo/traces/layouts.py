@@ -1,4 +1,4 @@
-"""Convert every column layout in which the Hub has exported traces to one table of sessions.
+"""Convert parquet that holds sessions (the layouts of the Hub, or rollouts) to one table of sessions.
 
 traces_list   harness, session_id, traces: list<json>, file_name
 trace_list    harness, session_id, trace: list<json>, file_path, ...

@@ -1,4 +1,4 @@
-"""Open a source of traces (a folder, file, glob or Hub id) and read its shards as session tables.
+"""Open sources of traces (folder, file, glob, Hub id), one or several as one: shards, or `load_sessions`.
 
 The kind of a source is detected by its files and their columns:
 

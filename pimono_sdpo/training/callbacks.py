@@ -1,4 +1,4 @@
-"""Callbacks: the EMA teacher, exact resume, a line per step, the time of a run, and its limit.
+"""Callbacks: the EMA teacher, the state for an exact resume, a line per step, the time of a run, and its limit.
 
 They keep what they need in the Trainer's state, which every checkpoint holds.
 

@@ -1,4 +1,4 @@
-"""The output folder of a run: its files, and replacing only what an earlier run left there.
+"""The output folder of a run: its files, its newest whole checkpoint, and what may be replaced there.
 
 OUTPUT/run-local.json  what the training was started with; marks OUTPUT as ours, never published
 OUTPUT/checkpoint-N    TRL's own, until the run is finished and after

@@ -1,4 +1,4 @@
-"""Open what a command is to read as one source: paths, ids on the Hub, words for own sessions."""
+"""The SOURCE argument of commands: words for own sessions (`claude`, `all`), --project, --since, --exclude."""
 
 import os
 import re
