@@ -100,7 +100,8 @@ def is_secret_value(name: str, value: str, quoted: bool, tight: bool) -> bool:
     value = value.strip()
     if len(value) < 4 or _REFERENCE.fullmatch(value) or is_made_up(value):
         return False
-    if value[0] in ",;)|&" or _OTHER_NAME.search(name):
+    # A word in Chinese, Japanese or Korean says what the password is like.
+    if value[0] in ",;)|&" or "\u3040" <= value[0] <= "\ud7af" or _OTHER_NAME.search(name):
         return False
     is_password = _PASSWORD_NAME.search(name) is not None
     key = _KEY_NAME.search(name)

@@ -450,6 +450,8 @@ _PLACES: list[tuple[str, str, str]] = [
     ("feishu app, secret below its label", f"App ID\ncli_{draw(HEX, 16)}\nApp Secret\n{RANDOM}", RANDOM),
     ("feishu app, json", json.dumps({"app_id": f"cli_{draw(LOWER, 16)}", "app_secret": RANDOM}), RANDOM),
     ("feishu app, camel case", f'appId: "cli_{draw(HEX, 16)}",\n  appSecret: "{RANDOM}"', RANDOM),
+    ("short password, Chinese", "sudo \u5bc6\u7801\u662f738291", "738291"),
+    ("password, Uzbek", "parol: 5530ab", "5530ab"),
     ("key of a webhook, full-width colon", f"- EncodingAESKey\uff1a`{RANDOM}`", RANDOM),
     ("feishu app, label in Chinese", f"cli_{draw(HEX, 16)}\uff0c\u5bc6\u94a5\uff1a{RANDOM}", RANDOM),
     ("wechat app, id and secret", f"wx{draw(HEX, 16)} {HEX32}", HEX32),
@@ -485,6 +487,7 @@ CASES = list(_cases())
 
 # What only looks like a secret.
 HARMLESS = [
+    "\u5bc6\u7801\uff1a\u81f3\u5c118\u4f4d",
     "[Telegram] they will also send ann@example.com\nthis must have been\n",
     "The app password has four long words: that will also work",
     "They said that 2024 will come with JSON; 6865 6c6c 6f20 776f 726c 640a 0a00 dead beef",
