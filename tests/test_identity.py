@@ -30,6 +30,8 @@ from tests.traces import HEADER, assistant, bash, call, result, trace, user
         (r"src/pages/Users/index.js app/home/page.tsx\n/home/zoe.a/x", "", {"zoe.a"}),
         ("app/home/page.tsx in /mnt/c/Users/zalvarez", "", {"zalvarez"}),
         (r"core.bare=false\nuser.name=Test User\n", "test", set()),
+        (r"core.bare=false\nuser.name=Claude Code\n", "test", set()),
+        ('git config user.name \\"Your Name\\"', "test", set()),
         (r"if (user.name=== \"Peter\" || user.name=other) { }\nx.user.name=Rudolf\n", "", set()),
         ("Author: --- <a@b.org>", "jodermatt", {"jodermatt"}),
         ("node@localhost:~$ /home/node/app Author: Node <node@x.org>", "node", set()),
