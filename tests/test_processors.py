@@ -167,10 +167,10 @@ def test_keep_says_why(row: dict[str, object], reason: str | None) -> None:
 def test_an_episode_must_be_worth_it() -> None:
     failed = failure(["test_or_assertion"], "boom", tool="bash", next="bash ls")
     others = [failed, {**failed, "text": "bang"}]
-    own = [{**item, "fault": "work"} for item in [*others, {**failed, "text": "crash"}]]
+    own = [{**item, "fault": "work"} for item in [*others, {**failed, "text": "crash"}, {**failed, "text": "hang"}]]
     unsure, sure = (
         {**NOTHING_KNOWN, "kind": "correction", "rule": "no", "probability": probability}
-        for probability in (0.9, 0.995)
+        for probability in (0.9, 0.997)
     )
 
     def find_worth(*findings: Any, tool_calls: int = 2) -> float:
@@ -187,8 +187,9 @@ def test_an_episode_must_be_worth_it() -> None:
 
 def test_the_best_episode_of_a_session_needs_less_worth() -> None:
     failed = failure(["test_or_assertion"], "boom", tool="bash", fault="work")
+    two = [failed, {**failed, "text": "bang"}]
     row = {"problem": None, "prompt": "p", "counts": {"tool_calls": 2}}
-    rows: list[dict[str, Any]] = [{**row, "findings": found} for found in ([], [failed], [failed])]
+    rows: list[dict[str, Any]] = [{**row, "findings": found} for found in ([], two, two)]
     rate_episodes(rows)
     assert [keep(one, LEAST_WORTH) for one in rows] == ["no_evidence", None, "hardly_worth_it"]
     assert [keep(one) for one in rows] == ["no_evidence", None, None]
