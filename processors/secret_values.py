@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from math import log2
 from pathlib import Path
 
@@ -62,6 +63,12 @@ def is_random(value: str, least: int = 16) -> bool:
     if not digits or digits == len(value) or _is_joined_words(value):
         return False
     return count_bits(value) >= (2.8 if len(value) < 24 else 3.2)
+
+
+def _changes_case(value: str) -> bool:
+    """Recognise letters that were drawn: they change their case more often than joined words do."""
+    changes = sum(one.islower() != after.islower() for one, after in pairwise(value))
+    return len(value) >= 12 and value.isascii() and value.isalpha() and changes >= 0.37 * len(value)
 
 
 def _is_joined_words(value: str) -> bool:
@@ -122,7 +129,7 @@ def is_secret_value(name: str, value: str, quoted: bool, tight: bool) -> bool:
     if tight and (name.isupper() or re.search(r"^[^.]+-|^(?!self|this)\w+\.", name)):
         return True
     # Everything else may be code: an identifier, a call, an attribute.
-    return re.search(r"\d|[^\w.]", value) is not None
+    return re.search(r"\d|[^\w.]", value) is not None or _changes_case(value)
 
 
 def is_stated_value(value: str, plainly: bool) -> bool:

@@ -451,6 +451,7 @@ _PLACES: list[tuple[str, str, str]] = [
     ("feishu app, json", json.dumps({"app_id": f"cli_{draw(LOWER, 16)}", "app_secret": RANDOM}), RANDOM),
     ("feishu app, camel case", f'appId: "cli_{draw(HEX, 16)}",\n  appSecret: "{RANDOM}"', RANDOM),
     ("short password, Chinese", "sudo \u5bc6\u7801\u662f738291", "738291"),
+    ("password of letters", "Username: postgres\nPassword: esGkwRxYDOaZtVbQmLpH\nHost: x", "esGkwRxYDOaZtVbQmLpH"),
     ("password, Uzbek", "parol: 5530ab", "5530ab"),
     ("key of a webhook, full-width colon", f"- EncodingAESKey\uff1a`{RANDOM}`", RANDOM),
     ("feishu app, label in Chinese", f"cli_{draw(HEX, 16)}\uff0c\u5bc6\u94a5\uff1a{RANDOM}", RANDOM),
@@ -487,6 +488,7 @@ CASES = list(_cases())
 
 # What only looks like a secret.
 HARMLESS = [
+    "password: UserPasswordAuthenticationToken; token: XMLHttpRequestBodyInit; secret: getSecretValueFromEnvironment",
     "\u5bc6\u7801\uff1a\u81f3\u5c118\u4f4d",
     "[Telegram] they will also send ann@example.com\nthis must have been\n",
     "The app password has four long words: that will also work",
