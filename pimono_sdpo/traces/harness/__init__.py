@@ -3,7 +3,7 @@
 A trace belongs to the first harness that recognises one of its lines.
 """
 
-from pimono_sdpo.traces.harness import claude_code, codex, droid, pi, pi_stream, simple
+from pimono_sdpo.traces.harness import claude_code, codex, droid, pi, simple
 from pimono_sdpo.traces.harness.base import Harness
 
 HARNESSES: tuple[Harness, ...] = (
@@ -11,7 +11,6 @@ HARNESSES: tuple[Harness, ...] = (
     codex.HARNESS,
     droid.HARNESS,
     simple.HARNESS,
-    pi_stream.HARNESS,
     pi.HARNESS,
 )
 _BY_NAME = {harness.name: harness for harness in HARNESSES}
