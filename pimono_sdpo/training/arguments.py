@@ -16,7 +16,7 @@ from cards.lint import check_licence
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.training import argument, find_recipe, refuse_unknown
-from pimono_sdpo.training.guards import LOSS, GuardOptions
+from pimono_sdpo.training.guards import GuardOptions
 from pimono_sdpo.training.rewards import Mode
 
 
@@ -25,12 +25,14 @@ class GuardedSDPOConfig(GuardOptions, SDPOConfig):  # type: ignore[misc] # TRL s
     """SDPOConfig with guards and rivals (trainer.py)."""
 
     METHOD = "sdpo"
-    WATCHED_LOSS = LOSS
 
     method: Literal["sdpo", "rft", "grpo"] = argument(
         "What is learned from the rollouts: the teacher's distribution (sdpo), the successful ones "
         "themselves (rft), or the reward beside its group's mean (grpo).",
         default="sdpo",
+    )
+    diagnostics_warning_interval: int = argument(
+        "Have TRL warn at every Nth step in a row with equal rewards, or without a teacher; 0 for never.", default=0
     )
     sample_at_once: int | None = argument(
         "Completions that a process samples together, of those of a step; fewer need less memory."
@@ -81,7 +83,6 @@ class SFTArguments(CommonArguments):
     """What SFT adds: its rows hold the answers to learn from."""
 
     mode: Literal["preflight", "smoke", "train"] = argument(MODE, default="train")
-    test_suite: str | None = argument("Suite (JSON) whose tasks must not be among the rows to train on.")
 
 
 @dataclass

@@ -16,8 +16,6 @@ from huggingface_hub.errors import EntryNotFoundError
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.filtering import FilterOptions, run_filter
-from pimono_sdpo.suites.split import check_leakage
-from pimono_sdpo.suites.suite import load_suite
 from pimono_sdpo.training import is_main_process, say
 from pimono_sdpo.training.arguments import SDPOArguments
 from pimono_sdpo.training.models import is_local, translate_errors
@@ -169,13 +167,6 @@ def refuse_test_rows(rows: Dataset, dataset: str) -> None:
             f"{marked} of the {len(rows)} rows to train on in `{dataset}` have the split `test`; "
             "remove them, or give the rows of the split `train`."
         )
-
-
-def refuse_leaks(rows: Dataset, suite: Path) -> int:
-    """Raise Leakage when a task of the test suite is in the rows; return how many tasks it has."""
-    tested = load_suite(suite, repos=False)
-    check_leakage(rows, tested)
-    return len(tested.tasks)
 
 
 def filter_source(job: SDPOArguments, output: Path, seed: int) -> str:
