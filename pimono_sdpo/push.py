@@ -246,10 +246,10 @@ class RowsUpload(Upload):
         starts = tuple(f"{folder}/" for folder in SHARDS)
         shards = {name for name in there if name.startswith(starts) and name.endswith(".parquet")}
         if shards or REPORT in there:
-            known = None
+            known: Json = {}
             if REPORT in there:
                 known = read_json(Path(hf_hub_download(repo_id, REPORT, repo_type=self.KIND, revision=head)))
-            if not (isinstance(known, dict) and "pimono_sdpo" in known and known.get("stage") == self.stage):
+            if "pimono_sdpo" not in known or known.get("stage") != self.stage:
                 raise OutputError(f"`{repo_id}` holds data that is not of an earlier such run; use another name.")
         # The example of the card is copied from the Hub.
         card = (self.folder / CARD).read_text().replace(PLACEHOLDER, f'"{repo_id}"')
@@ -265,8 +265,6 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions, only_private: 
     A missing dataset is created, private unless `public`; a public one is refused if `only_private`.
     """
     files = check_files(folder, options.allow_findings)
-    report = read_json(folder / REPORT)
-    stage = report.get("stage") if isinstance(report, dict) else None
     typer.echo(
         f"leaves this machine: the rows in {folder}, with rejects, report and card, to the dataset "
         f"{repo_id} ({'public' if options.public else 'private'} if new)"
@@ -277,7 +275,7 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions, only_private: 
         folder=folder,
         again=f"; then `{shlex.join(['pimono-sdpo', 'push', str(folder), repo_id, *options.given()])}`",
         files=files,
-        stage=stage,
+        stage=read_json(folder / REPORT).get("stage"),
         only_private=only_private,
     ).push()
 
@@ -332,8 +330,7 @@ def _texts_of(path: Path) -> Iterator[tuple[str, str]]:
         yield path.read_text(), ""
     elif path.suffix == ".json":
         # Value by value, as they were redacted: JSON escapes could look like secrets.
-        report = read_json(path)
-        for name, value in report.items() if isinstance(report, dict) else ():
+        for name, value in read_json(path).items():
             yield from ((text, f" in its column `{name}`") for text in _texts_in(value))
     elif path.suffix == ".parquet":
         first = 1

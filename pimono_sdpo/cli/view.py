@@ -217,10 +217,10 @@ def _file(source: str) -> str:
 
 def _read(path: Path) -> Json:
     """Read what a filter run or a training says of itself; raises SourceError for anything else."""
-    content = read_json(path) if path.is_file() else None
+    content = read_json(path)
     if not path.is_file():
         raise SourceError(f"`{path.parent}` holds no {path.name}, so it is not what `filter` or a training writes.")
-    if not isinstance(content, dict) or not {"pimono_sdpo", "stage"} & content.keys():
+    if not {"pimono_sdpo", "stage"} & content.keys():
         raise SourceError(f"`{path}` is not what `filter` or a training writes; use the folder of one, or ns/name.")
     if "stage" in content:
         raise SourceError(f"`{path}` is of `{content['stage']}`; `view` shows rows of `filter` and trainings.")

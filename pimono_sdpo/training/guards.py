@@ -20,8 +20,9 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from pimono_sdpo import __version__
+from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.training import argument, warn
-from pimono_sdpo.training.output import BEST, BEST_PARTIAL, WEIGHTS, read_object, write_json
+from pimono_sdpo.training.output import BEST, BEST_PARTIAL, WEIGHTS, write_json
 
 # After these the adapter is worse than it was, and the best one is gone back to.
 COLLAPSES = ("reward_collapse", "divergence")
@@ -210,4 +211,4 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
 
     def _kept_best(self) -> Json | None:
         """Return step and reward_mean of the adapter in best/."""
-        return read_object(self.best / "best.json")
+        return read_json(self.best / "best.json") or None

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig
 
+from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.training import models, output
 
 PROBE = "The test run ends in `ENOENT`: which file is missing, and what do you do next?"
@@ -45,7 +46,7 @@ def load_adapter(folder: Path) -> tuple[Any, Any]:
     """Load the base a run was trained on, quantised as then, with the run's adapter on top."""
     run = output.read_finished(folder)
     # The published run.json names no folder of this machine.
-    local = output.read_object(folder / output.LOCAL_FILE) or run
+    local = read_json(folder / output.LOCAL_FILE) or run
     name = str(local["base_model"])
     settings = ModelConfig(**{key: run["arguments"][key] for key in SETTINGS})
     revision = run["base_model_revision"]

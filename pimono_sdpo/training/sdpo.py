@@ -259,7 +259,7 @@ class SDPO(Method):
 
     def find_rows(self) -> str:
         """Return --dataset, or the folder of the rows that --source gives."""
-        if self.job.dataset is not None and self.job.mode != "prepare":
+        if self.job.dataset is not None:
             return str(self.job.dataset)
         with PartialState().main_process_first():
             return filter_source(self.job, Path(self.args.output_dir), self.args.seed)

@@ -31,7 +31,7 @@ from trl.trainer.utils import create_model_from_path
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.traces.trajectories.base import drop_nulls
 from pimono_sdpo.training import models
-from pimono_sdpo.training.arguments import DPOArguments, GuardedDPOConfig, GuardedSFTConfig, SFTArguments
+from pimono_sdpo.training.arguments import CommonArguments, DPOArguments, GuardedDPOConfig, GuardedSFTConfig
 from pimono_sdpo.training.held_out import Scores, group
 from pimono_sdpo.training.memory import estimate_supervised
 from pimono_sdpo.training.method import Method
@@ -353,11 +353,11 @@ class Supervised(Method):
 class SFT(Supervised):
     """Supervised fine-tuning on completions."""
 
-    OPTIONS, CONFIG, RECIPE = SFTArguments, GuardedSFTConfig, "qwen3_4b_sft"
+    OPTIONS, CONFIG, RECIPE = CommonArguments, GuardedSFTConfig, "qwen3_4b_sft"
     TARGETS, TRAINER = ("completion",), SFTTrainer
     COLUMNS = ("prompt", *TARGETS, "tools", TEMPLATE)
 
-    def __init__(self, job: SFTArguments, args: GuardedSFTConfig, model_args: ModelConfig) -> None:
+    def __init__(self, job: CommonArguments, args: GuardedSFTConfig, model_args: ModelConfig) -> None:
         super().__init__(job, args, model_args)
         if args.chat_template_path is not None:
             raise TrainingInputError(

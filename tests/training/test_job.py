@@ -193,7 +193,6 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
             ("--config=qwen3_4b", "--num_iterations", "4", "--steps_per_generation", "8"),
             "--num_iterations 4 would repeat completions within one update",
         ),
-        (("--config=tiny", "--mode", "prepare"), "give --dataset (rows) or --source (traces)"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(

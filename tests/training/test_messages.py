@@ -44,7 +44,6 @@ def refused(argv: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[s
         (("--run_name", "a/b"), "The run name `a/b`"),
         (("--run_name", ".."), "The run name `..`"),
         (("--source", "./gone"), "does not exist"),
-        (("--source", "./gone", "--mode", "prepare"), "does not exist"),
         (("--source", "dull"), "`dull` gives no rows"),
         (("--output_dir", "file", "--dataset", "x/y"), "Cannot write `file` ("),
         (("--output_dir", "file/below", "--dataset", "x/y"), "Cannot write `file/below` ("),
