@@ -138,7 +138,7 @@ def test_missing_double_and_foreign_parts_are_named(source: Path, three: list[Pa
     run_part(str(source), tmp_path / "half", (2, 2))
     refused([one, tmp_path / "half"], r"different runs \(parts\); make all parts")
     run_part(str(source), tmp_path / "scored", (2, 3), FilterOptions(min_score=2.0))
-    refused([one, tmp_path / "scored", last], r"different runs \(options\)")
+    refused([one, tmp_path / "scored", last], r"different runs \(options, code\)")
     fewer = moved(source, tmp_path / "fewer")
     (fewer / "0004.parquet").unlink()
     run_part(str(fewer), tmp_path / "of fewer", (2, 3))

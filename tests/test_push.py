@@ -319,7 +319,7 @@ def test_no_token_is_found_out_before_the_work(loopback_hub: LoopbackHub, made: 
     assert {*loopback_hub.store.repos} == {("dataset", "me/there")}
     loopback_hub.store.role = "read"
     done = front(loopback_hub, home, *arguments, NAME)
-    assert "the token is read-only" in refused(done, rows, before)
+    assert "set HF_TOKEN to a token with write access" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments[:-1], "--public")
     assert "needs --push" in refused(done, rows, before)
 
