@@ -322,13 +322,13 @@ def read_sessions(shard: Shard, unreadable: Unreadable | None = None) -> Iterato
     elif shard.kind == "hub":
         *repo, name = shard.path.split("/", 2)
         repo_id = "/".join(repo)
-        with hub.open_download(repo_id, name, shard.revision) as file:
-            yield from _read_parquet(file, shard.path, f"{repo_id}@{shard.revision}/")
+        file = hub.download(repo_id, name, shard.revision)
+        yield from _read_parquet(file, shard.path, f"{repo_id}@{shard.revision}/")
     else:
         yield from _read_parquet(shard.files[0], shard.path)
 
 
-def _read_parquet(file: Path | pa.NativeFile, name: str, origin: str = "") -> Iterator[pa.Table]:
+def _read_parquet(file: Path, name: str, origin: str = "") -> Iterator[pa.Table]:
     with _open_parquet(file, name) as parquet:
         is_of_rollouts = detect_layout(parquet.schema_arrow, name) == "rollouts"
         known = ROLLOUT_COLUMNS if is_of_rollouts else READ_COLUMNS
@@ -364,7 +364,7 @@ def _describe_parquet(file: Path, name: str) -> Shard:
 
 
 @contextmanager
-def _open_parquet(file: Path | pa.NativeFile, name: str) -> Iterator[pq.ParquetFile]:
+def _open_parquet(file: Path, name: str) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(file) as parquet:
             yield parquet
