@@ -1,7 +1,7 @@
 """Confidence intervals of a share, and of a mean over clusters such as completions of a session."""
 
 from collections.abc import Sequence
-from math import nan
+from math import isnan, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,10 @@ class Interval(NamedTuple):
     mean: float
     low: float
     high: float
+
+    def as_json(self) -> dict[str, float | None]:
+        """Return the numbers by name, None for nan."""
+        return {name: None if isnan(value) else value for name, value in self._asdict().items()}
 
 
 def cluster_interval(

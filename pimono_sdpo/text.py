@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 TRIMMED = "\n\n[... trimmed ...]\n\n"
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
+_HEADER = re.compile(r"^(?:Tool/environment diagnostic|Later user correction) \d+\b[^\n]*:\n", re.M)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -51,6 +52,15 @@ def cut_middle(text: str, keep: int) -> str:
     """
     tail = keep // 2
     return text[: keep - tail] + TRIMMED + text[len(text) - tail :]
+
+
+def split_blocks(context: str) -> list[tuple[str, str]]:
+    """Return header and body of each block of a privileged context; empty when it does not begin with one."""
+    starts = [match.span() for match in _HEADER.finditer(context)]
+    if not starts or starts[0][0] != 0:
+        return []
+    ends = [begin for begin, _ in starts[1:]] + [len(context)]
+    return [(context[at:stop], context[stop:end].strip("\n")) for (at, stop), end in zip(starts, ends, strict=True)]
 
 
 def split_shingles(text: str, words: int = 3) -> list[str]:

@@ -4,11 +4,10 @@ A privileged context consists of blocks, the most informative first, as the filt
 `Tool/environment diagnostic N (...):` and `Later user correction N:`.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pimono_sdpo.text import TRIMMED, cut_middle
+from pimono_sdpo.text import TRIMMED, cut_middle, split_blocks
 
 ZERO_WIDTH_SPACE = "\u200b"
 
@@ -76,7 +75,6 @@ def templated_ids(tokenizer: Any, turns: Sequence[Any], *, prompt: bool = True, 
 
 # A block cut further than that tells nothing; a block less leaves room for the others.
 MIN_CHARS = 160
-_HEADER = re.compile(r"^(?:Tool/environment diagnostic|Later user correction) \d+\b[^\n]*:\n", re.M)
 
 
 def shorten_blocks(text: str, fits: Callable[[str], bool]) -> str | None:
@@ -102,15 +100,6 @@ def shorten_blocks(text: str, fits: Callable[[str], bool]) -> str | None:
         diagnostics = [i for i in range(len(blocks)) if i not in corrections]
         blocks.pop(max(diagnostics, corrections, key=len)[-1])
     return None
-
-
-def split_blocks(text: str) -> list[tuple[str, str]]:
-    """Return header and body of each block; empty when the text does not begin with one."""
-    starts = [match.span() for match in _HEADER.finditer(text)]
-    if not starts or starts[0][0] != 0:
-        return []
-    ends = [begin for begin, _ in starts[1:]] + [len(text)]
-    return [(text[begin:stop], text[stop:end].strip("\n")) for (begin, stop), end in zip(starts, ends, strict=True)]
 
 
 def _join(blocks: list[tuple[str, str]], limit: int) -> str:

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
-from pimono_sdpo.training import reload
+from pimono_sdpo.training import models
 from tests.agent.suite_of_three import knows_some, write_suite
 from tests.chat_server import ChatServer
 from tests.training.setup import script
@@ -43,4 +43,4 @@ def test_rollouts_train_with_sft_and_with_dpo(rollouts: Path, tiny: Path, tmp_pa
         run = json.loads((out / "run.json").read_text())
         assert run["dataset"]["rows_used"] == rows
         assert [entry["step"] for entry in run["log_history"]] == [1, 2]
-        assert reload.largest_difference(out) == 0
+        assert models.largest_difference(out) == 0
