@@ -190,11 +190,7 @@ def build_rows(chosen: Chosen, around: Mapping[Key, Json]) -> list[Json]:
 
 
 def name_sessions(sources: Iterable[str]) -> dict[str, str]:
-    """Return a name of each session without common folders and, where it stays the only one, its middle.
-
-    >>> name_sessions(["a/b/0190f3a2-7e1c-7000-8000-00000000c0de.jsonl", "a/b/x.jsonl"])
-    {'a/b/0190f3a2-7e1c-7000-8000-00000000c0de.jsonl': '0190f3a2…0000c0de', 'a/b/x.jsonl': 'x'}
-    """
+    """Return a name of each session without common folders and, where it stays the only one, its middle."""
     whole = sorted(set(sources))
     common = os.path.commonprefix(whole) if len(whole) > 1 else ""  # noqa: RUF071
     plain = {one: one[common.rfind("/") + 1 :] for one in whole}

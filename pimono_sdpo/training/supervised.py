@@ -173,9 +173,6 @@ def clean_turns(
     `special` are all that a template writes; in the model's own turns only `control` is broken, so
     that `<think>` and the like stay as they are. `padded` says that the column consists of structs,
     which hold a null for every argument that another call has.
-
-    >>> clean_turns([{"role": "user", "content": "a <eos>", "name": None}], ["<eos>"], ["<eos>"])[1]
-    1
     """
     cleaned, found = [], 0
     try:

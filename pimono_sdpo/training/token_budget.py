@@ -33,9 +33,6 @@ def neutralise(text: str, special: tuple[str, ...]) -> tuple[str, int]:
     """Break special tokens with a zero-width space; return the text and how many there were.
 
     A trace that quotes `<turn|>` would otherwise end its own turn.
-
-    >>> neutralise("see <eos>", ("<eos>",))[1]
-    1
     """
     found = 0
     for token in special:
@@ -45,11 +42,7 @@ def neutralise(text: str, special: tuple[str, ...]) -> tuple[str, int]:
 
 
 def shorten_to_budget(text: str, budget: int, count: Callable[[str], int]) -> str | None:
-    """Cut the middle until `count(text)` is within the budget; None when nothing left fits.
-
-    >>> len(shorten_to_budget("a" * 100, 40, len))
-    40
-    """
+    """Cut the middle until `count(text)` is within the budget; None when nothing left fits."""
     if count(text) <= budget:
         return text
     if count(TRIMMED) > budget:
