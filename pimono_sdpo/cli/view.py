@@ -156,20 +156,24 @@ def render_review(folder: Path, name: str, traces: list[str], count: int, seed: 
 
 
 def _open_traces(traces: list[str], report: Json, folder: Path) -> Source | None:
-    """Open what was named, or what lies near under the name that the source had."""
+    """Open what was named, or what lies near under the source's name and has the same files."""
     if traces:
         return join_sources([open_one(one) for one in traces])
     if report["input"]["kind"] == "hub":
         return None
+    shards = [(shard["path"], shard["bytes"]) for shard in report["input"]["shards"]]
     names = report["input"]["source"].split(", ")
-    if {*names} <= {*WORDS}:
-        with suppress(SourceError):
-            return join_sources([find_own_sessions(name)[0] for name in names])
     for near in (Path.cwd(), folder.resolve().parent):
         paths = [near / name for name in names]
         if all(path.exists() and path.resolve() != folder.resolve() for path in paths):
             with suppress(SourceError):
-                return join_sources([open_source(str(path)) for path in paths])
+                # There may be something else of that name.
+                found = join_sources([open_source(str(path)) for path in paths])
+                if [(shard.path, shard.bytes) for shard in found.shards] == shards:
+                    return found
+    with suppress(SourceError):
+        if {*names} <= {*WORDS}:
+            return join_sources([find_own_sessions(name)[0] for name in names])
     return None
 
 
