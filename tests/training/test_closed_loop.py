@@ -34,8 +34,7 @@ def rollouts(tmp_path: Path, chat_server: ChatServer, monkeypatch: pytest.Monkey
 def test_rollouts_train_with_sft_and_with_dpo(rollouts: Path, tiny: Path, tmp_path: Path) -> None:
     for command, method, rows in (("steps", "sft", 4), ("pairs", "dpo", 1)):
         made, out = tmp_path / command, tmp_path / method
-        fits = ("--tokenizer", str(tiny), "--max-length", "4096")
-        told(command, str(rollouts), "--out", str(made), *fits)
+        told(command, str(rollouts), "--out", str(made))
         given = ["--config", f"tiny_{method}", "--dataset", str(made), "--max_length", "4096"]
         given += ["--model_name_or_path", str(tiny), "--max_steps", "2", "--report_to", "none"]
         given += ["--output_dir", str(out)]

@@ -10,6 +10,7 @@ import pytest
 from datasets import Dataset
 
 from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.training import models, output
 from pimono_sdpo.training.sdpo import SDPO
 from tests.card_data import TOKENIZER
@@ -117,13 +118,8 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
             user("No, fix the parser instead."),
         )
         (tmp_path / "traces" / f"{number}.jsonl").write_text(session)
-    made = job("--config=tiny", "--mode=prepare", "--source=traces", cwd=tmp_path)
-    assert made.returncode == 0, made.stderr[-3000:]
-    assert "3 rows of 3 sessions are in outputs/tiny/data" in made.stdout
-    assert [path.name for path in (tmp_path / "outputs" / "tiny").iterdir()] == ["data"]
-    prepared = (tmp_path / "outputs" / "tiny" / "data").rename(tmp_path / "rows")
-    report = json.loads((prepared / "report.json").read_text())
-    shutil.rmtree(tmp_path / "outputs")
+    prepared = tmp_path / "rows"
+    report = run_filter(str(tmp_path / "traces"), prepared, FilterOptions(unit="session"))
 
     online = {**loopback_hub.env(tmp_path), "HF_HUB_OFFLINE": "0", "PYTHONPATH": PYTHONPATH}
     folders = json.dumps({"model": str(tiny), "dataset": str(prepared)})
