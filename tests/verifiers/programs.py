@@ -80,7 +80,7 @@ PROGRAMS = {
 def spec_of(program: Program, **more: Any) -> dict[str, Any]:
     tests = {"kind": "value", "module": "work/main.py", "entry": "f", "cases": program.cases, "seconds": 10}
     files = {"work/main.py": "def f(*_):\n    raise NotImplementedError\n"}
-    return {"files": files, "answer": "write", "tests": {**tests, **program.more}, **more}
+    return {"files": files, "tests": {**tests, **program.more}, **more}
 
 
 def writing(content: str, path: str = "work/main.py") -> str:

@@ -15,7 +15,7 @@ CASES = [{"stdin": "1 2\n3\n", "expected": "3\n3"}, {"stdin": "", "expected": ""
 def judged(program: str, cases: list[dict[str, Any]], **more: Any) -> VerifierResult:
     tests = {"kind": "output", "module": "work/main.py", "cases": cases, "seconds": 2, **more}
     files = {"work/main.py": "", "work/beside.py": "ONE = 1\n"}
-    return verify(writing(program), {"files": files, "answer": "write", "tests": tests})
+    return verify(writing(program), {"files": files, "tests": tests})
 
 
 def test_the_right_program_passes() -> None:

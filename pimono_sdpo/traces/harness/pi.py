@@ -1,8 +1,9 @@
-"""Read Pi sessions: linear v1 files, v2 and v3 files with an id/parentId tree, and Pi's forks.
+"""Read Pi sessions: linear v1 files, v2 and v3 files with an id/parentId tree, JSON mode, Pi's forks.
 
 An entry whose fields have unexpected types is built from a dict, field by field: a mistyped value
 counts as missing. Unknown entry types become `other` events, so that indexes stay stable. oh-my-pi
-and OpenClaw write the same entries; GSD has no header, and its request is a custom message.
+and OpenClaw write the same entries; GSD has no header, and its request is a custom message. In JSON mode
+Pi prints each message several times, whole and in pieces; the one that has ended counts.
 """
 
 import json
@@ -123,20 +124,21 @@ _ROLES = frozenset({"user", "assistant", "toolResult", "bashExecution"})
 # Version 2 and hooks: an extension wrote these in place of a message.
 _CUSTOM_ROLES = frozenset({"custom", "hookMessage"})
 _CALLS = frozenset({"toolCall", "tool_use"})
+_PRINTED = "message_end"
 
 
 def recognises(entry: dict[str, Any]) -> bool:
-    """Recognise a message in one of Pi's roles, or a custom message of an extension."""
+    """Recognise a header, a message in one of Pi's roles, or a custom message of an extension."""
     message = entry.get("message")
-    if entry.get("type") == "custom_message":
-        return isinstance(entry.get("customType"), str)
-    role = message.get("role") if isinstance(message, dict) else None
-    return entry.get("type") == "message" and isinstance(role, str) and role in _ROLES
-
-
-def is_header(entry: dict[str, Any]) -> bool:
-    """Check for the header of a Pi session; the one of the Hub's format names a harness."""
-    return entry.get("type") == "session" and "cwd" in entry and "harness" not in entry
+    match entry.get("type"):
+        case "session":  # that of the Hub's format names a harness
+            return "cwd" in entry and "harness" not in entry
+        case "custom_message":
+            return isinstance(entry.get("customType"), str)
+        case "message" | "message_end":
+            role = message.get("role") if isinstance(message, dict) else None
+            return isinstance(role, str) and role in _ROLES
+    return False
 
 
 def read_header(entries: list[Entry]) -> tuple[str, str]:
@@ -147,7 +149,7 @@ def read_header(entries: list[Entry]) -> tuple[str, str]:
 
 def read(entries: list[Entry]) -> list[Event]:
     """Return the events in file order; entries off the active path are marked, not dropped."""
-    entries = _empty_copies(entries)
+    entries = [entry for entry in entries if entry.type == _PRINTED] or _empty_copies(entries)
     active = _find_active(entries)
     first_event: list[int] = []
     entry_at: dict[str, int] = {}
@@ -217,7 +219,7 @@ def _ensure_request(events: list[Event]) -> list[Event]:
 
 
 def _read_entry(entry: Entry) -> list[Event]:
-    if entry.type == "message" and entry.message is not None:
+    if entry.type in ("message", _PRINTED) and entry.message is not None:
         return read_message(entry.message)
     if entry.type == "custom_message":
         return [Event(0, "custom_message", join_text(entry.content))]
@@ -319,9 +321,8 @@ TOOLS = {
 }
 HARNESS = Harness(
     name="pi",
-    about="Pi sessions of versions 1, 2 and 3, without a header too; oh-my-pi, OpenClaw and GSD",
+    about="Pi sessions of versions 1, 2 and 3, without a header too, and its JSON mode; oh-my-pi, OpenClaw and GSD",
     recognises=recognises,
-    may_begin=is_header,
     read_header=read_header,
     read=read,
     decoder=DECODER,
