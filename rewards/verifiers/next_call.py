@@ -57,9 +57,7 @@ _WRITES = re.compile(
     r"\bfind\b.*\s-f(?:print|ls)|\btree\b.*\s-o\b|\brg\b.*\s--pre\b|\bgit\b.*\s(?:--output\b|rm\s)"
     r"|\bg?awk\b.*(?:\bsystem\s*\(|\bprintf?\b[^{}]*>\s*[\w\"(]|\|\s*\")|\bg?sed\b.*(?:^|[\s'\";}/\dg$])[we] +[^\s/]"
 )
-_DESTROYS = re.compile(
-    r"\b(?:rm|rmdir|shred|truncate)\s|\bgit\s+(?:clean|rm|checkout|reset|restore)\b|\s-(?:delete|exec)\b"
-)
+_DESTROYS = re.compile(r"\b(?:rm|rmdir|shred|truncate)\s|\bgit\s+(?:clean|rm|checkout|reset|restore)\b|\s-delete\b")
 _COMMENT = re.compile(r"^\+?[ \t]*(?:#(?![\[!]|include|define|if|endif)|//).*\n?", re.MULTILINE)
 
 
@@ -198,7 +196,8 @@ def _judge_look(call: Call, step: Step) -> VerifierResult:
         is_wrong = not is_kept or _DESTROYS.search(command) or _WRITES.search(command)
         return _fail(f"{goal} was to be looked at.") if is_wrong else _unknown()
     if any(map(step.is_missing, looked | {step.absolute(folder) for folder, _ in _walk(call) if folder})):
-        return _fail(f"{goal} does not exist.")
+        # After it failed, another part of the command may find it.
+        return _unknown() if sought and _searches(sought, set(), step) else _fail(f"{goal} does not exist.")
     if read & step.folders or (step.kind == "folder" and step.path in read):
         return _fail("This is a folder.")
     programs, known = ({stage.program for one in of for stage in _stages(one)} for of in ([call], step.references))
