@@ -23,7 +23,7 @@ from typing import Any
 
 from pimono_sdpo.errors import PimonoError, SourceError, TrainingInputError
 from processors.rollouts.together import check_dpo, check_sft
-from processors.secrets import find_secret_kinds
+from processors.secrets import redact_secrets
 
 Json = dict[str, Any]
 ENDED = frozenset({"completed", "error", "cancelled", "user_error"})
@@ -91,7 +91,7 @@ def find_problem(line: bytes, method: str) -> str | None:
         content = json.loads(line)
     except (ValueError, RecursionError):
         return "no_json"
-    secret = "secret" if find_secret_kinds(json.dumps(content, ensure_ascii=False)) else None
+    secret = "secret" if redact_secrets(json.dumps(content, ensure_ascii=False))[1] else None
     return (check_dpo if method == "dpo" else check_sft)(content) or secret
 
 
