@@ -19,7 +19,7 @@ from huggingface_hub import CardData, DatasetCardData, EvalResult, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cards.lint import is_repo_id, lint_file
-from cards.plots import CURVES, write_comparison_plot, write_report_plots, write_run_plot
+from cards.plots import CURVES, write_report_plots, write_run_plot
 from cards.view import render_page, run_view
 from pimono_sdpo.report import MEASURES
 from pimono_sdpo.schema import DUEL, DUEL_METRICS, FINAL_SCORE, REFINED_SCORE, SDPO_ROW
@@ -282,11 +282,9 @@ def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
     return lint_file(folder / "README.md")
 
 
-def write_comparison(report: Json, folder: Path, name: str = "report") -> None:
-    """Write `NAME.md` and `NAME.svg` of an evaluation: how two models compare on a suite."""
-    write_comparison_plot(report, folder / f"{name}.svg")
-    template = make_environment().get_template("comparison.md.j2")
-    (folder / f"{name}.md").write_text(template.render(report, picture=name))
+def render_comparison(report: Json) -> str:
+    """Return the report of an evaluation in Markdown: how two models compare on a suite."""
+    return make_environment().get_template("comparison.md.j2").render(report)
 
 
 RANGES = (

@@ -238,8 +238,13 @@ def _list_requests(events: Sequence[Event]) -> list[Event]:
 
 
 def spell_out(request: Event, events: Sequence[Event]) -> str:
-    """Return what a request says, with the text of the command whose arguments it is."""
+    """Return what a request says, with the text of the command whose arguments it is.
+
+    It says nothing if it is a path, or points at what nobody has shown, and nothing stands before it.
+    """
     words = strip_wrapper(request.text)
+    if _SAYS["points"].fullmatch(words) and not any(map(_is_message, events[: request.index])):
+        return ""
     before, *_, after = events[max(request.index - 1, 0) : request.index + 2]
     is_command = before.kind == after.kind == "custom_message" and " " not in before.text
     return f"{words}\n\n{after.text.strip()}" if is_command and after.text[:1] != "<" else words
@@ -390,7 +395,7 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
         if not _is_message(event):
             continue
         text = strip_wrapper(event.text) if event.kind == "user" else event.text.strip()
-        if not text:
+        if not text or (event.kind == "user" and _SAYS["notice"].match(text)):
             continue
         if turns and turns[-1][0] == event.kind:
             turns[-1][1].append(text)

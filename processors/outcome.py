@@ -2,8 +2,9 @@
 
 A failure is resolved by the first later call of its request that does the same and succeeds: the
 same program and subcommand, the same file, or the same other tool; where a program or a package is
-missing, also by one that uses or installs it, or by another program that is given the same. It
-teaches nothing if it is
+missing, also by one that uses or installs it, or by another program that is given the same. What
+resolved it is named only if a changed file is in its message, or is the only one that was changed;
+else the call that succeeded. It teaches nothing if it is
 
 slip            a call that named a missing path, misquoted a file or was refused, and was put right
                 or dropped at once; several in one request are not slips
@@ -176,19 +177,31 @@ def _find_resolution(item: Finding, after: Sequence[Step]) -> tuple[int | None, 
     missing = _SAYS["missing"].search(item["text"]) if is_shell else None
     lacks = next(filter(None, missing.groups()), "") if missing else ""
     for number, step in enumerate(after):
-        if step.failed or step.tool != item["tool"]:
+        if step.failed or step.tool != item["tool"] or (is_shell and _asks_for_help(step.target)):
             continue
         is_same = named in step.arguments or named in step.tool
         is_same = is_same and wanted in _identify(step.tool, step.target)
         if not is_same and not (lacks and _replaces(item, step, lacks, number < _NEAR)):
             continue
         done = [one for one in after[:number] if not one.failed]
-        by = [one for one in done if one.tool in _CHANGES] or done
+        changes = [one for one in done if one.tool in _CHANGES]
+        # Of several changed files, one that the message names.
+        named_in = [one for one in changes if any(file in item["text"] for file in _list_files(one.target))]
+        is_one = len({_find_file(one.target) for one in changes}) == 1
+        ran = [one for one in done if is_command(one.tool, one.target) and not only_reads(one.target)]
+        by = named_in or (changes if is_one else [] if changes else ran)
         if not is_shell:
             by = [one for one in done if _find_file(one.target) == _find_file(step.target)]
         same = step.target == item["target"] or not is_shell
         return step.ends, str(by[-1] if same and by else step)
     return None, ""
+
+
+def _asks_for_help(command: str) -> bool:
+    """Check for a command line that only asks a program how it is used."""
+    return "help" in command and any(
+        "--help" in stage.arguments or "help" in stage.arguments[:1] for stage in _list_stages(command)
+    )
 
 
 @lru_cache(maxsize=512)
@@ -230,8 +243,13 @@ def _replaces(item: Finding, step: Step, lacks: str, is_near: bool) -> bool:
 
 def _find_file(target: str) -> str:
     """Return the name of a file, whatever folder it was looked for in."""
-    patched = _PATCHED.search(target)
-    return re.split(r"[/\\]", (patched[1] if patched else target).rstrip("/\\"))[-1]
+    return _list_files(target)[0]
+
+
+def _list_files(target: str) -> list[str]:
+    """Return the names of the files of a call, of which only a patch has several."""
+    paths = _PATCHED.findall(target) or [target]
+    return [re.split(r"[/\\]", path.rstrip("/\\"))[-1] for path in paths]
 
 
 def _find_excuse(

@@ -1,12 +1,11 @@
 """Prove that a saved adapter, put on its base in a fresh process, is the model that was trained.
 
-    python -m pimono_sdpo.training.reload OUTPUT [--base FOLDER]
+    python -m pimono_sdpo.training.reload OUTPUT
 
 The training process leaves the logits of one prompt in OUTPUT/probe.safetensors; here they are
 computed again from the adapter on disk.
 """
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig
 
-from pimono_sdpo.errors import PimonoError
+from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.training import models, output
 
 PROBE = "The test run ends in `ENOENT`: which file is missing, and what do you do next?"
@@ -43,45 +42,30 @@ def write_probe(model: Any, tokenizer: Any, folder: Path) -> None:
     save_file({"logits": probe_logits(model, tokenizer)}, folder / output.PROBE_FILE)
 
 
-def load_adapter(folder: Path, base_model: str | None = None) -> tuple[Any, Any]:
+def load_adapter(folder: Path) -> tuple[Any, Any]:
     """Load the base a run was trained on, quantised as then, with the run's adapter on top."""
     run = output.read_finished(folder)
     # The published run.json names no folder of this machine.
-    local = output.read_object(folder / output.LOCAL_FILE) or run
-    name = base_model or str(local["base_model"])
+    local = read_json(folder / output.LOCAL_FILE) or run
+    name = str(local["base_model"])
     settings = ModelConfig(**{key: run["arguments"][key] for key in SETTINGS})
-    revision = None if base_model else run["base_model_revision"]
-    with models.translate_errors(
-        f"The base model `{name}` cannot be loaded with the adapter of `{folder}`",
-        "check both, or give the folder of the base model as --base",
-    ):
+    revision = run["base_model_revision"]
+    what = f"The base model `{name}` cannot be loaded with the adapter of `{folder}`"
+    with models.translate_errors(what, "check both"):
         kwargs = models.model_init_kwargs(settings, revision)
         base = AutoModelForCausalLM.from_pretrained(name, **kwargs)
         model = PeftModel.from_pretrained(base, str(folder / output.ADAPTER))
         return model, AutoTokenizer.from_pretrained(name, revision=revision or "main")
 
 
-def largest_difference(folder: Path, base_model: str | None = None) -> float:
+def largest_difference(folder: Path) -> float:
     """Compare the logits of the reloaded adapter with those left by the training process."""
-    model, tokenizer = load_adapter(folder, base_model)
+    model, tokenizer = load_adapter(folder)
     then = load_file(folder / output.PROBE_FILE)["logits"]
     return float((probe_logits(model, tokenizer) - then).abs().max())
 
 
-def main() -> int:
-    """Print the difference; exit code 1 when it is not zero, 2 when nothing can be compared."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("output", type=Path, help="output folder of a finished training")
-    parser.add_argument("--base", help="the base model, when it is not where it was")
-    given = parser.parse_args()
-    try:
-        difference = largest_difference(given.output, given.base)
-    except PimonoError as problem:
-        sys.stderr.write(f"reload: {problem}\n")
-        return 2
-    sys.stdout.write(f"largest difference of the logits: {difference:g}\n")
-    return 0 if difference == 0 else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    difference = largest_difference(Path(sys.argv[1]))
+    sys.stdout.write(f"largest difference of the logits: {difference:g}\n")
+    sys.exit(difference != 0)

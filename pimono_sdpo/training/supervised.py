@@ -31,12 +31,12 @@ from trl.trainer.utils import create_model_from_path
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.traces.trajectories.base import drop_nulls
 from pimono_sdpo.training import models
-from pimono_sdpo.training.arguments import DPOArguments, GuardedDPOConfig, GuardedSFTConfig, SFTArguments
+from pimono_sdpo.training.arguments import CommonArguments, DPOArguments, GuardedDPOConfig, GuardedSFTConfig
 from pimono_sdpo.training.held_out import Scores, group
 from pimono_sdpo.training.memory import estimate_supervised
 from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.output import WEIGHTS
-from pimono_sdpo.training.rows import ORIGINS, Fitted, LeftOut, fit_rows, refuse_leaks
+from pimono_sdpo.training.rows import ORIGINS, Fitted, LeftOut, fit_rows
 from pimono_sdpo.training.token_budget import control_tokens, neutralise, special_tokens, templated_ids
 
 Row = dict[str, Any]
@@ -238,14 +238,6 @@ class Supervised(Method):
 
     # The folder of the adapter to start from.
     adapter: Path | None = None
-    test_tasks: int | None = None
-
-    def load_rows(self, dataset: str) -> tuple[Dataset, Dataset | None]:
-        """Return the rows, none of which may be of a task of --test_suite."""
-        loaded, held_out = super().load_rows(dataset)
-        if self.job.test_suite is not None:
-            self.test_tasks = refuse_leaks(loaded, Path(self.job.test_suite))
-        return loaded, held_out
 
     def teaching(self) -> Row:
         """Return what decides the result beside TRL's arguments."""
@@ -253,7 +245,7 @@ class Supervised(Method):
         if self.adapter is not None:
             weights = sha256((self.adapter / WEIGHTS[0]).read_bytes()).hexdigest()
             adapter = f"{models.public_name(self.job.adapter)} ({weights[:12]})"
-        return {"adapter": adapter, "eval_split": self.job.eval_split, "test_tasks": self.test_tasks}
+        return {"adapter": adapter, "eval_split": self.job.eval_split}
 
     def fit(self, dataset: Dataset, held_out: Dataset | None = None) -> None:
         """Leave out rows that do not fit into --max_length as a whole."""
@@ -361,11 +353,11 @@ class Supervised(Method):
 class SFT(Supervised):
     """Supervised fine-tuning on completions."""
 
-    OPTIONS, CONFIG, RECIPE = SFTArguments, GuardedSFTConfig, "qwen3_4b_sft"
+    OPTIONS, CONFIG, RECIPE = CommonArguments, GuardedSFTConfig, "qwen3_4b_sft"
     TARGETS, TRAINER = ("completion",), SFTTrainer
     COLUMNS = ("prompt", *TARGETS, "tools", TEMPLATE)
 
-    def __init__(self, job: SFTArguments, args: GuardedSFTConfig, model_args: ModelConfig) -> None:
+    def __init__(self, job: CommonArguments, args: GuardedSFTConfig, model_args: ModelConfig) -> None:
         super().__init__(job, args, model_args)
         if args.chat_template_path is not None:
             raise TrainingInputError(
