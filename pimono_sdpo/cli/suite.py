@@ -79,9 +79,7 @@ class CheckOptions:
     """Options of `suite check`."""
 
     suite: Path = argument("JSON file of the test suite.")
-    rows: Path = argument(
-        "Rows that `steps` or `pairs` made: parquet, JSON lines, a saved dataset, or a folder of them."
-    )
+    rows: Path = argument("Rows that `steps` or `pairs` made: parquet, JSON lines, or a folder of them.")
 
 
 def check(options: CheckOptions) -> None:

@@ -11,7 +11,6 @@ columns read  task_id, split (rows of the split `test` are not trained on)
 """
 
 import hashlib
-import os
 import random
 import re
 from collections import Counter
@@ -32,7 +31,7 @@ from pimono_sdpo.suites.suite import START_OF, Suite, TaskRow, has_tests, load_s
 
 BATCH = 10_000
 COLUMNS = ("task_id", "split")
-ENDINGS = (".parquet", ".jsonl", ".arrow")
+ENDINGS = (".parquet", ".jsonl")
 Method = Literal["threshold", "rank", "shuffle"]
 
 
@@ -164,13 +163,14 @@ def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
 
 
 def read_task_ids(source: Path) -> Iterator[dict[str, Any]]:
-    """Yield `task_id` and `split` of rows: parquet, JSON lines, a saved dataset, or a folder.
+    """Yield `task_id` and `split` of rows: parquet, JSON lines, or a folder of them, of which `data` if there is one.
 
-    Of a folder with `data`, only `data` is read. Files of a folder that have no `task_id` are ignored.
+    Files of a folder that have no `task_id` are ignored.
     """
     if not source.exists():
         raise SourceError(f"`{source}` does not exist; give rows as parquet or JSON lines.")
-    files = [source] if source.is_file() else sorted(_find_files(source))
+    folder = source / "data" if (source / "data").is_dir() else source
+    files = [source] if source.is_file() else sorted(p for p in folder.rglob("*") if p.suffix in ENDINGS)
     found = False
     for path in files:
         for row in _read_file(path):
@@ -185,13 +185,6 @@ def read_task_ids(source: Path) -> Iterator[dict[str, Any]]:
         )
 
 
-def _find_files(folder: Path) -> Iterator[Path]:
-    for where, folders, names in os.walk(folder):
-        if "data" in folders:
-            folders[:], names = ["data"], []
-        yield from (Path(where, name) for name in names if Path(name).suffix in ENDINGS)
-
-
 def _read_file(path: Path) -> Iterator[dict[str, Any]]:
     try:
         if path.suffix in (".jsonl", ".json"):
@@ -199,10 +192,6 @@ def _read_file(path: Path) -> Iterator[dict[str, Any]]:
                 for line in filter(str.strip, lines):
                     row = msgspec.json.decode(line, type=dict[str, Any])
                     yield {key: row[key] for key in COLUMNS if key in row}
-        elif path.suffix == ".arrow":
-            # Written by `Dataset.save_to_disk`.
-            saved = Dataset.from_file(str(path))
-            yield from saved.select_columns([name for name in COLUMNS if name in saved.column_names])
         else:
             columns = [name for name in COLUMNS if name in pq.read_schema(path).names]
             yield from read_rows([path], columns, BATCH)
