@@ -29,7 +29,7 @@ from pimono_sdpo.runs.folders import PICTURES, REPORT, mark_of, read_json
 from pimono_sdpo.runs.parquet import read_tables
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.traces.hub import explain_error, is_transient, retry_hub
-from processors.secrets import find_secret_kinds
+from processors.secrets import redact_secrets
 
 CARD = "README.md"
 # Files beside the shards that are published.
@@ -311,7 +311,7 @@ def check_texts(files: Iterable[Path], advice: str, allow_findings: bool = True)
         if path.name == CARD and (problems := lint_file(path)):
             raise OutputError(f"The Hub may refuse `{path}`: {problems[0]} Correct it and push again.")
         for text, where in _texts_of(path):
-            found, more = set(find_secret_kinds(text)), ""
+            found, more = set(redact_secrets(text)[1]), ""
             if not found and scanner is not None:
                 findings = scanner.scan(_PLACEHOLDER.sub("", text))
                 # Low is what any address with a user has, such as those of examples.

@@ -2,9 +2,8 @@
 
 A failure is resolved by the first later call of its request that does the same and succeeds: the
 same program and subcommand, the same file, or the same other tool; where a program or a package is
-missing, also by one that uses or installs it, or by another program that is given the same. What
-resolved it is named only if a changed file is in its message, or is the only one that was changed;
-else the call that succeeded. It teaches nothing if it is
+missing, also by one that uses or installs it, or by another program that is given the same. It
+teaches nothing if it is
 
 slip            a call that named a missing path, misquoted a file or was refused, and was put right
                 or dropped at once; several in one request are not slips
@@ -57,6 +56,8 @@ _INSTALLS = frozenset({"install", "add"})
 _SHORT_WORD = 6
 _PATCHED = re.compile(r"\*\*\* \w{1,10} File: ([^\n\\\"]{1,300})")
 _VERSION = re.compile(r"[\d.]+\Z")
+# What one of several things that a tool can do a call wants of it.
+_ACTION = re.compile(r'"(?:action|kind|targetUrl)": ?"([^"]{1,200})"')
 
 
 @dataclass
@@ -180,21 +181,31 @@ def _find_resolution(item: Finding, after: Sequence[Step]) -> tuple[int | None, 
         if step.failed or step.tool != item["tool"] or (is_shell and _asks_for_help(step.target)):
             continue
         is_same = named in step.arguments or named in step.tool
-        is_same = is_same and wanted in _identify(step.tool, step.target)
+        if is_same:
+            shown = _identify(step.tool, step.target)
+            is_same = wanted in shown if is_shell else set(wanted) <= set(shown[-1])
         if not is_same and not (lacks and _replaces(item, step, lacks, number < _NEAR)):
             continue
         done = [one for one in after[:number] if not one.failed]
-        changes = [one for one in done if one.tool in _CHANGES]
-        # Of several changed files, one that the message names.
-        named_in = [one for one in changes if any(file in item["text"] for file in _list_files(one.target))]
-        is_one = len({_find_file(one.target) for one in changes}) == 1
-        ran = [one for one in done if is_command(one.tool, one.target) and not only_reads(one.target)]
-        by = named_in or (changes if is_one else [] if changes else ran)
         if not is_shell:
-            by = [one for one in done if _find_file(one.target) == _find_file(step.target)]
-        same = step.target == item["target"] or not is_shell
-        return step.ends, str(by[-1] if same and by else step)
+            is_file = item["tool"] in _CHANGES | _FILE_TOOLS
+            by = [one for one in done if is_file and _find_file(one.target) == _find_file(step.target)]
+        else:
+            by = _list_causes(item, done) if step.target == item["target"] else []
+        return step.ends, str(by[-1] if by else step)
     return None, ""
+
+
+def _list_causes(item: Finding, done: Sequence[Step]) -> list[Step]:
+    """Return what made a command succeed: of several changed files one that its message names."""
+    changes = [one for one in done if one.tool in _CHANGES]
+    if not changes:
+        return [one for one in done if is_command(one.tool, one.target) and not only_reads(one.target)]
+    # Files of one name differ in their folder.
+    for parts in (2, 1):
+        if named := [one for one in changes if any(file in item["text"] for file in _list_files(one.target, parts))]:
+            return named
+    return changes if len({_list_files(one.target, 2)[0] for one in changes}) == 1 else []
 
 
 def _asks_for_help(command: str) -> bool:
@@ -213,7 +224,7 @@ def _identify(tool: str, target: str) -> list[tuple[str, ...]]:
     if tool in _CHANGES | _FILE_TOOLS:
         return [(tool, _find_file(target))]
     if not is_command(tool, target):
-        return [(tool, target) if find_family(tool) == "runs" else (tool,)]
+        return [(tool, target) if find_family(tool) == "runs" else (tool, *_ACTION.findall(target))]
     stages = _list_stages(target)
     runs = [stage for stage in stages if stage.role == "runs"]
     found = []
@@ -246,10 +257,10 @@ def _find_file(target: str) -> str:
     return _list_files(target)[0]
 
 
-def _list_files(target: str) -> list[str]:
-    """Return the names of the files of a call, of which only a patch has several."""
+def _list_files(target: str, parts: int = 1) -> list[str]:
+    """Return the last parts of the paths of a call, of which only a patch has several."""
     paths = _PATCHED.findall(target) or [target]
-    return [re.split(r"[/\\]", path.rstrip("/\\"))[-1] for path in paths]
+    return ["/".join(re.split(r"[/\\]", path.rstrip("/\\"))[-parts:]) for path in paths]
 
 
 def _find_excuse(

@@ -107,13 +107,12 @@ _RANDOM = re.compile(
 _GENERIC = frozenset(
     """
     error errors exception file node_modules package.json package-lock.json index.ts index.js node.js utf-8
-    dev/null content-type application/json appdata iphone ipad github powershell in_progress
-    exec_command write_stdin apply_patch createprocess createprocesscommon exit_code is_error env:1
-    sessionid sessionkey tool_use_id message_id status_code remoteexception nativecommanderror
-    triggeruncaughtexception oldtext newtext old_string new_string sigint sigterm peeroptional
-    windowsapps pythonsoftwarefoundation src lib app bin test tests spec python python3 node npm pytest
-    path file name type key value data config index main chat auth message foreach
-    run call invoke execute parameter tools util platform api nope linuxseccomp fatalerror
+    dev/null content-type application/json appdata iphone ipad github powershell in_progress exec_command
+    write_stdin apply_patch createprocess createprocesscommon exit_code is_error env:1 sessionid sessionkey
+    tool_use_id message_id status_code remoteexception nativecommanderror triggeruncaughtexception oldtext newtext
+    old_string new_string sigint sigterm peeroptional windowsapps pythonsoftwarefoundation src lib app bin test
+    tests spec python python3 node npm pytest path file name type key value data config index main chat auth
+    message foreach run call invoke execute parameter tools util platform api nope linuxseccomp fatalerror
     """.split()
 )
 

@@ -15,6 +15,9 @@ import re2
 from pimono_sdpo.prefilter import Prefilter, lazy_pattern, read_patterns, widen_pattern
 from processors.secret_values import TABLE, decode_text, find_judge, is_made_up, is_random, is_stated_value
 
+# The kind of a secret and its value, "" for the rest of a key.
+Found = tuple[str, str]
+
 
 class Secret(NamedTuple):
     """A kind of secret and the pattern that finds it.
@@ -73,10 +76,6 @@ _KEY_TAIL = re.compile(
 _INVISIBLE = re.compile("[\u00ad\u200b\u200c\u200d\u2060\ufeff]+")
 
 
-# The kind of a secret and its value, "" for the rest of a key.
-Found = tuple[str, str]
-
-
 def redact_secrets(text: str) -> tuple[str, list[str]]:
     """Return the text with `[REDACTED:kind]` for every secret, and the kinds in that order.
 
@@ -85,29 +84,18 @@ def redact_secrets(text: str) -> tuple[str, list[str]]:
     >>> redact_secrets("DB_PASSWORD=hunter2 and max_tokens=4096")
     ('DB_PASSWORD=[REDACTED:assigned_secret] and max_tokens=4096', ['assigned_secret'])
     """
-    cleaned, found = _find_secrets(text)
-    return cleaned, [kind for kind, _ in found]
-
-
-def find_secret_kinds(text: str) -> list[str]:
-    """Return the kinds of the secrets in a text."""
-    return redact_secrets(text)[1]
-
-
-def find_secret_values(text: str) -> list[str]:
-    """Return the secrets in a text that are known again where nothing names them."""
-    found = (value for _, value in _find_secrets(text)[1])
-    return [value for value in found if re.fullmatch(r"[\w+=.-]+", value) and is_random(value, 12)]
-
-
-def _find_secrets(text: str) -> tuple[str, list[Found]]:
     cleaned, found = _redact_visible(text)
     if not text.isascii() and _INVISIBLE.search(text):
         whole, more = _redact_visible(_INVISIBLE.sub("", text))
         # Elsewhere they belong to the text, as in joined pictographs.
         if whole != _INVISIBLE.sub("", cleaned):
-            return whole, more
-    return cleaned, found
+            cleaned, found = whole, more
+    return cleaned, [kind for kind, _ in found]
+
+
+def find_secret_values(text: str) -> list[str]:
+    """Return the secrets in a text that are known again where nothing names them."""
+    return [v for _, v in _redact_visible(text)[1] if re.fullmatch(r"[\w+=.-]+", v) and is_random(v, 12)]
 
 
 def _redact_visible(text: str) -> tuple[str, list[Found]]:

@@ -165,6 +165,7 @@ def test_a_failure_is_resolved_by_what_does_the_same_or_has_what_was_missing(
         (["src/a.ts", "tailwind.config.ts"], "edit src/a.ts"),
         (["src/b.ts"], "edit src/b.ts"),
         (["src/b.ts", "src/c.ts"], "bash npm test"),
+        (["src/a.ts", "lib/a.ts"], "edit src/a.ts"),
         (["*** Begin Patch\n*** Update File: src/b.ts\n*** Update File: src/a.ts\n", "src/c.ts"], "edit *** Begin"),
     ],
 )
@@ -173,6 +174,36 @@ def test_what_resolved_a_failure_is_named_only_if_the_records_show_it(changed: l
     failing = bash("npm test", exited("src/a.ts:3 Tests  1 failed"), error=True)
     item = only(*failing, *edits, *bash("ls", "a"), *bash("npm test", "Tests  3 passed"))
     assert item["resolved_by"].startswith(named)
+
+
+@pytest.mark.parametrize(
+    ("failing", "working", "is_resolved"),
+    [
+        ({"action": "open", "targetUrl": "https://a.org/x"}, {"action": "status"}, False),
+        ({"action": "open", "targetUrl": "https://a.org/x"}, {"action": "open", "targetUrl": "https://a.org/"}, False),
+        ({"action": "click", "ref": "e39"}, {"action": "act", "request": {"kind": "click", "ref": "e39"}}, True),
+        ({"action": "send", "message": "a"}, {"action": "send", "to": "me", "message": "a"}, True),
+    ],
+)
+def test_a_tool_of_many_actions_is_resolved_by_the_same_action(
+    failing: dict[str, Any], working: dict[str, Any], is_resolved: bool
+) -> None:
+    found = [call("browser", **failing), result("browser", "Error: timed out on it", error=True)]
+    item = only(*found, call("browser", **working), result("browser", "fine"))
+    assert (item["resolved_at"] is not None) is is_resolved
+
+
+def test_a_correction_belongs_to_the_request_whose_file_is_changed_again() -> None:
+    change = [call("edit", path="src/parse.ts"), result("edit", "done")]
+    asked = user("Which colour has the title of the page now?")
+    wrong = user("No, that is wrong: the last line is still missing, repair it")
+    look = [*bash("cat title", "blue"), assistant("It is blue.")]
+    first, second, *_ = rows(ASKED, *change, assistant("Done."), asked, *look, wrong, *change)
+    assert [item["kind"] for item in first["findings"]] == ["correction"]
+    assert second["findings"] == []
+    elsewhere = [call("edit", path="src/title.ts"), result("edit", "done")]
+    first, second, *_ = rows(ASKED, *change, assistant("Done."), asked, *look, wrong, *elsewhere)
+    assert [len(row["findings"]) for row in (first, second)] == [0, 1]
 
 
 def test_what_only_looked_resolved_nothing() -> None:
@@ -292,6 +323,8 @@ def test_evidence_belongs_to_its_request() -> None:
         ("C+2", True),
         ("ok", True),
         ("продовжи", True),
+        ("are you back?", True),
+        ("在吗", True),
         ("[media attached: /data/a.ogg (audio/ogg)]\n\n<media:audio>", True),
         ("System: [2026-03-19 12:10 GMT+8] WhatsApp gateway connected.", True),
         ("[Wed 2026-06-17 13:06 UTC] <<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nA task of a subagent has ended.", True),

@@ -123,9 +123,17 @@ def test_a_stream_that_was_cut_keeps_the_messages_that_ended() -> None:
     assert [(e.kind, e.text) for e in events(*steps)] == [("user", "Fix the parser")]
 
 
+@pytest.mark.parametrize(("details", "code"), [({"exitCode": 2}, 2), ({"exitCode": "2"}, None), (["diff"], None)])
+def test_what_a_tool_adds_to_its_result_may_be_anything(details: object, code: int | None) -> None:
+    (read,) = events(
+        {"type": "message", "message": {**result("bash", "no", error=True)["message"], "details": details}}
+    )
+    assert (read.text, read.is_error, read.exit_code) == ("no", True, code)
+
+
 @given(ENTRIES)
 def test_typed_entries_are_those_built_from_dicts(entries: list[Entry]) -> None:
-    """Mistyped fields, too, count as missing either way."""
+    """Those with other types are empty either way."""
     lines = [json.dumps(entry).encode() for entry in entries]
     built = [pi.build_entry(json.loads(line)) for line in lines]
     read = read_lines(b"\n".join(lines), pi.DECODER, pi.build_entry).objects

@@ -44,7 +44,7 @@ def verdict(spec: dict[str, Any]) -> VerifierResult:
         ({**VALUE, "seconds": float("inf")}, "at `$.seconds`"),
         ({**VALUE, "seconds": "x"}, "Expected `float`, got `str` - at `$.seconds`"),
         ({**VALUE, "needs": 3}, "got `int` - at `$.needs`"),
-        ({**VALUE, "judged": "all"}, "Invalid enum value 'all' - at `$.judged`"),
+        ({**VALUE, "unordered": True}, "contains unknown field `unordered`"),
         ({**OUTPUT, "cases": [{"expected": 1}]}, "at `$.cases[0].expected`"),
         ({"kind": "pytest", "files": ["a"]}, "Expected `object`, got `array` - at `$.files`"),
         ({"kind": "recorded", "files": {}}, "missing required field"),

@@ -1,15 +1,13 @@
 """Read Pi sessions: linear v1 files, v2 and v3 files with an id/parentId tree, JSON mode, Pi's forks.
 
-An entry whose fields have unexpected types is built from a dict, field by field: a mistyped value
-counts as missing. Unknown entry types become `other` events, so that indexes stay stable. oh-my-pi
-and OpenClaw write the same entries; GSD has no header, and its request is a custom message. In JSON mode
-Pi prints each message several times, whole and in pieces; the one that has ended counts.
+Unknown entries, and those whose fields have unexpected types, become `other` events, so that indexes
+stay stable. oh-my-pi and OpenClaw write the same entries; GSD has no header, and its request is a
+custom message. In JSON mode Pi prints each message several times, whole and in pieces; the one that
+has ended counts.
 """
 
-import json
 import re
-from functools import cache
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -62,7 +60,8 @@ class Message(msgspec.Struct, gc=False):
     toolCallId: str | None = None
     toolName: str | None = None
     isError: bool | None = None
-    details: Details | None = None
+    # Extensions put anything there.
+    details: Raw = NO_JSON
     command: str | None = None
     output: str | None = None
     exitCode: int | None = None
@@ -86,36 +85,17 @@ class Entry(msgspec.Struct, gc=False):
 
 
 DECODER = msgspec.json.Decoder(Entry)
-_fields = cache(msgspec.structs.fields)
+_DETAILS = msgspec.json.Decoder(Details)
+_ENCODER = msgspec.json.Encoder()
 
 
 def build_entry(value: dict[str, Any]) -> Entry:
-    """Build an entry from a dict of any shape."""
-    entry: Entry = build(Entry, value)
-    return entry
-
-
-def build(kind: Any, value: object) -> Any:
-    """Build a struct or one of its values; a value of another type is UNSET, as if missing."""
-    if kind is Raw:
-        try:
-            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-        except RecursionError:
-            # It is nested almost too deeply to be read, which no real call is.
-            text = "null"
-        return Raw(text.encode("utf-8", "replace"))
-    if get_origin(kind) is list:
-        blocks = [b for b in value if isinstance(b, dict)] if isinstance(value, list) else None
-        return UNSET if blocks is None else [build(Block, block) for block in blocks]
-    if options := get_args(kind):
-        built = (build(option, value) for option in options)
-        return next((one for one in built if one is not UNSET), UNSET)
-    if issubclass(kind, msgspec.Struct) and isinstance(value, dict):
-        known = [field for field in _fields(kind) if field.name in value]
-        given = {field.name: build(field.type, value[field.name]) for field in known}
-        return kind(**{name: one for name, one in given.items() if one is not UNSET})
-    # Not isinstance, for which True is an integer.
-    return value if type(value) is kind else UNSET
+    """Build an entry from a dict; one whose fields have other types is empty."""
+    try:
+        return DECODER.decode(_ENCODER.encode(value))
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+        # Also integers of any size, which JSON may have.
+        return Entry()
 
 
 _EXIT = re.compile(r"Command exited with code (-?\d+)\s*$")
@@ -243,8 +223,7 @@ def read_message(message: Message) -> list[Event]:
         made = (_read_call(block, stop) for block in calls)
         return [Event(0, "assistant", said, stop_reason=stop), *made, *done]
     if role == "toolResult":
-        code = message.details.exitCode if message.details else None
-        result = _build_result(text, message.toolCallId, message.isError, code)
+        result = _build_result(text, message.toolCallId, message.isError, _read_code(message.details))
         result.tool_name = message.toolName or ""
         return [result]
     if role == "user":
@@ -262,6 +241,13 @@ def read_message(message: Message) -> list[Event]:
         run.is_error = bool(code) and message.cancelled is not True
         return [run]
     return [Event(0, "custom_message" if role in _CUSTOM_ROLES else "other", text)]
+
+
+def _read_code(details: Raw) -> int | None:
+    try:
+        return _DETAILS.decode(details).exitCode if details else None
+    except msgspec.MsgspecError:
+        return None
 
 
 def _read_call(block: Block, stop: str) -> Event:
