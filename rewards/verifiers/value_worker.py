@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections import UserString
-from collections.abc import Iterator, Mapping, MappingView, MutableSequence
+from collections.abc import Iterator, KeysView, Mapping, MutableSequence, ValuesView
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -114,7 +114,7 @@ def plain(value: Any, room: list[int]) -> Any:
         if len(keys) != len(value):
             raise TypeError("two keys of a dict are the same in JSON")
         return keys
-    if isinstance(value, MutableSequence | MappingView | tuple | range | Iterator) and not isinstance(
+    if isinstance(value, MutableSequence | KeysView | ValuesView | tuple | range | Iterator) and not isinstance(
         value, bytearray
     ):
         return [plain(item, room) for item in value]
