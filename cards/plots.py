@@ -98,11 +98,7 @@ class Panel:
 
 
 def choose_ticks(low: float, high: float, whole: bool = False) -> list[float]:
-    """Return about five round numbers from `low` to `high`.
-
-    >>> choose_ticks(0, 0.93), choose_ticks(1, 3, whole=True)
-    ([0.0, 0.2, 0.4, 0.6, 0.8], [1.0, 2.0, 3.0])
-    """
+    """Return about five round numbers from `low` to `high`."""
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough * 0.99)

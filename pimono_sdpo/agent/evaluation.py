@@ -166,12 +166,12 @@ def _compare(suite: Path, given: Mapping[str, Path], limit: int | None = None, w
         options.append({**made.get("sampling", {}), **made.get("rules", {})})
     for metric, by_label in values.items():
         by_task = {label: by_label.get(label, {}) for label in given}
-        described = {label: _describe(list(found.values())) for label, found in by_task.items()}
+        described = {label: cluster_interval(list(found.values())).as_json() for label, found in by_task.items()}
         if {"baseline", "tuned"} <= by_task.keys():
             old, new = by_task["baseline"], by_task["tuned"]
             both = sorted(old.keys() & new.keys())
             gaps = [[fmean(new[task]) - fmean(old[task])] for task in both]
-            described["difference"] = {**_describe(gaps), "tasks": len(both)}
+            described["difference"] = {**cluster_interval(gaps).as_json(), "tasks": len(both)}
         report["metrics"][metric] = described
     for option in COMPARED if len(options) == 2 and all(options) else ():
         before, after = (given.get(option) for given in options)
@@ -192,10 +192,3 @@ def _find_tasks(suite: Path, limit: int | None) -> tuple[str, set[str]]:
     if tasks.split == "train":
         raise SourceError(f"`{suite}` is the suite to train on; evaluate on the test suite of `suite split`.")
     return tasks.name, {task["task_id"] for task in tasks.tasks[:limit]}
-
-
-def _describe(clusters: Sequence[Sequence[float]]) -> Json:
-    """Return a mean and its bounds; null where there are too few values."""
-    found = cluster_interval(clusters)
-    bounds = {"mean": found.mean, "low": found.low, "high": found.high}
-    return {name: None if value != value else value for name, value in bounds.items()}

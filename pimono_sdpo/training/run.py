@@ -27,7 +27,6 @@ from pimono_sdpo.training.callbacks import TimeLimit, now, time_limit_of
 from pimono_sdpo.training.memory import hardware_of
 from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.preflight import as_text, preflight, refuse
-from pimono_sdpo.training.reload import write_probe
 from pimono_sdpo.training.sdpo import SDPO
 from pimono_sdpo.training.supervised import DPO, SFT
 
@@ -199,7 +198,7 @@ class Run:
         log["adapter"]["files"] = publish.save_adapter(model, staging, log["base_model"], self.method.revision)
         # With the chat template, so that the adapter can be used without the base's repository.
         self.method.tokenizer.save_pretrained(staging)
-        write_probe(model, trainer.processing_class, self.folder)
+        models.write_probe(model, trainer.processing_class, self.folder)
         # JSON cannot hold NaN and infinity.
         log = json.loads(json.dumps(log), parse_constant=lambda _: None)
         for problem in write_model_card(report, log, staging):

@@ -98,10 +98,10 @@ def fit_answers(
 def _measure(row: Row, targets: Sequence[str], tokenizer: Any) -> Row:
     """Return lengths as TRL will see them, and counts; raises LeftOut for what cannot teach."""
     if row["prompt"][-1]["role"] == "assistant":
-        raise unreadable("has a prompt that ends in a turn of the assistant")
+        raise LeftOut("unreadable", "has a prompt that ends in a turn of the assistant")
     for name in targets:
         if row[name][0]["role"] != "assistant":
-            raise unreadable(f"has a `{name}` that does not begin with a turn of the assistant")
+            raise LeftOut("unreadable", f"has a `{name}` that does not begin with a turn of the assistant")
     prompt = encode(row, row["prompt"], tokenizer, prompt=True)
     whole = [encode(row, row["prompt"] + row[name], tokenizer) for name in targets]
     if len(whole) > 1 and whole[0] == whole[1]:
@@ -124,10 +124,10 @@ def _check_written(row: Row, name: str, tokenizer: Any) -> None:
     contents = [turn["content"].rpartition("</think>")[2].strip() for turn in row[name]]
     contents += [turn["content"].strip() for turn in row["prompt"] if turn["role"] != "assistant"]
     if not all(content in text for content in contents):
-        raise unreadable("is changed by the chat template")
+        raise LeftOut("unreadable", "is changed by the chat template")
     calls = (call["function"]["name"] for turn in turns for call in turn.get("tool_calls", ()))
     if any(text.count(called) < count for called, count in Counter(calls).items()):
-        raise unreadable("calls tools, which the chat template leaves out")
+        raise LeftOut("unreadable", "calls tools, which the chat template leaves out")
 
 
 def encode(row: Mapping[str, Any], turns: list[Row], tokenizer: Any, *, prompt: bool = False) -> list[int]:
@@ -139,11 +139,6 @@ def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the common prefix, after which TRL takes the answer to begin."""
     pairs = zip(first, second, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
-
-
-def unreadable(detail: str) -> LeftOut:
-    """Return the error for something that is not a conversation."""
-    return LeftOut("unreadable", detail)
 
 
 class _Function(TypedDict, total=False):
@@ -178,9 +173,6 @@ def clean_turns(
     `special` are all that a template writes; in the model's own turns only `control` is broken, so
     that `<think>` and the like stay as they are. `padded` says that the column consists of structs,
     which hold a null for every argument that another call has.
-
-    >>> clean_turns([{"role": "user", "content": "a <eos>", "name": None}], ["<eos>"], ["<eos>"])[1]
-    1
     """
     cleaned, found = [], 0
     try:
@@ -193,7 +185,7 @@ def clean_turns(
             cleaned.append(neutral)
             found += spelled
     except msgspec.DecodeError as error:
-        raise unreadable(f"is not a list of turns ({error})") from error
+        raise LeftOut("unreadable", f"is not a list of turns ({error})") from error
     return cleaned, found
 
 
@@ -212,7 +204,7 @@ def clean_tools(tools: Any, padded: bool = False) -> list[Row] | None:
         read = [msgspec.json.decode(tool) if isinstance(tool, str) else tool for tool in given or ()]
         found: list[Row] = msgspec.convert(drop_nulls(read) if padded else read, list[dict[str, Any]])
     except msgspec.DecodeError as error:
-        raise unreadable(f"has tools that are not JSON objects ({error})") from error
+        raise LeftOut("unreadable", f"has tools that are not JSON objects ({error})") from error
     return found or None
 
 

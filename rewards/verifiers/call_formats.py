@@ -200,7 +200,9 @@ def _read_call(text: str, opening: Any, compiled: Any, tools: list[dict[str, Any
     body, at = "", opening.end()
     read: list[tuple[Reading, int]] = []
     closings: list[tuple[str, str]] = []
-    for shield, closing in zip(_SHIELDS, (field.close_re or _TEXT_END).finditer(text, at), strict=False):
+    # What has no width may also stand where the call opens.
+    ends = (one for one in (field.close_re or _TEXT_END).finditer(text, at) if one.end() > opening.end())
+    for shield, closing in zip(_SHIELDS, ends, strict=False):
         body += text[at : closing.start()]
         if body.count('<|"|>') > MAX_STRINGS * 2:
             return Reading(problem=f"the call has more than {MAX_STRINGS} texts"), at
@@ -258,7 +260,7 @@ def _calls(items: list[Any]) -> Reading:
             with suppress(ValueError, RecursionError):
                 found = json.loads(arguments)
                 arguments = found if isinstance(found, dict) else arguments
-        calls.append(Call(name.strip(), arguments))
+        calls.append(Call(name, arguments))
     return Reading(tuple(calls))
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, TrainerCallback
 
 from cards.lint import lint_card
-from pimono_sdpo.training import output, reload
+from pimono_sdpo.training import models, output
 from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.supervised import DPO, SFT
 from tests.card_data import TOKENIZER
@@ -96,7 +96,7 @@ def test_a_run_leaves_an_adapter_that_loads_and_a_card_that_says_what_it_was(
         *TOKENIZER,
         *("training.html", "training.svg"),
     }
-    assert reload.largest_difference(out) == 0
+    assert models.largest_difference(out) == 0
     card = (out / "adapter" / "README.md").read_text()
     assert lint_card(card) == []
     assert not (out / "README.md").exists()
@@ -218,7 +218,7 @@ def test_dpo_goes_on_from_the_adapter_of_sft(
     more = ("--adapter", str(adapter), "--max_steps", "2")
     job = script("train_dpo").main
     assert job(argv("dpo", rows, tiny, out, *more)) == 0
-    assert reload.largest_difference(out) == 0
+    assert models.largest_difference(out) == 0
     config = json.loads((out / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == tiny.name
     card = (out / "adapter" / "README.md").read_text()
