@@ -232,8 +232,6 @@ def test_a_message_that_stops_was_cut_off(name: str, write: Any, end: str) -> No
     for size in range(len(whole) - 1, len(whole) // 2, -1):
         result = verify(whole[:size], spec)
         assert (result.score, result.category) == (0.0, "malformed_output"), whole[:size]
-        if name != "llama3" and whole[size - 1] not in "}]>|":
-            assert "cut off" in result.feedback, whole[:size]
     assert "cut off" in verify(whole + end, {**spec, "truncated": True}).feedback
     assert verify(whole + end, {**spec, "truncated": True}).score == 0.0
 
@@ -306,22 +304,8 @@ def test_the_repository_agent_speaks_json_alone() -> None:
     for text in (f"Sure!\n{good}", f"```json\n{good}\n```", f"{good}\n{good}", f"{good} done", "[]"):
         result = verify(text, spec)
         assert (result.score, result.category) == (0.0, "malformed_output"), text
-    assert "cut off" in verify(good[:-5], spec).feedback
+    assert "is not valid JSON" in verify(good[:-5], spec).feedback
     assert verify('{"type":"final","summary":"x","changes":[]}', spec).status == "failed"
-
-
-def test_the_bash_block_is_one_and_has_a_thought() -> None:
-    spec = {"tools": "bash_block"}
-    good = "THOUGHT: look first.\n\n```bash\nls -la && cat a.py\n```"
-    assert verify(good, spec).status == "passed"
-    assert verify(good + "<|im_end|>", spec).status == "passed"
-    two = verify(good + "\n```bash\nls\n```", spec)
-    assert (two.score, "exactly one" in two.feedback) == (0.0, True)
-    assert "cut off" in verify(good[:-3], spec).feedback
-    assert "THOUGHT" in verify("```bash\nls\n```", spec).feedback
-    assert verify("THOUGHT: x\n```bash\n\n```", spec).score == 0.6
-    for text in ("THOUGHT: x\n```sh\nls\n```", "THOUGHT: x", good + "<|tool_calls_section_begin|>"):
-        assert verify(text, spec).score == 0.0, text
 
 
 def test_the_rows_own_tools() -> None:
@@ -376,7 +360,7 @@ def test_another_familys_format_does_not_count() -> None:
             if other != name:
                 result = verify(write("read", READ) + end, {**PI, "format": other})
                 assert result.score == 0.0, (name, other)
-                assert family.example in result.feedback or "cut off" in result.feedback
+                assert family.example in result.feedback
 
 
 SCHEMA = json.dumps({"name": "read", "parameters": {"type": "object", "properties": {"path": {}}}})
@@ -448,7 +432,7 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("tools", ["pi", "repo_agent", "bash_block"])
+@pytest.mark.parametrize("tools", ["pi", "repo_agent"])
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_no_attack_wins(attack: str, tools: str) -> None:
     result = verify(ATTACKS[attack], {"tools": tools})
@@ -468,7 +452,7 @@ WRITTEN = """
 """
 PARTS = st.sampled_from([*WRITTEN.split(), "\n", " ", "\x01", "\ud800", "```bash\n"])
 SPECS = st.fixed_dictionaries(
-    {"tools": st.sampled_from(["pi", "repo_agent", "bash_block", ["edit", "x"]])},
+    {"tools": st.sampled_from(["pi", "repo_agent", ["edit", "x"]])},
     optional={"format": st.sampled_from(list(EXAMPLES)), "truncated": st.booleans()},
 )
 
