@@ -19,13 +19,7 @@ Json = dict[str, Any]
 
 
 def lint_card(text: str) -> list[str]:
-    """Return one sentence per rule that the card breaks.
-
-    >>> lint_card("---\\nlicense: mit\\n---\\n# A card")
-    []
-    >>> lint_card("# A card")
-    ['The card has no YAML front matter; start it with `---`.']
-    """
+    """Return one sentence per rule that the card breaks."""
     match = _FRONT_MATTER.match(text)
     if match is None:
         return ["The card has no YAML front matter; start it with `---`."]
@@ -70,11 +64,7 @@ def check_licence(licence: str | None) -> str | None:
 
 
 def is_repo_id(name: object) -> bool:
-    """Return whether `name` is a valid repository id on the Hub.
-
-    >>> is_repo_id("google/gemma-4-12B-it"), is_repo_id("/home/ann/model"), is_repo_id("a--b/c")
-    (True, False, False)
-    """
+    """Return whether `name` is a valid repository id on the Hub."""
     try:
         validate_repo_id(str(name))
     except HFValidationError:

@@ -98,11 +98,7 @@ class Panel:
 
 
 def choose_ticks(low: float, high: float, whole: bool = False) -> list[float]:
-    """Return about five round numbers from `low` to `high`.
-
-    >>> choose_ticks(0, 0.93), choose_ticks(1, 3, whole=True)
-    ([0.0, 0.2, 0.4, 0.6, 0.8], [1.0, 2.0, 3.0])
-    """
+    """Return about five round numbers from `low` to `high`."""
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough * 0.99)
@@ -209,25 +205,6 @@ def _widen(values: Sequence[float]) -> Point:
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = 0.06 * (high - low) or 0.5
     return low - room, high + room
-
-
-def write_comparison_plot(report: Json, path: Path) -> None:
-    """Draw each metric of an evaluation per model, with its interval."""
-    panels, labels = [], list(report["runs"])
-    for number, (metric, of_runs) in enumerate(report["metrics"].items()):
-        row, column = divmod(number, 3)
-        values = [of_runs[label] for label in labels]
-        known = [one[end] for one in values for end in ("mean", "low", "high") if one[end] is not None]
-        place = (60 + 390 * column, HEAD + 270 * row, 320, 190)
-        panel = Panel(*place, metric, (-0.5, len(values) - 0.5), _widen(known))
-        for at, value in enumerate(values):
-            if value["low"] is not None:
-                panel.draw_line([(at, value["low"]), (at, value["high"])], COLOUR)
-            if value["mean"] is not None:
-                panel.draw_dot(at, value["mean"])
-        panel.draw_axes(enumerate(labels), choose_ticks(*panel.y))
-        panels.append(panel)
-    save_picture(path, 1200, 20 + 270 * math.ceil(len(panels) / 3), panels)
 
 
 def write_duel_plot(summary: Json, path: Path) -> None:

@@ -19,7 +19,7 @@ from huggingface_hub import CardData, DatasetCardData, EvalResult, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cards.lint import is_repo_id, lint_file
-from cards.plots import CURVES, write_comparison_plot, write_report_plots, write_run_plot
+from cards.plots import CURVES, write_report_plots, write_run_plot
 from cards.view import render_page, run_view
 from pimono_sdpo.report import MEASURES
 from pimono_sdpo.schema import DUEL, DUEL_METRICS, FINAL_SCORE, REFINED_SCORE, SDPO_ROW
@@ -196,31 +196,19 @@ def make_environment() -> Environment:
 
 
 def escape_cell(value: object) -> str:
-    r"""Make a value safe inside a Markdown table or heading.
-
-    >>> escape_cell("a|b\n`c`")
-    "a\\|b 'c'"
-    """
+    """Make a value safe inside a Markdown table or heading."""
     text = " ".join(str(value).split()).replace("`", "'")
     # A backslash before the pipe would escape the one that escapes the pipe.
     return re.sub(r"\\(?=\|)", r"\\ ", text).replace("|", r"\|")
 
 
 def escape_title(value: object) -> str:
-    """Make a value safe inside a heading, where HTML would be rendered.
-
-    >>> escape_title("<b>x")
-    '&lt;b>x'
-    """
+    """Make a value safe inside a heading, where HTML would be rendered."""
     return escape_cell(value).replace("<", "&lt;")
 
 
 def fence_text(text: str) -> str:
-    """Put text into a code block that the text cannot close.
-
-    >>> fence_text("x").splitlines()
-    ['```text', 'x', '```']
-    """
+    """Put text into a code block that the text cannot close."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     marks = "`" * max(3, longest + 1)
     return f"{marks}text\n{text}\n{marks}"
@@ -282,11 +270,9 @@ def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
     return lint_file(folder / "README.md")
 
 
-def write_comparison(report: Json, folder: Path, name: str = "report") -> None:
-    """Write `NAME.md` and `NAME.svg` of an evaluation: how two models compare on a suite."""
-    write_comparison_plot(report, folder / f"{name}.svg")
-    template = make_environment().get_template("comparison.md.j2")
-    (folder / f"{name}.md").write_text(template.render(report, picture=name))
+def render_comparison(report: Json) -> str:
+    """Return the report of an evaluation in Markdown: how two models compare on a suite."""
+    return make_environment().get_template("comparison.md.j2").render(report)
 
 
 RANGES = (
@@ -315,9 +301,5 @@ def render_duel_card(report: Json) -> str:
 
 
 def format_figure(value: float | None, form: str) -> str:
-    """Format a number; None is a dash.
-
-    >>> format_figure(66.666, ".1f"), format_figure(0.5, ".0%"), format_figure(None, ".1f")
-    ('66.7', '50 %', '-')
-    """
+    """Format a number; None is a dash."""
     return "-" if value is None else format(value, form).replace("%", " %")

@@ -18,13 +18,12 @@ import argparse
 import json
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.errors import PimonoError, SourceError, TrainingInputError
 from processors.rollouts.together import check_dpo, check_sft
-from processors.secrets import find_secret_kinds
+from processors.secrets import redact_secrets
 
 Json = dict[str, Any]
 ENDED = frozenset({"completed", "error", "cancelled", "user_error"})
@@ -71,20 +70,19 @@ def build_request(job: argparse.Namespace, file_id: str) -> Json:
 def check_file(path: Path, method: str) -> int:
     """Return the number of lines; refuse a file that Together would, or that holds secrets."""
     try:
-        with path.open("rb") as lines:
-            found = [find_problem(line, method) for line in lines]
+        lines = path.read_bytes().splitlines()
     except OSError as error:
         raise SourceError(f"`{path}` cannot be read ({error.strerror}); use a JSONL file as --dataset.") from error
-    if not found:
+    if not lines:
         raise SourceError(f"`{path}` holds no lines; use a file with rows.")
-    if wrong := {line: problem for line, problem in enumerate(found, 1) if problem}:
-        first = ", ".join(f"line {line}: {problem}" for line, problem in [*wrong.items()][:3])
-        reasons = ", ".join(f"{why} {n}" for why, n in Counter(wrong.values()).most_common())
+    wrong = {number: problem for number, line in enumerate(lines, 1) if (problem := find_problem(line, method))}
+    if wrong:
+        first = ", ".join(f"line {number}: {problem}" for number, problem in [*wrong.items()][:3])
         raise SourceError(
-            f"{len(wrong)} of {len(found)} lines of `{path}` cannot be sent for {method} ({reasons}; "
-            f"{first}); correct or drop them, or give the other --method."
+            f"{len(wrong)} of {len(lines)} lines of `{path}` cannot be sent for {method} ({first}); correct or drop "
+            "them, or give the other --method."
         )
-    return len(found)
+    return len(lines)
 
 
 def find_problem(line: bytes, method: str) -> str | None:
@@ -93,7 +91,7 @@ def find_problem(line: bytes, method: str) -> str | None:
         content = json.loads(line)
     except (ValueError, RecursionError):
         return "no_json"
-    secret = "secret" if find_secret_kinds(json.dumps(content, ensure_ascii=False)) else None
+    secret = "secret" if redact_secrets(json.dumps(content, ensure_ascii=False))[1] else None
     return (check_dpo if method == "dpo" else check_sft)(content) or secret
 
 

@@ -17,8 +17,7 @@
 
     train_sdpo.py --mode train --run-name NAME [--config RECIPE] [any SDPOConfig/ModelConfig flag]
 
-RECIPE is a YAML file or a name (default gemma4_12b; tiny for a CPU). --mode prepare only filters
---source into OUTPUT/data.
+RECIPE is a YAML file or a name (default gemma4_12b; tiny for a CPU).
 """
 
 import sys

@@ -180,8 +180,8 @@ def run_part(
     """Run every Nth shard, as part I of N, and return what `part.json` holds, with `dropped`."""
     options, out = options or FilterOptions(), out.resolve()
     opened = _open(source, out)
-    there = folders.read_json(out / folders.PART) if folders.mark_of(out) == folders.PART else None
-    if isinstance(there, dict) and (there["part"], there["parts"]) != part:
+    there = folders.read_json(out / folders.PART) if folders.mark_of(out) == folders.PART else {}
+    if there and (there["part"], there["parts"]) != part:
         raise OutputError(f"`{out}` holds part {there['part']} of {there['parts']}; use a folder for each part.")
     with folders.only_run(out, folders.PART) as work:
         numbers = range(part[0] - 1, len(opened.shards), part[1])
@@ -242,10 +242,10 @@ def _gather(parts: Sequence[Path]) -> tuple[Source, list[Files], list[Json], Jso
             raise SourceError(f"`{folder}` is not a part of a divided run; give folders that `filter --shard` wrote.")
         part = json.loads((folder / folders.PART).read_bytes())
         first = first or part
-        if difference := _find_difference(first, part):
+        if different := [name for name in ALIKE if part[name] != first[name]]:
             raise SourceError(
-                f"`{folder}` and `{parts[0]}` come from different runs ({difference}); make all parts from the "
-                "same files, with the same version and options."
+                f"`{folder}` and `{parts[0]}` come from different runs ({', '.join(different)}); make all parts from "
+                "the same files, with the same version and options."
             )
         if part["part"] in by_number:
             raise SourceError(f"Part {part['part']} is in `{by_number[part['part']][0]}` and in `{folder}`; give one.")
@@ -279,18 +279,6 @@ def _gather(parts: Sequence[Path]) -> tuple[Source, list[Files], list[Json], Jso
     )
     source = Source(about["name"], about["kind"], about["revision"], shards, first.get("upstream"))
     return source, files, records, first["options"]
-
-
-def _find_difference(first: Json, other: Json) -> str:
-    """Return what shows that two parts are not of one run, "" if nothing does."""
-    for name in ALIKE:
-        ours, theirs = first[name], other[name]
-        if ours != theirs:
-            if isinstance(ours, dict):
-                name = next(key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key))
-                ours, theirs = ours.get(name), theirs.get(name)
-            return name if isinstance(ours, list) else f"{name}: {theirs}, not {ours}"
-    return ""
 
 
 def _open(source: str | Source, out: Path) -> Source:

@@ -1,12 +1,5 @@
 """Push the folder of a finished run to the Hub, as a dataset, in one commit.
 
-    data/ of a folder of steps  ->  steps/            its config `steps`
-    rejects/                    ->  steps_rejects/
-    report.json                 ->  steps/report.json
-
-Rows of the filter keep their places. The card of the dataset has a section for each stage; a push
-replaces its own and leaves the others.
-
 Whoever loads the dataset always finds one whole push: new and changed files and the removal of an
 earlier push's shards are one commit, made on the commit they were compared with or not at all.
 """
@@ -23,7 +16,6 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 import typer
-import yaml
 from datasets import Features
 from httpx2 import HTTPError
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_download
@@ -37,19 +29,15 @@ from pimono_sdpo.runs.folders import PICTURES, REPORT, mark_of, read_json
 from pimono_sdpo.runs.parquet import read_tables
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.traces.hub import explain_error, is_transient, retry_hub
-from processors.secrets import find_secret_kinds
+from processors.secrets import redact_secrets
 
 CARD = "README.md"
 # Files beside the shards that are published.
 SINGLE_FILES = (CARD, REPORT, "report.md", *PICTURES)
 SHARDS = ("data", "rejects")
-# Stages whose rows are configs of their own; None stands for the rows of the filter.
-STAGES = ("steps", "pairs")
 BATCH_ROWS = 1024
 PLACEHOLDER = '"PATH_OR_ID"'
-_FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 _PLACEHOLDER = re.compile(r"\[REDACTED:\w+\]")
-_SECTION = re.compile(r"<!-- pimono-sdpo:(\w+) -->\n.*?<!-- /pimono-sdpo:\1 -->\n", re.DOTALL)
 # What the Hub, the token or the network refuse.
 HUB_ERRORS = (HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled)
 Json = dict[str, Any]
@@ -135,7 +123,7 @@ class Upload(ABC):
             validate_repo_id(self.repo_id)
             for attempt in retry_hub(connected=False):
                 with attempt:
-                    problem = self._find_refusal() or self._create()
+                    problem = self._create()
                     if problem is None:
                         self.api.create_branch(self.repo_id, branch=branch, repo_type=self.KIND, exist_ok=True)
                         self.api.delete_branch(self.repo_id, branch=branch, repo_type=self.KIND)
@@ -147,25 +135,14 @@ class Upload(ABC):
             self.remove_empty()
             raise OutputError(f"Nothing can be pushed to `{self.repo_id}`: {problem}{self.again}.")
 
-    def _find_refusal(self) -> str | None:
-        """Explain why this account cannot write to the repository; None if that is not known yet."""
-        account = self.api.whoami()
-        if "/" not in self.repo_id:
-            self.repo_id = f"{account['name']}/{self.repo_id}"
-        namespace = self.repo_id.split("/")[0]
-        names = [account["name"], *(one["name"] for one in account.get("orgs", []))]
-        if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
-            return "the token is read-only; create one with write access and set HF_TOKEN"
-        # A repository of others may be shared with this account.
-        if namespace.lower() not in map(str.lower, names) and not self._exists():
-            return f"`{namespace}` is neither this account nor one of its organizations; use one of {', '.join(names)}"
-        return None
-
     def _exists(self) -> bool:
         return self.api.repo_exists(self.repo_id, repo_type=self.KIND)
 
     def _create(self) -> str | None:
         """Create the repository if it is missing; return why its name cannot be used."""
+        account = self.api.whoami()["name"]
+        if "/" not in self.repo_id:
+            self.repo_id = f"{account}/{self.repo_id}"
         if not self._exists():
             try:
                 self.api.create_repo(self.repo_id, repo_type=self.KIND, private=not self.options.public)
@@ -253,6 +230,7 @@ class RowsUpload(Upload):
     MESSAGE = "Push rows made by pimono-sdpo"
 
     files: dict[str, Path] = field(default_factory=dict)
+    # What made the rows; None for the filter.
     stage: str | None = None
     only_private: bool = False
 
@@ -265,25 +243,19 @@ class RowsUpload(Upload):
                 "dataset."
             )
         there = set(self.api.list_repo_files(repo_id, repo_type=self.KIND, revision=head))
-
-        def download(name: str) -> Path:
-            return Path(hf_hub_download(repo_id, name, repo_type=self.KIND, revision=head))
-
-        starts = tuple(path_in_repo(f"{folder}/", self.stage) for folder in SHARDS)
+        starts = tuple(f"{folder}/" for folder in SHARDS)
         shards = {name for name in there if name.startswith(starts) and name.endswith(".parquet")}
-        report = path_in_repo(REPORT, self.stage)
-        known = read_json(download(report)) if report in there else None
-        if (shards or report in there) and not (isinstance(known, dict) and "pimono_sdpo" in known):
-            raise OutputError(f"`{repo_id}` holds data that is not of an earlier filter run; use another name.")
+        if shards or REPORT in there:
+            known: Json = {}
+            if REPORT in there:
+                known = read_json(Path(hf_hub_download(repo_id, REPORT, repo_type=self.KIND, revision=head)))
+            if "pimono_sdpo" not in known or known.get("stage") != self.stage:
+                raise OutputError(f"`{repo_id}` holds data that is not of an earlier such run; use another name.")
         # The example of the card is copied from the Hub.
-        mine = (self.folder / CARD).read_text().replace(PLACEHOLDER, f'"{repo_id}"')
-        # A dataset that was just created may have a card, but no data.
-        has_card = CARD in there and there - {CARD, ".gitattributes"}
-        card = merge_cards(mine, download(CARD).read_bytes() if has_card else None, self.stage, repo_id)
-        files = {path_in_repo(name, self.stage): path for name, path in self.files.items()}
+        card = (self.folder / CARD).read_text().replace(PLACEHOLDER, f'"{repo_id}"')
         return [
-            *(CommitOperationAdd(name, card.encode() if name == CARD else path) for name, path in files.items()),
-            *(CommitOperationDelete(name, is_folder=False) for name in sorted(shards - files.keys())),
+            *(CommitOperationAdd(name, card.encode() if name == CARD else path) for name, path in self.files.items()),
+            *(CommitOperationDelete(name, is_folder=False) for name in sorted(shards - self.files.keys())),
         ]
 
 
@@ -293,8 +265,6 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions, only_private: 
     A missing dataset is created, private unless `public`; a public one is refused if `only_private`.
     """
     files = check_files(folder, options.allow_findings)
-    report = read_json(folder / REPORT)
-    stage = report.get("stage") if isinstance(report, dict) else None
     typer.echo(
         f"leaves this machine: the rows in {folder}, with rejects, report and card, to the dataset "
         f"{repo_id} ({'public' if options.public else 'private'} if new)"
@@ -305,7 +275,7 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions, only_private: 
         folder=folder,
         again=f"; then `{shlex.join(['pimono-sdpo', 'push', str(folder), repo_id, *options.given()])}`",
         files=files,
-        stage=stage if stage in STAGES else None,
+        stage=read_json(folder / REPORT).get("stage"),
         only_private=only_private,
     ).push()
 
@@ -341,7 +311,7 @@ def check_texts(files: Iterable[Path], advice: str, allow_findings: bool = True)
         if path.name == CARD and (problems := lint_file(path)):
             raise OutputError(f"The Hub may refuse `{path}`: {problems[0]} Correct it and push again.")
         for text, where in _texts_of(path):
-            found, more = set(find_secret_kinds(text)), ""
+            found, more = set(redact_secrets(text)[1]), ""
             if not found and scanner is not None:
                 findings = scanner.scan(_PLACEHOLDER.sub("", text))
                 # Low is what any address with a user has, such as those of examples.
@@ -360,8 +330,7 @@ def _texts_of(path: Path) -> Iterator[tuple[str, str]]:
         yield path.read_text(), ""
     elif path.suffix == ".json":
         # Value by value, as they were redacted: JSON escapes could look like secrets.
-        report = read_json(path)
-        for name, value in report.items() if isinstance(report, dict) else ():
+        for name, value in read_json(path).items():
             yield from ((text, f" in its column `{name}`") for text in _texts_in(value))
     elif path.suffix == ".parquet":
         first = 1
@@ -381,68 +350,3 @@ def _texts_in(value: object) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for below in [*value, *value.values()] if isinstance(value, dict) else value:
             yield from _texts_in(below)
-
-
-# Where the files of a stage are in the dataset, and its card.
-
-
-def path_in_repo(name: str, stage: str | None) -> str:
-    """Return the path in the dataset of a file of a folder.
-
-    >>> path_in_repo("data/train-00000-of-00001.parquet", "steps")
-    'steps/train-00000-of-00001.parquet'
-    """
-    folder, _, rest = name.rpartition("/")
-    if stage is None or name == CARD:
-        return name
-    return f"{stage}_rejects/{rest}" if folder == "rejects" else f"{stage}/{rest}"
-
-
-def merge_cards(mine: str, theirs: bytes | None, stage: str | None, repo_id: str) -> str:
-    """Return the card of a dataset after a push: of all stages whose rows are there then, in any order of pushes.
-
-    A dataset whose files no config names is refused: a new config would hide them.
-    """
-    own, body = _split_card(mine)
-    try:
-        metadata, their_body = _split_card((theirs or b"").decode())
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise OutputError(f"The card of `{repo_id}` cannot be read ({reason}); correct it there.") from error
-    sections = {match[1]: match[0] for match in _SECTION.finditer(their_body)}
-    if stage is None and not sections:
-        return mine
-    front = own
-    if stage is not None:
-        if theirs is not None and "configs" not in metadata:
-            raise OutputError(
-                f"The card of `{repo_id}` has no `configs`, so one for {stage} would hide the files that are there; "
-                "add a config for them, or push to another name."
-            )
-        front = {**own, **metadata}
-        mark = f"pimono-sdpo:{stage} -->\n"
-        sections[stage] = f"<!-- {mark}{body.strip()}\n<!-- /{mark}"
-        body = _SECTION.sub("", their_body)
-    configs: dict[str | None, list[Json]] = {name: [] for name in (None, *STAGES)}
-    for config in metadata.get("configs", []):
-        name = str(config.get("config_name", "")).removesuffix("_rejects")
-        configs[name if name in STAGES else None].append(config)
-    configs[stage] = [
-        {**one, "data_files": [{**file, "path": path_in_repo(file["path"], stage)} for file in one["data_files"]]}
-        for one in own["configs"]
-    ]
-    ordered = [config for group in configs.values() for config in group]
-    # Only one config of a dataset may be the default.
-    for config in [one for one in ordered if one.get("default")][1:]:
-        del config["default"]
-    tags = sorted({*own["tags"], *metadata.get("tags", [])})
-    head = yaml.safe_dump({**front, "configs": ordered, "tags": tags}, sort_keys=True, allow_unicode=True)
-    parts = [body, *(sections[name] for name in STAGES if name in sections)]
-    rest = "\n\n".join(part.strip() for part in parts if part.strip())
-    return f"---\n{head}---\n\n{rest}\n"
-
-
-def _split_card(card: str) -> tuple[Json, str]:
-    match = _FRONT_MATTER.match(card)
-    found = yaml.safe_load(match[1]) if match else None
-    return (found if isinstance(found, dict) else {}), card[match.end() :] if match else card

@@ -139,11 +139,7 @@ def _split_commands(command: str) -> Iterator[tuple[list[str], tuple[str, ...], 
 
 
 def _unquote(word: str) -> str:
-    """Return a word as its program gets it.
-
-    >>> _unquote("a\\\\ b"), _unquote("D:\\\\a\\\\.b")
-    ('a b', 'D:\\\\a\\\\.b')
-    """
+    """Return a word as its program gets it."""
     return word if _WINDOWS.match(word) else _QUOTES.sub(r"\1\2\3", word)
 
 

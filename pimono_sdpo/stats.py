@@ -1,7 +1,7 @@
 """Confidence intervals of a share, and of a mean over clusters such as completions of a session."""
 
 from collections.abc import Sequence
-from math import nan
+from math import isnan, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,10 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def as_json(self) -> dict[str, float | None]:
+        """Return the numbers by name, None for nan."""
+        return {name: None if isnan(value) else value for name, value in self._asdict().items()}
+
 
 def cluster_interval(
     clusters: Sequence[Sequence[float]], level: float = 0.95, draws: int = 2000, seed: int = 0
@@ -24,10 +28,6 @@ def cluster_interval(
     narrow. If all clusters are equal, BCa is undefined and the interval is the mean itself.
     Sources: Efron, Better Bootstrap Confidence Intervals, 1987; Field and Welsh, Bootstrapping
     Clustered Data, 2007.
-
-    >>> found = cluster_interval([[0, 1], [1, 1], [0, 0], [1, 0]])
-    >>> found.mean, round(found.low, 2), round(found.high, 2)
-    (0.5, 0.12, 0.88)
     """
     from scipy import stats
 
@@ -60,10 +60,6 @@ def wilson_interval(successes: int, trials: int) -> Interval:
     """Return the share of successes and its score interval at 95 %.
 
     Source: Wilson, Probable Inference, the Law of Succession, and Statistical Inference, 1927.
-
-    >>> found = wilson_interval(18, 40)
-    >>> found.mean, round(found.low, 3), round(found.high, 3)
-    (0.45, 0.307, 0.602)
     """
     from scipy import stats
 

@@ -7,34 +7,22 @@ from fnmatch import fnmatchcase
 TRIMMED = "\n\n[... trimmed ...]\n\n"
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
+_HEADER = re.compile(r"^(?:Tool/environment diagnostic|Later user correction) \d+\b[^\n]*:\n", re.M)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which UTF-8 cannot encode, by U+FFFD.
-
-    >>> replace_surrogates("a\\ud800b")
-    'a\ufffdb'
-    """
+    """Replace lone surrogates, which UTF-8 cannot encode, by U+FFFD."""
     return _SURROGATE.sub("\ufffd", text)
 
 
 def shorten(text: str, limit: int) -> str:
-    """Cut the middle of a text so that at most `limit` characters remain.
-
-    >>> shorten("a" * 60 + "b" * 60, 60)
-    'aaaaaaaaaaaaaaaaaaaa\\n\\n[... trimmed ...]\\n\\nbbbbbbbbbbbbbbbbbbb'
-    """
+    """Cut the middle of a text so that at most `limit` characters remain."""
     return text if len(text) <= limit else cut_middle(text, max(limit - len(TRIMMED), 0))
 
 
 def shorten_around(text: str, limit: int, place: int) -> str:
-    """Shorten a text to its head, its tail and what follows from the line of `place`, a third each.
-
-    >>> text = "a\\n" * 100 + "here it is\\n" + "b\\n" * 100
-    >>> shorten_around(text, 120, 200).split(TRIMMED)[1][:10]
-    'here it is'
-    """
+    """Shorten a text to its head, its tail and what follows from the line of `place`, a third each."""
     if len(text) <= limit:
         return text
     part = max(limit - 2 * len(TRIMMED), 0) // 3
@@ -53,6 +41,15 @@ def cut_middle(text: str, keep: int) -> str:
     return text[: keep - tail] + TRIMMED + text[len(text) - tail :]
 
 
+def split_blocks(context: str) -> list[tuple[str, str]]:
+    """Return header and body of each block of a privileged context; empty when it does not begin with one."""
+    starts = [match.span() for match in _HEADER.finditer(context)]
+    if not starts or starts[0][0] != 0:
+        return []
+    ends = [begin for begin, _ in starts[1:]] + [len(context)]
+    return [(context[at:stop], context[stop:end].strip("\n")) for (at, stop), end in zip(starts, ends, strict=True)]
+
+
 def split_shingles(text: str, words: int = 3) -> list[str]:
     """Return the overlapping groups of words in a text, ignoring case and spacing.
 
@@ -68,21 +65,13 @@ def split_shingles(text: str, words: int = 3) -> list[str]:
 
 
 def shorten_line(text: str, limit: int) -> str:
-    """Return a text on one line, cut after `limit` characters.
-
-    >>> shorten_line("npm test\\nnpm run build", 14)
-    'npm test npm…'
-    """
+    """Return a text on one line, cut after `limit` characters."""
     line = " ".join(text[: 4 * limit].split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
 def shorten_at_paragraphs(text: str, limit: int) -> str:
-    """Shorten a text like `shorten`, but cut it between paragraphs, lines or at least words.
-
-    >>> shorten_at_paragraphs("one two\\n\\n" + "b " * 40 + "\\n\\nlast words", 60)
-    'one two\\n\\n[... trimmed ...]\\n\\nlast words'
-    """
+    """Shorten a text like `shorten`, but cut it between paragraphs, lines or at least words."""
     if len(text) <= limit:
         return text
     half = max(limit - len(TRIMMED), 0) // 2
@@ -95,11 +84,7 @@ def shorten_at_paragraphs(text: str, limit: int) -> str:
 
 
 def describe_size(count: int) -> str:
-    """Return so many bytes in kB or MB.
-
-    >>> describe_size(120), describe_size(2_340_000)
-    ('1 kB', '2.3 MB')
-    """
+    """Return so many bytes in kB or MB."""
     return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{-(-count // 1000)} kB"
 
 

@@ -38,6 +38,7 @@ TURN_CHARS = 1200
 # The answer right before a request is mostly what the request is about.
 ANSWER_CHARS = 2400
 CHORE_CHARS = 80
+MOST_BACK = 6
 
 
 def gather_evidence(
@@ -175,8 +176,8 @@ def _bind(
 
     What went wrong before the first request, or on an event that nobody asked to act on, is not
     feedback on any answer. A few words that are not a request, such as an approval or the choice of an
-    option, go on with the request before them. A correction is about the last of the requests in
-    `work` before it, if there is one and the agent did anything since.
+    option, go on with the request before them. A correction is about one of the requests in `work`
+    before it, if there is one and the agent did anything since.
     """
     corrected: list[Finding] = [
         {**NOTHING_KNOWN, **item, "kind": "correction", "status": "user",
@@ -190,7 +191,7 @@ def _bind(
     starts = sorted(asked | turns)
     bound: dict[int, list[Finding]] = {}
     for item in sorted((*failures, *corrected), key=itemgetter("event_index")):
-        at = bisect_left(work, item["event_index"]) if item["kind"] == "correction" else 0
+        at = _find_work(item["event_index"], work, starts, events) if item["kind"] == "correction" else 0
         known = work if at else starts
         at = at or bisect_left(starts, item["event_index"])
         request = known[at - 1] if at else -1
@@ -201,6 +202,20 @@ def _bind(
         if request in asked and is_own:
             bound.setdefault(request, []).append({**item, "request": request})
     return bound
+
+
+def _find_work(index: int, work: Sequence[int], starts: Sequence[int], events: Sequence[Event]) -> int:
+    """Return the number in `work` of the request that a correction is about, from 1 on.
+
+    It is the last one before it, or an earlier one if the agent changes its files again, and none since.
+    """
+    last = bisect_left(work, index)
+    stop = next((start for start in starts if start > index), len(events))
+    again = list_edited(events[index:stop]) - {""} if last > 1 else set()
+    for at in range(last, max(last - MOST_BACK, 0), -1) if again else ():
+        if changed := list_edited(events[work[at - 1] : index]):
+            return last if changed.isdisjoint(again) else at
+    return last
 
 
 def _is_unasked(event: Event) -> bool:
@@ -238,8 +253,10 @@ def _list_requests(events: Sequence[Event]) -> list[Event]:
 
 
 def spell_out(request: Event, events: Sequence[Event]) -> str:
-    """Return what a request says, with the text of the command whose arguments it is."""
+    """Return what a request says, with the text of its command; "" if it points at what nobody has shown."""
     words = strip_wrapper(request.text)
+    if _SAYS["points"].fullmatch(words) and not any(map(_is_message, events[: request.index])):
+        return ""
     before, *_, after = events[max(request.index - 1, 0) : request.index + 2]
     is_command = before.kind == after.kind == "custom_message" and " " not in before.text
     return f"{words}\n\n{after.text.strip()}" if is_command and after.text[:1] != "<" else words
@@ -390,7 +407,7 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
         if not _is_message(event):
             continue
         text = strip_wrapper(event.text) if event.kind == "user" else event.text.strip()
-        if not text:
+        if not text or (event.kind == "user" and _SAYS["notice"].match(text)):
             continue
         if turns and turns[-1][0] == event.kind:
             turns[-1][1].append(text)

@@ -43,6 +43,7 @@ def write_exercise(row: Row, resolving_call: bool) -> dict[str, Any]:
         "goal": exercise["goal"],
         "failed_call": failed and {"tool": failed["name"], "command": row["findings"][0]["target"], **failed},
         "resolved_call": exercise["resolved_call"],
+        "targets": exercise["targets"],
         "paths": exercise["paths"],
         "workspace": write_workspace(row),
     }

@@ -7,8 +7,8 @@ reads   session_id, source, trace, bytes_not_utf8
 writes  one row per failed call or correction
 drops   no_call (no call of the agent failed), refused (the user, a hook or a sandbox stopped the
         call), not_decidable (a test, a build or a service failed, a program is missing, or no later
-        call tells what was right), not_a_mistake (looking was right), not_in_prompt (the prompt lacks
-        what a right call needs), repeated (the session has two such rows)
+        call tells what was right: the file was found nowhere, or was there), not_a_mistake (looking
+        was right), not_in_prompt (the prompt lacks what a right call needs), repeated (two such rows)
 
 `goal` of the `verifier_spec` says what a call at this step should do, by `kind`:
 
@@ -133,6 +133,8 @@ def gather_exercises(
         (number, *one) for number, one in enumerate(found) if corrections or one[1]["kind"] == "failure"
     ]
     failed = {item["event_index"] for _, item in found if item["kind"] == "failure"}
+    answers = {call: events[at] for call, at in matched.items() if at not in failed}
+    worked = {call: one for call, one in answers.items() if not has_failed(one) and not is_veto(one.text)}
     made: list[dict[str, Any]] = []
     alike: Counter[str] = Counter()
     before = 0
@@ -144,7 +146,9 @@ def gather_exercises(
         if item is None or request is None:
             problem = problem or "no_evidence"
         else:
-            call = events[begin] if item["kind"] == "failure" else _find_last_change(events, item)
+            before_it = reversed(events[item["request"] : item["event_index"]])
+            changes = (one for one in before_it if one.kind == "tool_call" and one.tool_name in _CHANGES | {"bash"})
+            call = events[begin] if item["kind"] == "failure" else next(changes, None)
             prompt = spell_out(request, events)
             goal = _find_goal(item, call)
             if isinstance(goal, str):
@@ -153,29 +157,31 @@ def gather_exercises(
                 path = str(goal.get("path", ""))
                 is_failure, resolver = item["kind"] == "failure", None
                 if call and is_failure:
-                    resolver = _find_resolver(events, matched, item, call, goal, failed, Workspace(trace.cwd))
+                    resolver = _find_resolver(events, worked, item, call, goal, Workspace(trace.cwd))
                     item = _hide_resolver(item, resolver, matched)
                 plan = _find_plan(events, matched, begin) if is_failure else ""
                 turns = _list_turns(events, matched, request, begin, prompt_chars)
                 known = files.known_at(begin, item["event_index"], path, FILE_CHARS)
+                shown = _Prompt(turns, plan, prompt, Workspace(trace.cwd))
                 is_later = any(called.get(at, begin) < begin < at for at in failed - {item["event_index"]})
                 if is_later:
                     problem = "not_decidable"
                 elif is_failure:
-                    shown = _Prompt(turns, plan, prompt)
-                    problem = _find_fault(goal, item, call, resolver, shown, Workspace(trace.cwd))
+                    problem = _find_fault(goal, call, resolver, shown)
                     is_made = any(_makes(one, path) for one in events[begin + 1 :] if one.kind == "tool_call")
                     if goal["kind"] == "path" and is_made:
                         problem = "not_a_mistake"
                     alike[goal["kind"]] += not problem
                     if alike[goal["kind"]] > MOST_ALIKE:
                         problem = problem or "repeated"
+                targets = [] if problem else _list_targets(events, worked, begin, resolver, shown, path)
                 exercise = {
                     "cwd": trace.cwd,
                     "tools": tools,
                     "turns": turns,
                     "plan": plan,
                     "goal": goal,
+                    "targets": targets,
                     "failed_call": _describe_call(call),
                     "resolved_call": _describe_call(resolver),
                     "paths": files.nearest[:MOST_PATHS],
@@ -216,14 +222,6 @@ def _find_begin(item: Finding, events: Sequence[Event], called: Mapping[int, int
         return called.get(at, at)
     users = (n for n in range(at - 1, -1, -1) if events[n].kind == "user")
     return next(users, item["request"]) + 1
-
-
-def _find_last_change(events: Sequence[Event], correction: Finding) -> Event | None:
-    """Return the last call before a correction that did not only look."""
-    for event in reversed(events[correction["request"] : correction["event_index"]]):
-        if event.kind == "tool_call" and event.tool_name in _CHANGES | {"bash"}:
-            return event
-    return None
 
 
 def _find_goal(item: Finding, call: Event | None) -> Json | str:
@@ -269,7 +267,8 @@ class _Turn(NamedTuple):
 class _Prompt:
     """What the prompt of a row shows."""
 
-    def __init__(self, turns: Sequence[Json], plan: str, request: str) -> None:
+    def __init__(self, turns: Sequence[Json], plan: str, request: str, place: Workspace) -> None:
+        self.place = place
         first, *self.turns = [_read_turn(turn) for turn in turns]
         self.plan = _use_slashes(shorten(plan, PLAN_CHARS))
         self.asked = "\n".join([_use_slashes(request), *(turn.told for turn in self.turns if not turn.tool)])
@@ -286,6 +285,15 @@ class _Prompt:
             last = "\n".join(turn.told for turn in self.turns[-LAST:])
             return _has_word(stem, f"{self.plan}\n{before}\n{before and last}")
         return f"{name}/" in self.plan if stem == name else name in f"{self.plan}\n{before}"
+
+    def names(self, path: str) -> bool:
+        """Whether a file is named by the user, by the plan or by what came last."""
+        near = (f"{turn.said}\n{turn.told}" for turn in self.turns[-NEAR:])
+        return _has_word(_name(path), "\n".join([self.asked, self.plan, *near]))
+
+    def has_used(self, path: str) -> bool:
+        """Whether a call that worked was given a file."""
+        return any(turn.ok and turn.tool and _has_word(_name(path), turn.said) for turn in self.turns)
 
     def shows(self, path: str, other: str) -> bool:
         """Whether a path was shown by what sets it apart from another one, or was listed in its folder."""
@@ -319,18 +327,16 @@ def _has_word(word: str, text: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text, re.ASCII) is not None
 
 
-def _find_fault(
-    goal: Json, item: Finding, call: Event | None, resolver: Event | None, prompt: _Prompt, place: Workspace
-) -> str | None:
+def _find_fault(goal: Json, call: Event | None, resolver: Event | None, prompt: _Prompt) -> str | None:
     """Return why the prompt does not tell that another call was right, and which; None if it does."""
-    kind, path = goal["kind"], goal["path"]
+    kind, path, place = goal["kind"], goal["path"], prompt.place
     if call is None or resolver is None or resolver.arguments == call.arguments:
         # The same call worked later: it was not what was wrong.
         return "not_decidable"
-    if _HEDGES.search(item["target"]):
-        return "not_a_mistake"
     whole = place.absolute(path)
-    if kind == "folder" and "/".join(whole.split("/")[-2:]) in prompt.asked:
+    if kind != "change":
+        goal["shown"] = prompt.shows(whole, "")
+    if kind in {"folder", "path"} and "/".join(whole.split("/")[-2:]) in prompt.asked:
         return "not_a_mistake"
     if kind == "folder":
         return None if whole != place.absolute(".") and prompt.wants(path) else "not_in_prompt"
@@ -340,8 +346,7 @@ def _find_fault(
         # What is written may well be new, or not worth reading.
         if call.tool_name == "write" or _NO_FILE.search(path) or _was_shown(call, prompt):
             return "not_a_mistake"
-        near = (f"{turn.said}\n{turn.told}" for turn in prompt.turns[-NEAR:])
-        return None if _has_word(_name(path), "\n".join([prompt.asked, prompt.plan, *near])) else "not_in_prompt"
+        return None if prompt.names(path) else "not_in_prompt"
     words = [
         [word for word in stage.arguments if not word.startswith("-")]
         for one in parse_once(_find_command(call))
@@ -357,7 +362,7 @@ def _find_fault(
         # Only the spelling of the drive differs.
         return "not_a_mistake"
     goal["shown"] = any(_is_alike(one, whole) and prompt.shows(one, whole) for one in others)
-    if "/".join(whole.split("/")[-2:]) in prompt.asked or (_name(path) in prompt.asked and not goal["shown"]):
+    if _name(path) in prompt.asked and not goal["shown"]:
         return "not_a_mistake"
     return None if prompt.wants(path) else "not_in_prompt"
 
@@ -428,10 +433,11 @@ def _is_same(path: str, other: str) -> bool:
 
 
 def _is_alike(path: str, wanted: str) -> bool:
-    """Whether a path is of a file of the same name elsewhere, or in the same folder with another ending."""
+    """Whether a path is of a file of the same name elsewhere, with another ending, or in a folder of that name."""
     stem, wanted_stem = (_use_slashes(one).rpartition(".")[0] for one in (path, wanted))
     is_other = _name(path) == _name(wanted) and not _is_same(path, wanted)
-    return is_other or (bool(stem) and stem == wanted_stem and path != wanted)
+    folder = _use_slashes(path).rpartition("/")[0]
+    return is_other or (path != wanted and wanted_stem != "" and wanted_stem in {stem, folder})
 
 
 def _find_command(call: Event) -> str:
@@ -446,7 +452,7 @@ def _find_command_goal(item: Finding) -> Json | str:
     for match in _NO_PATH.finditer(text):
         path = next(filter(None, match.groups()), "").strip()
         if path and path in item["target"] and re.search(r"\w", path):
-            return {"kind": "path", "path": path}
+            return "not_a_mistake" if _HEDGES.search(item["target"]) else {"kind": "path", "path": path}
     return "not_decidable"
 
 
@@ -455,13 +461,7 @@ def _describe_call(call: Event | None) -> Json | None:
 
 
 def _find_resolver(
-    events: Sequence[Event],
-    matched: Mapping[int, int],
-    item: Finding,
-    call: Event,
-    goal: Json,
-    failed: Container[int],
-    place: Workspace,
+    events: Sequence[Event], worked: Mapping[int, Event], item: Finding, call: Event, goal: Json, place: Workspace
 ) -> Event | None:
     """Return the first of the next calls that worked and does what the goal says, or the same call if it does."""
     kind, wanted, own = goal["kind"], goal.get("path", ""), decode_arguments(call)
@@ -470,8 +470,7 @@ def _find_resolver(
     for event in events[item["event_index"] + 1 : max(item["event_index"] + MOST_AFTER, item["resolved_at"] or 0)]:
         if event.kind == "user":
             break
-        result = matched.get(event.index)
-        if event.kind != "tool_call" or not result or result in failed or has_failed(events[result]):
+        if event.index not in worked:
             continue
         given = decode_arguments(event)
         paths = [patch.path for patch in read_patch(given) if patch.kind != "Delete"] or [find_path(given)]
@@ -487,7 +486,15 @@ def _find_resolver(
             case "path":
                 is_other = any(_is_alike(one, wanted) for one in _list_used(event, _USES))
                 does = is_change == (call.tool_name in _CHANGES) and is_other
-                search = search or (event if _searches(event, whole, place) else None)
+                is_there = f"{place.absolute(find_path(given) or '/')}/".startswith(f"{whole}/")
+                if is_there and event.tool_name in _CHANGES | {"read", "ls"}:
+                    # What failed did not run where we think.
+                    return call
+                programs = {stage.program.lower() for one in parse_once(_find_command(event)) for stage in one.stages}
+                is_search = event.tool_name in _LOOKS or not programs.isdisjoint(_LOOKS - _USES)
+                found = worked[event.index].text.replace(wanted, "")
+                if is_search and _has_word(_name(whole).partition(".")[0], found):
+                    search = search or event
             case _:
                 used = () if is_change else _list_used(event, _LOOKS)
                 does = any(f"{place.absolute(one)}/".startswith(f"{whole}/") for one in used)
@@ -496,16 +503,27 @@ def _find_resolver(
     return search
 
 
-def _searches(event: Event, whole: str, place: Workspace) -> bool:
-    """Whether a call looks for a file by its name, or into the folders where it was thought to be."""
-    named = _list_used(event, _LOOKS)
-    above = whole.rpartition("/")[0], whole.rpartition("/")[0].rpartition("/")[0]
-    is_there = any(place.absolute(one) in above and place.absolute(one) != place.absolute(".") for one in named)
-    is_named = any(_has_word(_name(whole).partition(".")[0], one) and place.absolute(one) != whole for one in named)
-    is_listing = event.tool_name in _LOOKS or any(
-        stage.program.lower() in _LOOKS - _USES for one in parse_once(_find_command(event)) for stage in one.stages
-    )
-    return is_listing and (is_there or is_named)
+def _list_targets(
+    events: Sequence[Event], worked: Mapping[int, Event], at: int, resolver: Event | None, prompt: _Prompt, path: str
+) -> list[str]:
+    """Return other files that serve a step: used for the same plan, or later where the prompt names them."""
+    whole, found, is_same_plan = prompt.place.absolute(path or "."), list[str](), True
+    file = re.compile(rf"[\w$~.][^\s'\":]*[/\\]{re.escape(_name(path))}(?![\w.-])")
+    for event in events[max(at - NEAR, 0) : at + MOST_AFTER]:
+        if event.kind == "user" and event.index > at:
+            break
+        is_same_plan &= event.index < at or event.kind != "assistant" or not event.text.strip()
+        # The agent had not yet seen the results of calls of the same turn.
+        if event.index in worked and worked[event.index].index > at:
+            used = [one for one in _list_used(event, _USES) if "." in _name(one)]
+            # A search shows where the file is.
+            for one in used or (file.findall(worked[event.index].text)[:NEAR] if event is resolver else ()):
+                absolute = prompt.place.absolute(one)
+                serves = is_same_plan or prompt.names(one) or _is_alike(absolute, whole)
+                if serves and absolute != whole and not prompt.has_used(one):
+                    found.append(one)
+        is_same_plan &= event is not resolver
+    return list(dict.fromkeys(found))
 
 
 def _hide_resolver(item: Finding, resolver: Event | None, matched: Mapping[int, int]) -> Finding:
@@ -551,17 +569,13 @@ def _list_tools(events: Sequence[Event], matched: Mapping[int, int], name: str) 
         worked = [step for step in steps if step["ok"] and step["name"] == function["name"]]
         schemas = own[function["name"]].schemas if function["name"] in own else ()
         # Harnesses that write the same format may have tools of their own.
-        if schemas and all(any(_fits(step, schema) for schema in schemas) for step in worked):
+        known = [[{"function": {"name": function["name"], "parameters": schema}}] for schema in schemas]
+        if known and all(any(find_problem(step, one) is None for one in known) for step in worked):
             function |= {"parameters": schemas[-1], "known": True}
         else:
             function["parameters"]["required"] = []
         tools.append(tool)
     return tools
-
-
-def _fits(step: Json, schema: Json) -> bool:
-    tool = {"function": {"name": step["name"], "parameters": schema}}
-    return find_problem(step, [tool]) is None
 
 
 def _list_turns(

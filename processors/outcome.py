@@ -56,6 +56,8 @@ _INSTALLS = frozenset({"install", "add"})
 _SHORT_WORD = 6
 _PATCHED = re.compile(r"\*\*\* \w{1,10} File: ([^\n\\\"]{1,300})")
 _VERSION = re.compile(r"[\d.]+\Z")
+# What one of several things that a tool can do a call wants of it.
+_ACTION = re.compile(r'"(?:action|kind|targetUrl)": ?"([^"]{1,200})"')
 
 
 @dataclass
@@ -176,19 +178,41 @@ def _find_resolution(item: Finding, after: Sequence[Step]) -> tuple[int | None, 
     missing = _SAYS["missing"].search(item["text"]) if is_shell else None
     lacks = next(filter(None, missing.groups()), "") if missing else ""
     for number, step in enumerate(after):
-        if step.failed or step.tool != item["tool"]:
+        if step.failed or step.tool != item["tool"] or (is_shell and _asks_for_help(step.target)):
             continue
         is_same = named in step.arguments or named in step.tool
-        is_same = is_same and wanted in _identify(step.tool, step.target)
+        if is_same:
+            shown = _identify(step.tool, step.target)
+            is_same = wanted in shown if is_shell else set(wanted) <= set(shown[-1])
         if not is_same and not (lacks and _replaces(item, step, lacks, number < _NEAR)):
             continue
         done = [one for one in after[:number] if not one.failed]
-        by = [one for one in done if one.tool in _CHANGES] or done
         if not is_shell:
-            by = [one for one in done if _find_file(one.target) == _find_file(step.target)]
-        same = step.target == item["target"] or not is_shell
-        return step.ends, str(by[-1] if same and by else step)
+            is_file = item["tool"] in _CHANGES | _FILE_TOOLS
+            by = [one for one in done if is_file and _find_file(one.target) == _find_file(step.target)]
+        else:
+            by = _list_causes(item, done) if step.target == item["target"] else []
+        return step.ends, str(by[-1] if by else step)
     return None, ""
+
+
+def _list_causes(item: Finding, done: Sequence[Step]) -> list[Step]:
+    """Return what made a command succeed: of several changed files one that its message names."""
+    changes = [one for one in done if one.tool in _CHANGES]
+    if not changes:
+        return [one for one in done if is_command(one.tool, one.target) and not only_reads(one.target)]
+    # Files of one name differ in their folder.
+    for parts in (2, 1):
+        if named := [one for one in changes if any(file in item["text"] for file in _list_files(one.target, parts))]:
+            return named
+    return changes if len({_list_files(one.target, 2)[0] for one in changes}) == 1 else []
+
+
+def _asks_for_help(command: str) -> bool:
+    """Check for a command line that only asks a program how it is used."""
+    return "help" in command and any(
+        "--help" in stage.arguments or "help" in stage.arguments[:1] for stage in _list_stages(command)
+    )
 
 
 @lru_cache(maxsize=512)
@@ -200,7 +224,7 @@ def _identify(tool: str, target: str) -> list[tuple[str, ...]]:
     if tool in _CHANGES | _FILE_TOOLS:
         return [(tool, _find_file(target))]
     if not is_command(tool, target):
-        return [(tool, target) if find_family(tool) == "runs" else (tool,)]
+        return [(tool, target) if find_family(tool) == "runs" else (tool, *_ACTION.findall(target))]
     stages = _list_stages(target)
     runs = [stage for stage in stages if stage.role == "runs"]
     found = []
@@ -230,8 +254,13 @@ def _replaces(item: Finding, step: Step, lacks: str, is_near: bool) -> bool:
 
 def _find_file(target: str) -> str:
     """Return the name of a file, whatever folder it was looked for in."""
-    patched = _PATCHED.search(target)
-    return re.split(r"[/\\]", (patched[1] if patched else target).rstrip("/\\"))[-1]
+    return _list_files(target)[0]
+
+
+def _list_files(target: str, parts: int = 1) -> list[str]:
+    """Return the last parts of the paths of a call, of which only a patch has several."""
+    paths = _PATCHED.findall(target) or [target]
+    return ["/".join(re.split(r"[/\\]", path.rstrip("/\\"))[-parts:]) for path in paths]
 
 
 def _find_excuse(

@@ -5,7 +5,7 @@ writes  the same, redactions (a kind per secret)
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten_line
 from pimono_sdpo.traces.parse import Trace
 from processors.identity import find_identity, redact_identity
-from processors.secrets import redact_secrets
+from processors.secrets import find_secret_values, redact_secrets
 
 _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "homes")
 HOME, DASHED_HOME = _SAYS["home"], _SAYS["dashed_home"]
@@ -162,17 +162,20 @@ def redact(row: Row) -> dict[str, Any]:
     """Redact every text that can reach a training row; then shorten the calls after a failure."""
     found: list[str] = []
     names = row["identity"] if row["identity"] is None else tuple(row["identity"])
+    known: set[str] = set()
 
-    def clean(value: Any) -> Any:
-        if isinstance(value, str):
-            text, kinds = redact_text(value, row["cwd"], names) if value else ("", ())
+    def clean(text: str) -> str:
+        cleaned, kinds = redact_text(text, row["cwd"], names) if text else ("", [])
+        if kinds:
             found.extend(kinds)
-            return text
-        if isinstance(value, dict):
-            return {name: v if name in _OWN_WORDS else clean(v) for name, v in value.items()}
-        return [clean(one) for one in value] if isinstance(value, list) else value
+            known.update(find_secret_values(text))
+        return cleaned
 
-    cleaned = {name: clean(row[name]) for name in _TEXTS}
+    cleaned = {name: _map_texts(row[name], clean) for name in _TEXTS}
+    if known:
+        # What is named in one text may stand in another without a name.
+        either = re.compile("|".join(map(re.escape, sorted(known, key=lambda value: (-len(value), value)))))
+        cleaned = _map_texts(cleaned, lambda text: either.sub("[REDACTED:known_secret]", text))
     for file, before in zip(cleaned["workspace"], row["workspace"], strict=True):
         # One that redaction changed is no longer known as a whole.
         file["whole"] = file["whole"] and file["texts"] == before["texts"]
@@ -184,6 +187,14 @@ def redact(row: Row) -> dict[str, Any]:
         if item["span"].lower() not in item["text"].lower():
             item["span"] = ""
     return {**cleaned, "redactions": found}
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: v if name in _OWN_WORDS else _map_texts(v, change) for name, v in value.items()}
+    return [_map_texts(one, change) for one in value] if isinstance(value, list) else value
 
 
 # Fields that hold none but words of ours, such as the names of categories.

@@ -38,7 +38,7 @@ _DRIVE = re.compile(r"\A[A-Za-z]:/+")
 # A line about the inside of an interpreter, which is the same for every failure.
 _INTERNAL = re.compile(
     r"\bnode:[\w/]{1,80}:\d|/lib/python3\.\d|/(?:site|dist)-packages/|<frozen |/rustc/"
-    r"|/(?:go|libexec)/src/runtime/|/go/pkg/mod/|/\.next/(?:server|static)/|[/\\]_deps[/\\]"
+    r"|/(?:go|libexec)/src/runtime/|/go/pkg/mod/|\.next/(?:server|static)/|\.p(?:yx|xi)\b|[/\\]_deps[/\\]"
     r"|(?:\bat|\u276f) [^\n]{0,200}node_modules[/\\]|^At line:\d"
     r"|\+ (?:CategoryInfo|FullyQualifiedErrorId)\b|^\s*requireStack: |\bPython[3.][\w.]{1,40}[/\\]+Lib[/\\]"
     r"|\(<anonymous>\)"
@@ -62,7 +62,7 @@ _IMPORTS = re.compile(
 # One of them is in every such line.
 _IN_INTERNAL = (
     *("node:", "/lib/python3.", "-packages/", "<frozen ", "/rustc/", "/src/runtime/", "node_modules", "/go/pkg/mod/"),
-    *("/.next/", "_deps", ") lib/"),
+    *(".next/", "_deps", ") lib/", ".pyx", ".pxi"),
     *("CategoryInfo", "FullyQualified", "At line:", "requireStack", "/Lib/", "\\Lib\\", "<anonymous>)"),
     *("System.", "Microsoft.", "java", "jdk.", "sun.", "org.junit.", "kotlin."),
     *("js:", ":ERROR:", ":WARNING:", ":INFO:", ":FATAL:", ":VERBOSE"),
@@ -73,13 +73,13 @@ _MESSAGE = re.compile(
     r"|expected|missing|invalid|illegal|denied|refus|require|undefined|conflict"
     r"|[\u2717\u2718\u2a2f\u00d7]|\.\w{1,5}:\d+|\", line \d"
 )
-# Source, lists and passing tests that an output repeats; PowerShell marks the source by a plus.
+# Source, lists, warnings and passing tests that an output repeats; PowerShell marks the source by a plus.
 _ECHO = re.compile(
     r"[+-](?: |\w+ [{*'\"])|>? ?\d+ ?[|\u2502]|[\u2713\u2714] |import |from \S+ import|const |let "
-    r"|create mode |\[plugins\]|\*\*\* |@@|hint: "
+    r"|create mode |\[plugins\]|\*\*\* |@@|hint: |(?:\[[\d:.]{5,15}\] )?(?:npm )?(?:WARN|[Ww]arn(?:ing)?)\b"
 )
 # What PowerShell adds to an error, cut where the line is full.
-_WRAPPED = re.compile(r"(?m)^ +\+ (?:CategoryInfo|FullyQualifiedErrorId)[^\n]*(?:\n {1,3}\w[^\n]*){0,3}")
+_WRAPPED = re.compile(r"(?m)^ +\+ (?:CategoryInfo|FullyQualifiedErrorId)[^\n]*(?:\n {1,4}[^\s+][^\n]*){0,3}")
 # The names of types and fields in the debug output of a struct or in JSON, and the lines that a patch lacks.
 _STRUCT = re.compile(
     r"(?<=[{,])\s?\"\w{1,64}\"\s?:| \[\".*|\b[A-Z]\w{0,64}(?:\(| \{)"
@@ -107,12 +107,12 @@ _RANDOM = re.compile(
 _GENERIC = frozenset(
     """
     error errors exception file node_modules package.json package-lock.json index.ts index.js node.js utf-8
-    dev/null content-type application/json appdata iphone ipad github powershell in_progress
-    exec_command write_stdin apply_patch createprocess createprocesscommon exit_code is_error env:1
-    sessionid sessionkey tool_use_id message_id status_code remoteexception nativecommanderror
-    triggeruncaughtexception oldtext newtext old_string new_string sigint sigterm peeroptional
-    windowsapps pythonsoftwarefoundation src lib app bin test tests spec python python3 node npm pytest
-    path file name type key value data config index main chat auth message foreach
+    dev/null content-type application/json appdata iphone ipad github powershell in_progress exec_command
+    write_stdin apply_patch createprocess createprocesscommon exit_code is_error env:1 sessionid sessionkey
+    tool_use_id message_id status_code remoteexception nativecommanderror triggeruncaughtexception oldtext newtext
+    old_string new_string sigint sigterm peeroptional windowsapps pythonsoftwarefoundation src lib app bin test
+    tests spec python python3 node npm pytest path file name type key value data config index main chat auth
+    message foreach run call invoke execute parameter tools util platform api nope linuxseccomp fatalerror
     """.split()
 )
 

@@ -115,7 +115,7 @@ def is_secret_value(name: str, value: str, quoted: bool, tight: bool) -> bool:
     if key and not key["telling"]:
         return is_random(value, 20) and not _CHECKSUM.search(name)
     if value.isdigit():
-        return is_password and (quoted or name.isupper())
+        return is_password and (quoted or name.isupper() or len(value) >= 6)
     if " " in value:
         # A passphrase has no capitals and no sign of a label.
         return is_password and not (_MOSTLY_WORDS.fullmatch(value) and not value.islower())

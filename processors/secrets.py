@@ -15,6 +15,9 @@ import re2
 from pimono_sdpo.prefilter import Prefilter, lazy_pattern, read_patterns, widen_pattern
 from processors.secret_values import TABLE, decode_text, find_judge, is_made_up, is_random, is_stated_value
 
+# The kind of a secret and its value, "" for the rest of a key.
+Found = tuple[str, str]
+
 
 class Secret(NamedTuple):
     """A kind of secret and the pattern that finds it.
@@ -81,39 +84,39 @@ def redact_secrets(text: str) -> tuple[str, list[str]]:
     >>> redact_secrets("DB_PASSWORD=hunter2 and max_tokens=4096")
     ('DB_PASSWORD=[REDACTED:assigned_secret] and max_tokens=4096', ['assigned_secret'])
     """
-    cleaned, kinds = _redact_visible(text)
+    cleaned, found = _redact_visible(text)
     if not text.isascii() and _INVISIBLE.search(text):
         whole, more = _redact_visible(_INVISIBLE.sub("", text))
         # Elsewhere they belong to the text, as in joined pictographs.
         if whole != _INVISIBLE.sub("", cleaned):
-            return whole, more
-    return cleaned, kinds
+            cleaned, found = whole, more
+    return cleaned, [kind for kind, _ in found]
 
 
-def find_secret_kinds(text: str) -> list[str]:
-    """Return the kinds of the secrets in a text."""
-    return redact_secrets(text)[1]
+def find_secret_values(text: str) -> list[str]:
+    """Return the secrets in a text that are known again where nothing names them."""
+    return [v for _, v in _redact_visible(text)[1] if re.fullmatch(r"[\w+=.-]+", v) and is_random(v, 12)]
 
 
-def _redact_visible(text: str) -> tuple[str, list[str]]:
-    kinds: list[str] = []
+def _redact_visible(text: str) -> tuple[str, list[Found]]:
+    found: list[Found] = []
     candidates = _PREFILTER.candidates(text)
     while candidates:
-        number, before = candidates[0], len(kinds)
-        text = _redact_kind(number, text, kinds)
+        number, before = candidates[0], len(found)
+        text = _redact_kind(number, text, found)
         # A replacement may uncover or hide what later patterns look for.
-        again = _PREFILTER.candidates(text) if len(kinds) > before else candidates
+        again = _PREFILTER.candidates(text) if len(found) > before else candidates
         candidates = [other for other in again if other > number]
-    return _redact_key_tails(text, kinds), kinds
+    return _redact_key_tails(text, found), found
 
 
-def _redact_kind(number: int, text: str, kinds: list[str]) -> str:
+def _redact_kind(number: int, text: str, found: list[Found]) -> str:
     if number == len(SECRETS):
-        return _redact_columns(text, kinds)
+        return _redact_columns(text, found)
     secret = SECRETS[number]
     if secret.kind == "private_key":
         # Its end may be far away.
-        return secret.pattern.sub(partial(_replace, secret, kinds), text)
+        return secret.pattern.sub(partial(_replace, secret, found), text)
     # A pattern may start anywhere, which is slow: it is tried only where RE2 finds it widened.
     parts: list[str] = []
     done = 0
@@ -122,7 +125,7 @@ def _redact_kind(number: int, text: str, kinds: list[str]) -> str:
         line_end = text.find("\n", stop)
         limit = min(len(text) if line_end < 0 else line_end, stop + _REACH)
         while (match := secret.pattern.search(text, at, limit)) and match.start() <= stop:
-            parts += text[done : match.start()], _replace(secret, kinds, match)
+            parts += text[done : match.start()], _replace(secret, found, match)
             at = done = match.end()
     return "".join([*parts, text[done:]])
 
@@ -143,24 +146,24 @@ def _find_widened(number: int, text: str) -> Iterator[tuple[int, int]]:
         yield start, at
 
 
-def _replace(secret: Secret, kinds: list[str], match: re.Match[str]) -> str:
+def _replace(secret: Secret, found: list[Found], match: re.Match[str]) -> str:
     start, end = match.span(match.lastgroup or 0)
     # What follows says that the harness has masked it already.
     is_masked = end - start < 20 and match.string.startswith(("…", "..."), end)
     is_exempt = secret.unless is not None and secret.unless in match[0]
     if is_masked or is_exempt or not (secret.judge is None or secret.judge(match)):
         return match[0]
-    kinds.append(secret.kind)
+    found.append((secret.kind, match.string[start:end]))
     at = match.start()
     return f"{match[0][: start - at]}[REDACTED:{secret.kind}]{match[0][end - at :]}"
 
 
-def _redact_key_tails(text: str, kinds: list[str]) -> str:
+def _redact_key_tails(text: str, found: list[Found]) -> str:
     """Redact the end of a key whose beginning the harness has cut off."""
     if "-----END" not in text:
         return text
     parts = _KEY_END.split(text)
-    kinds.extend(["private_key"] * (len(parts) - 1))
+    found.extend([("private_key", "")] * (len(parts) - 1))
     cleaned = [_KEY_TAIL.sub("", part) + " [REDACTED:private_key]" for part in parts[:-1]]
     return "".join([*cleaned, parts[-1]])
 
@@ -170,8 +173,8 @@ _RULE = re.compile(r"[\s|+:=-]+")
 _SPACED_CELL = re.compile(r"\S+(?: \S+)*")
 
 
-def _redact_columns(text: str, kinds: list[str]) -> str:
-    """Redact the columns of tables whose heading names a secret; adds to `kinds`."""
+def _redact_columns(text: str, found: list[Found]) -> str:
+    """Redact the columns of tables whose heading names a secret; adds to `found`."""
     lines = text.split("\n")
     for start, _ in _find_widened(len(SECRETS), text):
         number = text.count("\n", 0, start)
@@ -182,12 +185,12 @@ def _redact_columns(text: str, kinds: list[str]) -> str:
         cells = (heading[a:b].strip(' \t"*`|') for a, b in spans)
         columns = [n for n, cell in enumerate(cells) if _NAMES_SECRET.fullmatch(cell)]
         if columns and 2 <= len(spans) <= 20:
-            _redact_rows(lines, number, spans, columns[::-1], kinds)
+            _redact_rows(lines, number, spans, columns[::-1], found)
     return "\n".join(lines)
 
 
 def _redact_rows(
-    lines: list[str], number: int, spans: list[tuple[int, int]], columns: list[int], kinds: list[str]
+    lines: list[str], number: int, spans: list[tuple[int, int]], columns: list[int], found: list[Found]
 ) -> None:
     """Redact the columns in the lines below a heading, as far as the table goes."""
     is_drawn = "|" in lines[number] or "\t" in lines[number]
@@ -202,7 +205,7 @@ def _redact_rows(
         if len(cells) != len(spans):
             return
         for column in columns:
-            line = _redact_cell(line, *cells[column], is_drawn, kinds)
+            line = _redact_cell(line, *cells[column], is_drawn, found)
         lines[below] = line
 
 
@@ -219,7 +222,7 @@ def _align_cells(line: str, spans: list[tuple[int, int]]) -> list[tuple[int, int
     return [next((cell for cell in cells if cell[0] < end and cell[1] > start), (0, 0)) for start, end in spans]
 
 
-def _redact_cell(line: str, start: int, end: int, is_drawn: bool, kinds: list[str]) -> str:
+def _redact_cell(line: str, start: int, end: int, is_drawn: bool, found: list[Found]) -> str:
     cell = line[start:end].strip(" \t\"'`*")
     if "[REDACTED" in cell or " " in cell or is_made_up(cell):
         return line
@@ -228,5 +231,5 @@ def _redact_cell(line: str, start: int, end: int, is_drawn: bool, kinds: list[st
     if not is_mixed and not is_stated_value(cell, is_drawn or is_random(cell)):
         return line
     begin = line.index(cell, start)
-    kinds.append("stated_secret")
+    found.append(("stated_secret", cell))
     return f"{line[:begin]}[REDACTED:stated_secret]{line[begin + len(cell) :]}"

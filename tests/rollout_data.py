@@ -116,11 +116,7 @@ def _said(action: Json, kind: str, protocol: str, number: int) -> list[Json]:
 
 
 def task(name: str, **more: Any) -> Json:
-    spec = {
-        "files": {"add.py": BUGGY},
-        "answer": "any",
-        "tests": {"kind": "value", "module": "add.py", "entry": "add", "cases": CASES},
-    }
+    spec = {"files": {"add.py": BUGGY}, "tests": {"kind": "value", "module": "add.py", "entry": "add", "cases": CASES}}
     row = {"task_id": name, "repo": "../repo", "goal": f"Task {name}", "verifier_spec": spec}
     return {**row, **more}
 

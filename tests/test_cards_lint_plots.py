@@ -10,7 +10,7 @@ import pytest
 
 from cards.lint import lint_card, lint_file
 from cards.plots import write_report_plots, write_run_plot
-from cards.render import render_model_card
+from cards.render import render_model_card, write_model_card
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import OutputError, SourceError
 from tests.card_data import front_matter, report, run
@@ -171,33 +171,21 @@ def test_a_card_that_is_not_text_is_named(tmp_path: Path) -> None:
     assert lint_file(card) == ["The card is not valid UTF-8."]
 
 
-def test_the_command_checks_and_writes_cards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def card(*words: str) -> None:
-        app(["view", *words], standalone_mode=False)
+def test_the_command_checks_cards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def card(place: Path) -> None:
+        app(["view", "--card", str(place)], standalone_mode=False)
 
     (tmp_path / "run.json").write_text(json.dumps(run()))
     with pytest.raises(SourceError, match="does not exist"):
-        card("--card", str(tmp_path))
-    card("--write-card", str(tmp_path))
-    assert "nothing that the Hub would refuse" in capsys.readouterr().out
-    written = (tmp_path / "README.md").read_bytes()
-    assert {path.name for path in tmp_path.glob("*.svg")} == {"training.svg"}
+        card(tmp_path)
     (tmp_path / "README.md").write_text("# no front matter")
     with pytest.raises(OutputError, match="no YAML front matter"):
-        card("--card", str(tmp_path / "README.md"))
-    card("--write-card", str(tmp_path))
-    assert (tmp_path / "README.md").read_bytes() == written
+        card(tmp_path / "README.md")
+    assert write_model_card(None, run(), tmp_path) == []
+    card(tmp_path)
+    assert "nothing that the Hub would refuse" in capsys.readouterr().out
     (tmp_path / "adapter").mkdir()
-    card("--write-card", str(tmp_path))
-    capsys.readouterr()
+    (tmp_path / "README.md").rename(tmp_path / "adapter" / "README.md")
     (tmp_path / "README.md").write_text("no card")
-    card("--card", str(tmp_path))
+    card(tmp_path)
     assert capsys.readouterr().out.startswith(str(tmp_path / "adapter" / "README.md"))
-    for name, text in (("run.json", "{}"), ("run.json", ""), ("report.json", "{}")):
-        (tmp_path / name).write_text(text)
-        with pytest.raises(SourceError, match=f"{name}` is not what"):
-            card("--write-card", str(tmp_path))
-        (tmp_path / "run.json").write_text(json.dumps(run()))
-    (tmp_path / "rows").mkdir()
-    with pytest.raises(SourceError, match="to write a card from"):
-        card("--write-card", str(tmp_path / "rows"))

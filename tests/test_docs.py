@@ -153,15 +153,15 @@ def test_help_names_every_option(command: str) -> None:
 
 @pytest.mark.parametrize("job", ["sdpo", "sft", "dpo"])
 def test_help_of_a_job_names_its_own_options(job: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from pimono_sdpo.training import arguments
     from pimono_sdpo.training.guards import GuardOptions
+    from pimono_sdpo.training.run import METHODS
 
     main = runpy.run_path(str(ROOT / "jobs" / f"train_{job}.py"))["main"]
     with pytest.raises(SystemExit) as end:
         main(["--help"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
-    types = (vars(arguments)[f"{job.upper()}Arguments"], GuardOptions)
+    types = (METHODS[job].OPTIONS, GuardOptions)
     assert all(f"--{one.name} " in shown for type_ in types for one in fields(type_))
     modes = get_args(get_type_hints(types[0])["mode"])
     assert f"--mode {{{','.join(modes)}}}" in shown

@@ -232,3 +232,17 @@ def test_earlier_turns_stand_in_front_of_an_episodes_request(tmp_path: Path) -> 
     assert [turn["role"] for turn in second["prompt"]] == ["user", "assistant", "user"]
     assert second["prompt"][1]["content"].endswith("The lexer is fixed now")
     assert second["prompt"][2]["content"] == "Now make the printer print capitals"
+
+
+def test_what_a_harness_says_for_its_own_sake_takes_no_room_in_the_history() -> None:
+    notices = [
+        "A new session was started via /new or /reset. Greet the user and ask what they want to do.",
+        "Pre-compaction memory flush. Store durable memories now.",
+        "[Wed 2026-06-17 13:06 UTC] <<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nA task of a subagent has ended.",
+    ]
+    said = [entry for notice in notices for entry in (user(notice), assistant("NO_REPLY"))]
+    asked = [user("Write a parser for the old log files"), assistant("It parses.")]
+    events = read_trace(trace(HEADER, said[0], said[1], *asked, *said[2:], user("and now?"))).events
+    turns = gather_history(events, len(events) - 1, 4000)
+    assert [turn["content"] for turn in turns][:1] == ["Write a parser for the old log files"]
+    assert [turn["role"] for turn in turns] == ["user", "assistant"]

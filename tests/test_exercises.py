@@ -242,3 +242,46 @@ def test_a_session_has_two_rows_of_one_kind(tmp_path: Path) -> None:
     rows, report = make(tmp_path, trace(HEADER, user(REQUEST), *guesses))
     assert len(rows) == 2
     assert report["drop_reasons"] == {"repeated": 1}
+
+
+def test_other_files_serve_a_step_where_the_turn_uses_them_or_the_prompt_names_them(tmp_path: Path) -> None:
+    turn = assistant("I read plan.md, and what else is there.", "toolUse")
+    calls = [("p", "docs/plan.md"), ("q", "src/same.py")]
+    turn["message"]["content"] += [
+        {"type": "toolCall", "id": name, "name": "read", "arguments": {"path": path}} for name, path in calls
+    ]
+    answers = [result("read", MISSING.format("docs/plan.md"), True, "p"), result("read", "x = 1", call_id="q")]
+    later = [
+        event
+        for path in ("old/plan.md", "src/named.py", "src/other.py")
+        for event in (call("read", path, path=path), result("read", "x = 2", call_id=path))
+    ]
+    ask = "Bring src/named.py into line with what the others here say."
+    (row,), _ = make(tmp_path, trace(HEADER, user(ask), turn, *answers, assistant("It is not there."), *later))
+    assert json.loads(row["verifier_spec"])["targets"] == ["src/same.py", "old/plan.md", "src/named.py"]
+
+
+NOWHERE = bash("find . -name '*.md'", "./README.md", call_id="n")
+THERE = [call("ls", "t", path="docs/plan.md"), result("ls", "part.md", call_id="t")]
+CANCELLED = [call("read", "k", path="lib/plan.md"), result("read", "Sibling tool call errored", call_id="k")]
+INDEX = [call("read", "j", path="docs/plan/index.md"), result("read", "# Plan", call_id="j")]
+
+
+@pytest.mark.parametrize(
+    ("events", "worked"),
+    [
+        # A search that finds nothing of the name, a path that is there after all, a call that was cancelled.
+        (NOWHERE, None),
+        ([*THERE, *GUESS[3:]], None),
+        (CANCELLED, None),
+        ([*CANCELLED, *GUESS[3:]], {"command": "find . -name plan.md"}),
+        (INDEX, {"path": "docs/plan/index.md"}),
+    ],
+)
+def test_what_is_missing_must_turn_up_somewhere(tmp_path: Path, events: list[Row], worked: Row | None) -> None:
+    last = guess("docs/last.md", found="new")
+    rows, report = make(tmp_path, trace(HEADER, user(REQUEST), *GUESS[:3], *events, user(REQUEST), *last))
+    specs = [json.loads(row["verifier_spec"]) for row in rows]
+    calls = [spec["resolved_call"]["args"] for spec in specs if spec["goal"]["path"].endswith("plan.md")]
+    assert calls == ([worked] if worked else [])
+    assert report.get("drop_reasons", {}) == ({} if worked else {"not_decidable": 1})

@@ -111,7 +111,7 @@ def test_the_dry_run_prints_the_request_as_it_would_be_sent(
         (
             ({"messages": [{"role": "user", "content": f"token ghp_{'a1B2' * 9}"}, SFT["messages"][1]]},),
             (),
-            "secret 1",
+            "line 1: secret",
         ),
     ],
 )

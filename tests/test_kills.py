@@ -64,7 +64,7 @@ def pairs_command(folder: Path, url: str) -> Arguments:
 
 
 def rescore_command(folder: Path, url: str) -> Arguments:
-    spec = json.dumps({"files": {"a.py": "def f(): 1\n"}, "answer": "code"})
+    spec = json.dumps({"files": {"a.py": "def f(): 1\n"}})
     texts = [f"```python\ndef f(): {n}\n```" for n in range(3)]
     rows = {"completion": texts, "verifier_spec": [spec] * 3}
     Dataset.from_dict(rows).to_parquet(folder / "rows.parquet")

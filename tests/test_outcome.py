@@ -52,6 +52,8 @@ def exited(output: str, code: int = 1) -> str:
         ("edit", "EPERM: operation not permitted, open 'a.ts'", None),
         ("browser_evaluate", "Evaluation failed: SecurityError", None),
         ("process", "No active session found for keen-zephyr", None),
+        ("process", "No session found for tide-dune", None),
+        ("process", "sessionId is required for this action.", None),
         ("browser_fill_form", "browser_fill_form failed: fields is not iterable", None),
         ("validate_flow", '{"success": true, "data": {"valid": false, "errors": []}}', None),
         ("call_hook", '{"success": true, "data": {"status": 404, "data": {}}}', None),
@@ -145,6 +147,8 @@ def test_what_fails_again_or_is_dropped_is_not_resolved() -> None:
         ("python fit.py", "ModuleNotFoundError: No module named 'pandas'", "python --version", False),
         ("git push", "fatal: the remote end hung up", "git push && npm publish", True),
         ("npm test", "Tests  1 failed", "npm run lint", False),
+        ("gog sheets add a", "unexpected argument add", "gog sheets --help", False),
+        ("npm install left", "E404", "npm help install", False),
     ],
 )  # fmt: skip
 def test_a_failure_is_resolved_by_what_does_the_same_or_has_what_was_missing(
@@ -153,6 +157,59 @@ def test_a_failure_is_resolved_by_what_does_the_same_or_has_what_was_missing(
     item = only(*bash(failing, exited(output), error=True), *bash(working, "fine"))
     assert item["resolved_by"] == (f"bash {working}" if is_resolved else "")
     assert item["next"] == f"bash {working}"
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (["src/a.ts", "tailwind.config.ts"], "edit src/a.ts"),
+        (["src/b.ts"], "edit src/b.ts"),
+        (["src/b.ts", "src/c.ts"], "bash npm test"),
+        (["src/a.ts", "lib/a.ts"], "edit src/a.ts"),
+        (["*** Begin Patch\n*** Update File: src/b.ts\n*** Update File: src/a.ts\n", "src/c.ts"], "edit *** Begin"),
+    ],
+)
+def test_what_resolved_a_failure_is_named_only_if_the_records_show_it(changed: list[str], named: str) -> None:
+    edits = [entry for path in changed for entry in (call("edit", path=path), result("edit", "done"))]
+    failing = bash("npm test", exited("src/a.ts:3 Tests  1 failed"), error=True)
+    item = only(*failing, *edits, *bash("ls", "a"), *bash("npm test", "Tests  3 passed"))
+    assert item["resolved_by"].startswith(named)
+
+
+@pytest.mark.parametrize(
+    ("failing", "working", "is_resolved"),
+    [
+        ({"action": "open", "targetUrl": "https://a.org/x"}, {"action": "status"}, False),
+        ({"action": "open", "targetUrl": "https://a.org/x"}, {"action": "open", "targetUrl": "https://a.org/"}, False),
+        ({"action": "click", "ref": "e39"}, {"action": "act", "request": {"kind": "click", "ref": "e39"}}, True),
+        ({"action": "send", "message": "a"}, {"action": "send", "to": "me", "message": "a"}, True),
+    ],
+)
+def test_a_tool_of_many_actions_is_resolved_by_the_same_action(
+    failing: dict[str, Any], working: dict[str, Any], is_resolved: bool
+) -> None:
+    found = [call("browser", **failing), result("browser", "Error: timed out on it", error=True)]
+    item = only(*found, call("browser", **working), result("browser", "fine"))
+    assert (item["resolved_at"] is not None) is is_resolved
+
+
+def test_a_correction_belongs_to_the_request_whose_file_is_changed_again() -> None:
+    change = [call("edit", path="src/parse.ts"), result("edit", "done")]
+    asked = user("Which colour has the title of the page now?")
+    wrong = user("No, that is wrong: the last line is still missing, repair it")
+    look = [*bash("cat title", "blue"), assistant("It is blue.")]
+    first, second, *_ = rows(ASKED, *change, assistant("Done."), asked, *look, wrong, *change)
+    assert [item["kind"] for item in first["findings"]] == ["correction"]
+    assert second["findings"] == []
+    elsewhere = [call("edit", path="src/title.ts"), result("edit", "done")]
+    first, second, *_ = rows(ASKED, *change, assistant("Done."), asked, *look, wrong, *elsewhere)
+    assert [len(row["findings"]) for row in (first, second)] == [0, 1]
+
+
+def test_what_only_looked_resolved_nothing() -> None:
+    failing = bash("make", exited("make: *** [all] Error 2", 2), error=True)
+    assert only(*failing, *bash("ls", "a"), *bash("make", "built"))["resolved_by"] == "bash make"
+    assert only(*failing, *bash("./configure", "ok"), *bash("make", "built"))["resolved_by"] == "bash ./configure"
 
 
 TOKEN = "123456789:" + "AAF" + "x9Kd0" * 6 + "qT"
@@ -266,8 +323,11 @@ def test_evidence_belongs_to_its_request() -> None:
         ("C+2", True),
         ("ok", True),
         ("продовжи", True),
+        ("are you back?", True),
+        ("在吗", True),
         ("[media attached: /data/a.ogg (audio/ogg)]\n\n<media:audio>", True),
         ("System: [2026-03-19 12:10 GMT+8] WhatsApp gateway connected.", True),
+        ("[Wed 2026-06-17 13:06 UTC] <<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nA task of a subagent has ended.", True),
         ("System: [2026-03-19 12:10 GMT+8] connected.\n\nRead HEARTBEAT.md if it exists", False),
         ("A new session was started via /new or /reset. Greet the user.", False),
         ("<ci-monitor-event>a/b PR #3 has 1 new review</ci-monitor-event>", False),
@@ -293,6 +353,23 @@ def test_what_a_channel_or_a_harness_adds_is_no_request() -> None:
         "Fix the parser, it drops the last line of every file",
         "Now write the changelog of this release",
     ]
+
+
+@pytest.mark.parametrize(
+    ("said", "prompt"),
+    [
+        ("how can i fix these issues?", ""),
+        (".agents/skills/speckit-implement", ""),
+        ("please check it again", ""),
+        ("make the page faster and test it", "make the page faster and test it"),
+        ("fix this bug: `npm test` ends with an error", "fix this bug: `npm test` ends with an error"),
+    ],
+)
+def test_a_request_that_points_at_what_nobody_has_shown_says_nothing(said: str, prompt: str) -> None:
+    failing = bash("npm test", exited("TypeError: x is no function"), error=True)
+    (first,) = rows(user(said), *failing)
+    assert (first["prompt"], len(first["findings"])) == (prompt, 1)
+    assert rows(ASKED, assistant("It works."), user(said), *failing)[-1]["prompt"] == said
 
 
 def test_a_request_holds_the_text_of_the_command_whose_arguments_it_is() -> None:

@@ -16,7 +16,6 @@ from pimono_sdpo.cli.pairs import write_pairs
 from pimono_sdpo.dataset_writer import copy_lines
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.suites.suite import load_suite
-from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts import together
 from processors.rollouts.noise import measure_patch
 from processors.rollouts.pairs import TARGETS, Case, Rules, Target, pair_runs, pair_steps, score_run
@@ -288,23 +287,6 @@ def test_pairs_are_written_as_lines(tmp_path: Path) -> None:
     lines = copy_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl", report)
     assert lines == {"written": 2}
     assert len((tmp_path / "dpo_meta.jsonl").read_text().splitlines()) == 2
-
-
-def test_sides_that_a_trainer_would_cut_to_the_same(tmp_path: Path) -> None:
-    model = str(write_tiny_model(tmp_path / "tiny"))
-    long = "x" * 3000
-    one, two = ([read(), write(f"{long}\n{end}", ok)] for end, ok in ((FIXED, True), (OTHER, False)))
-    runs = [rollout("fix_a", 42, one), rollout("fix_a", 43, two)]
-    runs += [rollout("fix_b", 42, PASSES), rollout("fix_b", 43, FAILS)]
-    source = write_folder(tmp_path / "rollouts", runs)
-    given: Json = {"flaky_reruns": 0, "tokenizer": model, "max_length": 600}
-    report = write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", **given))
-    assert report["drop_reasons"] == {"identical_after_truncation": 1}
-    cache = str(tmp_path / "cache")
-    (kept,) = load_dataset(str(tmp_path / "pairs"), split="train", cache_dir=cache)
-    given["max_length"] = kept["n_tokens"] - 1
-    report = write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", **given))
-    assert report["drop_reasons"] == {"identical_after_truncation": 1, "too_long": 1}
 
 
 def test_a_failed_edit_loses_against_the_one_that_put_it_right(tmp_path: Path) -> None:

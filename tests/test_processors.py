@@ -74,6 +74,8 @@ def test_the_terms_of_a_score_add_up(names: list[str]) -> None:
             "\t/x/go/pkg/mod/github.com/a/testify@v1.10.0/mock/mock.go:349 +0x148\n       (shop 0.1.0) lib/shop.ex:5: y",
             ["lib/shop.ex:5"],
         ),
+        ('    at 529 (.next/server/chunks/529.js:114:9)\n  File "index.pyx", line 7, in x_engine.get_loc', []),
+        ('Element "e33" not found, nor "e480"; unknown command \'run\'', []),
         (
             'File "C:\\Python312\\Lib\\pathlib.py", line 8, in stat\n    return os.st_mode\nTypeError: readConfig',
             ["typeerror", "readconfig"],
@@ -87,6 +89,16 @@ def test_the_terms_of_a_score_add_up(names: list[str]) -> None:
 )
 def test_cut_words_placeholders_and_import_chains_are_not_terms(text: str, terms: list[str]) -> None:
     assert find_salient_tokens([text]) == terms
+
+
+def test_what_a_warning_or_a_wrapped_record_names_is_no_term() -> None:
+    text = (
+        "npm warn deprecated lodash.isequal@4.5.0: Use isDeepStrictEqual instead of it, it must go\n"
+        "warning: in the working copy of 'conf/a.yaml', LF will not be replaced\n"
+        "    + CategoryInfo          : CloseError: (x:ServiceController) [Stop-Service]S\n    erviceCommandException\n"
+        "    + FullyQualifiedErrorId : CouldNotStop\nerror: no export named readConfig"
+    )
+    assert grade(row_of(failure(["command_error"], text)))["reward_terms"] == ["readconfig"]
 
 
 def test_reward_terms_are_concrete_tokens_of_the_requests_own_evidence() -> None:

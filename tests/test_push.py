@@ -201,15 +201,6 @@ def test_a_failed_push_leaves_no_dataset_that_it_created(loopback_hub: LoopbackH
     assert pushed(loopback_hub) == {}, "a dataset that was there stays"
 
 
-def test_a_card_on_the_hub_that_cannot_be_read_is_one_sentence(loopback_hub: LoopbackHub, rows: Path) -> None:
-    before = as_pushed(rows)
-    for card in (b"---\nlicense: [mit\n---\n", b"\xff\xfe"):
-        theirs = {"README.md": card, "report.json": b'{"pimono_sdpo": "0"}'}
-        loopback_hub.seed(NAME, "dataset", theirs)
-        line = refused(push(loopback_hub, rows), rows, before)
-        assert "The card of `me/rows` cannot be read" in line
-
-
 def test_two_pushes_at_once_leave_one_of_them_whole(loopback_hub: LoopbackHub, made: Path, rows: Path) -> None:
     other = rows.parent / "other"
     run_filter(str(made / "traces"), other, FilterOptions(max_samples=2))
@@ -315,7 +306,7 @@ def test_no_token_is_found_out_before_the_work(loopback_hub: LoopbackHub, made: 
     done = front(loopback_hub, home, *arguments, NAME, token=None)
     assert "there is no token; set HF_TOKEN" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments, "nobody/rows")
-    assert "`nobody` is neither this account nor one" in refused(done, rows, before)
+    assert "the Hub answers 403, You cannot create a dataset under" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments, "")
     assert "Nothing can be pushed to ``: that cannot name a repository" in refused(done, rows, before)
     for wrong in (EXPIRED_TOKEN, "hf_mistyped"):
@@ -328,7 +319,7 @@ def test_no_token_is_found_out_before_the_work(loopback_hub: LoopbackHub, made: 
     assert {*loopback_hub.store.repos} == {("dataset", "me/there")}
     loopback_hub.store.role = "read"
     done = front(loopback_hub, home, *arguments, NAME)
-    assert "the token is read-only" in refused(done, rows, before)
+    assert "set HF_TOKEN to a token with write access" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments[:-1], "--public")
     assert "needs --push" in refused(done, rows, before)
 
@@ -353,7 +344,7 @@ def test_data_of_others_is_not_replaced(loopback_hub: LoopbackHub, rows: Path) -
     theirs = {"data/train-00000-of-00001.parquet": b"theirs"}
     loopback_hub.seed(NAME, "dataset", theirs)
     before = as_pushed(rows)
-    assert "not of an earlier filter run" in refused(push(loopback_hub, rows), rows, before)
+    assert "not of an earlier such run" in refused(push(loopback_hub, rows), rows, before)
     assert pushed(loopback_hub) == theirs
 
 

@@ -1,6 +1,7 @@
 """Redaction: every kind of secret and path found, ordinary code left alone, nothing found twice."""
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -258,3 +259,17 @@ def test_words_that_are_passed_over_hold_no_home(text: str) -> None:
 def test_a_workspace_is_found_where_a_pattern_of_its_own_would_find_it(text: str, cwd: str) -> None:
     pattern = rf"(?<![A-Za-z0-9.$-]){re.escape(cwd)}(?![\w-]|\.\w)"
     assert redact_workspace(text, cwd) == re.sub(pattern, "$WORKSPACE", text)
+
+
+def test_a_secret_that_one_text_names_is_taken_out_of_all() -> None:
+    token = "q8Xv2LmP0rTz5WnKd7Yb"
+    row: dict[str, Any] = {name: [] for name in ("history", "findings", "tools", "workspace")}
+    texts = {"prompt": f"AUTH_TOKEN={token}\nwhy?", "history": [{"role": "user", "content": f"use `{token}` there"}]}
+    cleaned = redact({**row, **texts, "cwd": "", "identity": None})
+    assert cleaned["prompt"] == "AUTH_TOKEN=[REDACTED:assigned_secret]\nwhy?"
+    assert cleaned["history"] == [{"role": "user", "content": "use `[REDACTED:known_secret]` there"}]
+
+
+def test_the_sentence_behind_a_password_stays() -> None:
+    text = "root密码:hunter2.你要指挥你的部下进行检查"
+    assert redact_text(text, "")[0] == "root密码:[REDACTED:assigned_secret]你要指挥你的部下进行检查"

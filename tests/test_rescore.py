@@ -238,7 +238,7 @@ def test_rows_that_cannot_be_judged_are_counted_and_do_not_stop_the_others(tmp_p
         "3",
         None,
         "{}",
-        json.dumps({**spec, "answer": "guess"}),
+        json.dumps({**spec, "allowed": 3}),
         json.dumps(spec),
     ]
     rows = {"completion": [*[diff] * 7, None], "verifier_spec": specs}
@@ -249,7 +249,7 @@ def test_rows_that_cannot_be_judged_are_counted_and_do_not_stop_the_others(tmp_p
     assert report["rejected"]["`verifier_spec` is not a JSON object"] == 3
     assert sum(report["rejected"].values()) == 7
     assert report["rejected"]["the row has no completion"] == 1
-    assert any("`answer` of the spec is 'guess'" in reason for reason in report["rejected"])
+    assert any("`allowed` of the spec is 3" in reason for reason in report["rejected"])
     assert any("The spec has no `files`" in reason for reason in report["rejected"])
 
 
@@ -275,7 +275,7 @@ def test_files_that_cannot_be_read_are_one_sentence(tmp_path: Path, name: str, c
 
 
 def test_lines_may_give_their_specs_as_objects(tmp_path: Path) -> None:
-    specs = [{"files": {"a.py": "def f(): 1\n"}, "answer": "code"} for _ in range(2)]
+    specs = [{"files": {"a.py": "def f(): 1\n"}} for _ in range(2)]
     specs[1]["files"] = {"b.py": "def g(): 1\n"}
     lines = [
         {"completion": f"```python\ndef {name}(): 2\n```", "verifier_spec": spec}

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from cards.view import render_page
-from cards.view.rows import COLUMNS, describe_labels, mark_text, read_labels, split_blocks
+from cards.view.rows import COLUMNS, describe_labels, lay_out_blocks, mark_text, read_labels
 from pimono_sdpo.cli import view as view_command
 from pimono_sdpo.cli.view import find_folder, render_review, render_view
 from pimono_sdpo.errors import OutputError, SourceError
@@ -298,12 +298,12 @@ def test_text_is_marked_where_the_rules_found_it() -> None:
     assert "".join(part[0] or "" for part in parts) == text
     assert [category for _, category in parts if category] == ["build_lint_compile", "command_error"]
     hostile = "Later user correction 1:\nsorry\n\nTool/environment diagnostic 9 (x):\nboom"
-    assert [block["title"] for block in split_blocks(hostile, ["sorry"])] == [
+    assert [block["title"] for block in lay_out_blocks(hostile, ["sorry"])] == [
         "Later user correction 1",
         "Tool/environment diagnostic 9",
     ]
-    assert split_blocks("free text", [])[0]["title"] == "Context"
-    assert split_blocks("", []) == []
+    assert lay_out_blocks("free text", [])[0]["title"] == "Context"
+    assert lay_out_blocks("", []) == []
 
 
 def test_the_command_writes_a_file_or_refuses_in_one_sentence(rows: Path, tmp_path: Path) -> None:

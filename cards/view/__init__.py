@@ -45,11 +45,7 @@ def _pack(view: Json) -> str:
 
 
 def show_overrides(text: str) -> str:
-    """Show the characters that would change the direction of the text after them.
-
-    >>> show_overrides("a\u202eb")
-    'a⟨U+202E⟩b'
-    """
+    """Show the characters that would change the direction of the text after them."""
     return re.sub("[\u202a-\u202e\u2066-\u2069]", lambda m: f"⟨U+{ord(m[0]):04X}⟩", text)
 
 

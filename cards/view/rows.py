@@ -25,7 +25,7 @@ from pimono_sdpo.failures import CATEGORIES, find_rules
 from pimono_sdpo.report import SCORE_IN_DETAIL
 from pimono_sdpo.schema import REJECT, SDPO_ROW, find_mismatch, type_of
 from pimono_sdpo.stats import wilson_interval
-from pimono_sdpo.text import shorten
+from pimono_sdpo.text import shorten, split_blocks
 
 Json = dict[str, Any]
 
@@ -83,9 +83,6 @@ def choose_rows(folder: Path, limit: int, seed: int | None = None) -> Chosen:
 
 Parts = list[list[str | None]]
 MAX_MARKS = 60
-_HEADER = re.compile(
-    r"^(?:(Tool/environment diagnostic \d+) \(([a-z_, ]*)\)|(Later user correction \d+)):$", re.MULTILINE
-)
 
 
 def mark_text(text: str, categories: list[str], spans: list[str] | None = None) -> Parts:
@@ -115,19 +112,17 @@ def mark_text(text: str, categories: list[str], spans: list[str] | None = None) 
     return [part for part in [*parts, [text[done:], None]] if part[0]]
 
 
-def split_blocks(context: str, spans: list[str]) -> list[Json]:
+def lay_out_blocks(context: str, spans: list[str]) -> list[Json]:
     """Lay out each numbered block of a privileged context; `spans` are the words that correct."""
-    heads = list(_HEADER.finditer(context))
-    if not heads or heads[0].start() > 0:
-        # The filter did not write it in this form: show it unchanged.
-        parts = mark_text(context, [], spans)
-        return [{"title": "Context", "categories": [], "parts": parts}] if context else []
     blocks = []
-    for head, end in zip(heads, [*(head.start() for head in heads[1:]), len(context)], strict=True):
-        categories = head[2].split(", ") if head[1] else ["user_feedback"]
-        text = context[head.end() : end].strip("\n")
-        parts = mark_text(text, categories, [] if head[1] else spans)
-        blocks.append({"title": head[1] or head[3], "categories": categories, "parts": parts})
+    for header, text in split_blocks(context):
+        title, _, named = header.rstrip(":\n").partition(" (")
+        categories = named.rstrip(")").split(", ") if named else ["user_feedback"]
+        parts = mark_text(text, categories, [] if named else spans)
+        blocks.append({"title": title, "categories": categories, "parts": parts})
+    if context and not blocks:
+        # The filter did not write it in this form: show it unchanged.
+        blocks.append({"title": "Context", "categories": [], "parts": mark_text(context, [], spans)})
     return blocks
 
 
@@ -195,11 +190,7 @@ def build_rows(chosen: Chosen, around: Mapping[Key, Json]) -> list[Json]:
 
 
 def name_sessions(sources: Iterable[str]) -> dict[str, str]:
-    """Return a name of each session without common folders and, where it stays the only one, its middle.
-
-    >>> name_sessions(["a/b/0190f3a2-7e1c-7000-8000-00000000c0de.jsonl", "a/b/x.jsonl"])
-    {'a/b/0190f3a2-7e1c-7000-8000-00000000c0de.jsonl': '0190f3a2…0000c0de', 'a/b/x.jsonl': 'x'}
-    """
+    """Return a name of each session without common folders and, where it stays the only one, its middle."""
     whole = sorted(set(sources))
     common = os.path.commonprefix(whole) if len(whole) > 1 else ""  # noqa: RUF071
     plain = {one: one[common.rfind("/") + 1 :] for one in whole}
@@ -302,7 +293,7 @@ def _build_row(row: Json, found: Json | None, kept: bool) -> Json:
         "key": key,
         "facts": facts,
         # Each block with the session events around it.
-        "blocks": [{**block, "events": places.get(block["title"], [])} for block in split_blocks(context, spans)],
+        "blocks": [{**block, "events": places.get(block["title"], [])} for block in lay_out_blocks(context, spans)],
         "kept": kept,
         "prompt": prompt,
         "history": row["prompt"][:-1] if kept else [],

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from cards.render import write_comparison
+from cards.render import render_comparison
 from pimono_sdpo import __version__
 from pimono_sdpo.agent.rollout import Done, RolloutOptions, Tell, check_errors, run_rollouts
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
@@ -104,13 +104,11 @@ def evaluate_models(
 def evaluate_to_file(
     options: RolloutOptions, made: Path, file: Path, tell: Tell, done: Done, baseline: Path | None = None
 ) -> Json:
-    """Run rollouts, or take those in `made` when no model is named; write NAME.json, NAME.md and NAME.svg."""
+    """Run rollouts, or take those in `made` when no model is named; write NAME.json and NAME.md."""
     if file.suffix != ".json":
         raise OutputError(f"`{file}` is not a name for a JSON file; give NAME.json.")
-    files = [file.with_suffix(ending) for ending in (".json", ".md", ".svg")]
-    report = read_json(file) if file.is_file() else None
-    is_ours = isinstance(report, dict) and report.get("stage") == STAGE
-    if not is_ours and (there := next(filter(Path.exists, files), None)):
+    files = [file.with_suffix(ending) for ending in (".json", ".md")]
+    if read_json(file).get("stage") != STAGE and (there := next(filter(Path.exists, files), None)):
         raise OutputError(f"`{there}` exists and is not the report of an evaluation; give another name.")
     stored = {"baseline": baseline} if baseline else {}
     _compare(options.suite, stored, options.limit, [made.resolve()])
@@ -127,7 +125,7 @@ def evaluate_to_file(
 def _write(report: Json, folder: Path, stem: str) -> None:
     # The report comes first: it marks the others as ours.
     write_atomically(folder / f"{stem}.json", (json.dumps(report, indent=2) + "\n").encode())
-    write_comparison(report, folder, stem)
+    write_atomically(folder / f"{stem}.md", render_comparison(report).encode())
 
 
 def _compare(suite: Path, given: Mapping[str, Path], limit: int | None = None, written: Sequence[Path] = ()) -> Json:
@@ -164,17 +162,16 @@ def _compare(suite: Path, given: Mapping[str, Path], limit: int | None = None, w
         report["models"][label] = sorted(filter(None, models))
         report["runs"][label], report["tasks"][label] = runs.total(), len(runs)
         report["left_out"][label] = left_out
-        file = rollouts.folder / REPORT
-        made = read_json(file) if file.is_file() else None
-        options.append({**made.get("sampling", {}), **made.get("rules", {})} if isinstance(made, dict) else {})
+        made = read_json(rollouts.folder / REPORT)
+        options.append({**made.get("sampling", {}), **made.get("rules", {})})
     for metric, by_label in values.items():
         by_task = {label: by_label.get(label, {}) for label in given}
-        described = {label: _describe(list(found.values())) for label, found in by_task.items()}
+        described = {label: cluster_interval(list(found.values())).as_json() for label, found in by_task.items()}
         if {"baseline", "tuned"} <= by_task.keys():
             old, new = by_task["baseline"], by_task["tuned"]
             both = sorted(old.keys() & new.keys())
             gaps = [[fmean(new[task]) - fmean(old[task])] for task in both]
-            described["difference"] = {**_describe(gaps), "tasks": len(both)}
+            described["difference"] = {**cluster_interval(gaps).as_json(), "tasks": len(both)}
         report["metrics"][metric] = described
     for option in COMPARED if len(options) == 2 and all(options) else ():
         before, after = (given.get(option) for given in options)
@@ -195,10 +192,3 @@ def _find_tasks(suite: Path, limit: int | None) -> tuple[str, set[str]]:
     if tasks.split == "train":
         raise SourceError(f"`{suite}` is the suite to train on; evaluate on the test suite of `suite split`.")
     return tasks.name, {task["task_id"] for task in tasks.tasks[:limit]}
-
-
-def _describe(clusters: Sequence[Sequence[float]]) -> Json:
-    """Return a mean and its bounds; null where there are too few values."""
-    found = cluster_interval(clusters)
-    bounds = {"mean": found.mean, "low": found.low, "high": found.high}
-    return {name: None if value != value else value for name, value in bounds.items()}

@@ -32,7 +32,6 @@ class ModelOptions:
     """Options of `demo model`."""
 
     out: Path = option("Folder to write the model to.")
-    seed: int = option("Seed of the random weights.", default=0)
 
 
 def model(options: ModelOptions) -> None:
@@ -46,7 +45,7 @@ def model(options: ModelOptions) -> None:
         )
     from pimono_sdpo.training.tiny_model import write_tiny_model
 
-    path = write_tiny_model(_create_folder(options.out), options.seed)
+    path = write_tiny_model(_create_folder(options.out))
     typer.echo(f"a tiny model with random weights is in {path}")
 
 

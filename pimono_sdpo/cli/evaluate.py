@@ -47,10 +47,5 @@ def run(options: Options) -> None:
         raise SourceError("There is nothing to evaluate; give --model, or --baseline with a folder of rollouts.")
     tell = print_as("evaluate")
     evaluate_models(options, out, tell, print_rollout(tell), baseline, options.tuned, options.baseline_model)
-    print_table(out / "report.md")
-    typer.echo(f"\nreport.json, report.md and report.svg are in {out}")
-
-
-def print_table(report: Path) -> None:
-    """Print a report in Markdown without its picture."""
-    typer.echo(report.read_text().rpartition("\n\n![")[0])
+    typer.echo((out / "report.md").read_text())
+    typer.echo(f"report.json and report.md are in {out}")

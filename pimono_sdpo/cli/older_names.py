@@ -119,9 +119,7 @@ class EvalOptions(RolloutOptions):
     """Options of `eval`."""
 
     suite: Path = same_option(RolloutOptions, "suite")
-    report: Path = option(
-        "NAME.json to write; NAME.md and NAME.svg are written beside it.", default=Path("report.json")
-    )
+    report: Path = option("NAME.json to write; NAME.md is written beside it.", default=Path("report.json"))
     trace_dir: Path | None = option(
         "Folder for the rollouts, which go to its folder `rollouts` if the report lies in it, too.",
         default=None,
@@ -146,7 +144,7 @@ def eval(options: EvalOptions) -> None:
     made = rollouts_folder(options.trace_dir or report.with_name(f"{report.stem}_rollouts"), report)
     tell = print_as("eval")
     evaluate_to_file(options, made, report, tell, print_rollout(tell), options.baseline)
-    evaluate.print_table(report.with_suffix(".md"))
+    typer.echo(report.with_suffix(".md").read_text())
     tell(f"Wrote the report to: {report}")
     tell(f"Wrote rollouts to: {made}")
 

@@ -72,7 +72,6 @@ class Options:
     labels: Path | None = option("Print the shares of a CSV that the page of --review saved, and stop.", default=None)
     open: bool | None = option("Show the page in a browser.", default=None, shown="on a terminal")
     card: bool = option("Check the card by the rules of the Hub, and stop.", default=False)
-    write_card: bool = option("Write the card of a finished folder again, check it, and stop.", default=False)
 
 
 def run(options: Options) -> None:
@@ -85,8 +84,8 @@ def run(options: Options) -> None:
         return
     if not options.source:
         raise SourceError("`view` needs a folder, ns/name on the Hub, or --labels.")
-    if options.card or options.write_card:
-        _check_card(Path(options.source), options.write_card)
+    if options.card:
+        _check_card(Path(options.source))
         return
     folder, name = find_folder(options.source)
     if options.review:
@@ -216,36 +215,25 @@ def _file(source: str) -> str:
     return tail.partition("/")[2] if at and head.count("/") == 1 and "/" in tail else source
 
 
-def _read(path: Path, of_run: bool = False) -> Json:
+def _read(path: Path) -> Json:
     """Read what a filter run or a training says of itself; raises SourceError for anything else."""
-    content = read_json(path) if path.is_file() else None
+    content = read_json(path)
     if not path.is_file():
         raise SourceError(f"`{path.parent}` holds no {path.name}, so it is not what `filter` or a training writes.")
-    if not isinstance(content, dict) or not {"pimono_sdpo", "stage"} & content.keys():
+    if not {"pimono_sdpo", "stage"} & content.keys():
         raise SourceError(f"`{path}` is not what `filter` or a training writes; use the folder of one, or ns/name.")
-    if "stage" in content and not of_run:
+    if "stage" in content:
         raise SourceError(f"`{path}` is of `{content['stage']}`; `view` shows rows of `filter` and trainings.")
     return content
 
 
-def _check_card(path: Path, write: bool) -> None:
-    """Check a card or that of a folder by the rules of the Hub, written again if asked to."""
+def _check_card(path: Path) -> None:
+    """Check a card or that of a folder by the rules of the Hub."""
     from cards.lint import lint_file
-    from cards.plots import write_report_plots
-    from cards.render import render_dataset_card, write_model_card
 
-    is_run, has_report = (path / RUN).is_file(), (path / REPORT).is_file()
     # A run's folder keeps the card with the adapter; the adapter's folder is one, too.
-    folder = path / "adapter" if is_run and (path / "adapter").is_dir() else path
+    folder = path / "adapter" if (path / RUN).is_file() and (path / "adapter").is_dir() else path
     card = folder / CARD if path.is_dir() else path
-    if write and not (is_run or has_report):
-        raise SourceError(f"`{path}` holds neither {REPORT} nor {RUN} to write a card from.")
-    report = _read(path / REPORT, is_run) if write and has_report else None
-    if write and is_run:
-        write_model_card(report, _read(path / RUN), folder)
-    elif report is not None:
-        write_report_plots(report, folder)
-        card.write_text(render_dataset_card(report))
     if not card.is_file():
         raise SourceError(f"`{card}` does not exist; use a card or a folder with one.")
     if problems := lint_file(card):

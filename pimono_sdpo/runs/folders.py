@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -106,8 +107,8 @@ def require_replaceable(out: Path, mark: str = REPORT) -> Path:
 
 def require_stage(out: Path, stage: str | None) -> None:
     """Refuse a folder that has the output of another stage; rows of the filter are of None."""
-    report = read_json(out / REPORT) if (out / REPORT).is_file() else None
-    if isinstance(report, dict) and report.get("stage") != stage:
+    report = read_json(out / REPORT)
+    if report and report.get("stage") != stage:
         raise OutputError(f"`{out}` has the output of another command; give another folder.")
 
 
@@ -120,8 +121,7 @@ def mark_of(folder: Path) -> str | None:
 def _inspect(folder: Path) -> tuple[str | None, str]:
     """Return the file by which a folder is known as published, and one that no run puts into such a folder."""
     mark = next((name for name in PUBLISHED if (folder / name).is_file()), None)
-    content = read_json(folder / mark) if mark else None
-    if not mark or not isinstance(content, dict) or ("tasks" if mark == SUITE else "pimono_sdpo") not in content:
+    if not mark or ("tasks" if mark == SUITE else "pimono_sdpo") not in read_json(folder / mark):
         return None, ""
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
     return mark, next((name for name in names if name != mark and not PUBLISHED[mark].fullmatch(name)), "")
@@ -139,12 +139,13 @@ def _refuse_foreign(folder: Path) -> None:
         )
 
 
-def read_json(path: Path) -> object:
-    """Return what a JSON file holds, or None if it is not valid JSON."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file; an empty one for a file that is missing, cut off or holds no object."""
     try:
-        return json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes()) if path.is_file() else None
     except ValueError:
-        return None
+        content = None
+    return content if isinstance(content, dict) else {}
 
 
 def disk_trouble(error: Exception) -> str | None:

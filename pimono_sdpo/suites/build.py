@@ -80,7 +80,7 @@ class Task:
     @property
     def spec(self) -> dict[str, Any]:
         """The `verifier_spec` of the row."""
-        return {"files": self.files, "answer": "any", "tests": self.judged}
+        return {"files": self.files, "tests": self.judged}
 
 
 def read_quixbugs(root: Path, seconds: float = SECONDS) -> Iterator[Task]:

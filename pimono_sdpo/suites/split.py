@@ -87,8 +87,7 @@ def split_suite(
     sides = {"train": divided.train, "test": divided.test}
     for side in sides:
         path = out / f"{side}.json"
-        there = read_json(path) if path.is_file() else {"tasks": []}
-        if not isinstance(there, dict) or "tasks" not in there:
+        if path.exists() and "tasks" not in read_json(path):
             raise OutputError(f"`{path}` exists and is not a suite; give another folder.")
         if path.resolve() == given.path.resolve():
             raise OutputError(f"`{path}` is the suite to be split; give another folder.")

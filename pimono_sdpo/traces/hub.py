@@ -277,12 +277,9 @@ def translate_errors(repo_id: str) -> Iterator[None]:
         yield
     except (pa.ArrowInvalid, HTTPError, OSError) as error:
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-        is_unknown = isinstance(error, RepositoryNotFoundError)
         if isinstance(error, GatedRepoError):
             why = "is gated: accept its terms on the Hub and set HF_TOKEN"
-        elif status == 401 and not (is_unknown and get_token() is None):
-            why = f"cannot be read: {explain_error(error)}, or unset it to read public datasets"
-        elif is_unknown:
+        elif isinstance(error, RepositoryNotFoundError) and not (status == 401 and get_token()):
             why = (
                 "is neither a local path nor a dataset this account can see on the Hub; check the "
                 "name, or set HF_TOKEN if it is private"
@@ -293,9 +290,5 @@ def translate_errors(repo_id: str) -> Iterator[None]:
                 "its export again, or download the raw files"
             )
         else:
-            # Every other failure to reach the Hub, including offline mode.
-            why = (
-                "is not a local path and the Hub could not be reached "
-                f"({type(error).__name__}); check the name and the network"
-            )
+            why = f"is not a local path, and cannot be read: {explain_error(error)}"
         raise SourceError(f"`{repo_id}` {why}.") from error

@@ -71,18 +71,14 @@ def detect_harness(trace: bytes) -> Harness | None:
     >>> detect_harness(b'{"type": "message", "message": {"role": "user", "content": "hi"}}').name
     'pi'
     """
-    start, begun = 0, None
+    start = 0
     while start < len(trace):
         stop = trace.find(b"\n", start) + 1 or len(trace)
         for entry in read_objects(trace[start:stop]).objects:
-            for harness in HARNESSES:
-                if harness.recognises(entry):
-                    return harness
-                if begun is None and harness.may_begin and harness.may_begin(entry):
-                    begun = harness
+            if found := next((harness for harness in HARNESSES if harness.recognises(entry)), None):
+                return found
         start = stop
-    # Pi's header also begins the stream of a run, so it decides only where nothing else does.
-    return begun
+    return None
 
 
 def match_results(events: tuple[Event, ...]) -> dict[int, int]:

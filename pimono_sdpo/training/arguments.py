@@ -16,7 +16,7 @@ from cards.lint import check_licence
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.training import argument, find_recipe, refuse_unknown
-from pimono_sdpo.training.guards import LOSS, GuardOptions
+from pimono_sdpo.training.guards import GuardOptions
 from pimono_sdpo.training.rewards import Mode
 
 
@@ -25,12 +25,14 @@ class GuardedSDPOConfig(GuardOptions, SDPOConfig):  # type: ignore[misc] # TRL s
     """SDPOConfig with guards and rivals (trainer.py)."""
 
     METHOD = "sdpo"
-    WATCHED_LOSS = LOSS
 
     method: Literal["sdpo", "rft", "grpo"] = argument(
         "What is learned from the rollouts: the teacher's distribution (sdpo), the successful ones "
         "themselves (rft), or the reward beside its group's mean (grpo).",
         default="sdpo",
+    )
+    diagnostics_warning_interval: int = argument(
+        "Have TRL warn at every Nth step in a row with equal rewards, or without a teacher; 0 for never.", default=0
     )
     sample_at_once: int | None = argument(
         "Completions that a process samples together, of those of a step; fewer need less memory."
@@ -51,16 +53,12 @@ class GuardedDPOConfig(GuardOptions, DPOConfig):  # type: ignore[misc] # TRL shi
     METHOD = "dpo"
 
 
-MODE = "What to do, see above."
-
-
 @dataclass
 class CommonArguments:
     """What every training job adds to TRL's own arguments."""
 
-    mode: str = argument(MODE, default="train")
+    mode: Literal["preflight", "smoke", "train"] = argument("What to do, see above.", default="train")
     dataset: str | None = argument("Rows to train on: a folder, or a Hub dataset id.")
-    dataset_config: str | None = argument("Configuration of the dataset, such as steps.")
     eval_split: str | None = argument("Split whose rows are scored before and after training, such as test.")
     flavor: str | None = argument("Flavor of HF Jobs to estimate memory and cost for; else this machine.")
     time_limit: str | None = argument(
@@ -77,15 +75,7 @@ class CommonArguments:
 
 
 @dataclass
-class SFTArguments(CommonArguments):
-    """What SFT adds: its rows hold the answers to learn from."""
-
-    mode: Literal["preflight", "smoke", "train"] = argument(MODE, default="train")
-    test_suite: str | None = argument("Suite (JSON) whose tasks must not be among the rows to train on.")
-
-
-@dataclass
-class DPOArguments(SFTArguments):
+class DPOArguments(CommonArguments):
     """What DPO adds: it may start from an adapter."""
 
     adapter: str | None = argument("Adapter to start from, a folder or a Hub id; it is also the reference model.")
@@ -95,7 +85,6 @@ class DPOArguments(SFTArguments):
 class SDPOArguments(CommonArguments):
     """What SDPO adds: where its rows come from, rewards, feedback, the preflight's rollouts."""
 
-    mode: Literal["prepare", "preflight", "smoke", "train"] = argument(MODE, default="train")
     source: str | None = argument("Traces to filter when there is no --dataset: a path or a Hub id.")
     unit: Unit = argument("What a row is made from (with --source).", default="session")
     min_score: float = argument("Drop rows that score less (with --source).", default=0.0)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,21 +20,18 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from pimono_sdpo import __version__
+from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.training import argument, warn
-from pimono_sdpo.training.output import BEST, BEST_PARTIAL, WEIGHTS, read_object, write_json
+from pimono_sdpo.training.output import BEST, BEST_PARTIAL, WEIGHTS, write_json
 
 # After these the adapter is worse than it was, and the best one is gone back to.
 COLLAPSES = ("reward_collapse", "divergence")
 REWARD = "self_distillation/reward_mean"
-REPROMPTED = "self_distillation/reprompt_sample_fraction"
-FLAT = "self_distillation/flat_group_fraction"
-LOSS = "self_distillation/distillation_loss"
-CLIPPED = "completions/clipped_ratio"
 GRADIENT = "grad_norm"
 ENTROPY = "self_distillation/entropy"
 KL = "self_distillation/kl"
 GAP = "self_distillation/teacher_gap"
-WATCHED = (REWARD, REPROMPTED, FLAT, CLIPPED, ENTROPY, KL, GAP)
+WATCHED = (REWARD, ENTROPY, KL, GAP)
 # Values of these that are averaged, at the start and now.
 DRIFT_OF = 3
 # Below this share of its best the reward does not excuse a drift.
@@ -42,30 +39,10 @@ GOOD = 0.9
 # Of a mean over the window, by the noise from step to step: with 5, a reward that never changes
 # raised an alert in at most 2 of 100 simulated runs of 1000 steps (with 3, in up to 100).
 STANDARD_ERRORS = 5
-# What a running median is taken of, and from how many values on it means something.
-MEDIAN_OF, MEDIAN_FROM = 50, 8
-# Shares and multiples from which the mean reward has collapsed, the loss has jumped, and entropy,
-# divergence or gap have drifted from what they were at first.
-COLLAPSED, SPIKE, DRIFT = 0.5, 10.0, 4.0
-# Alerts once they have held for a whole window: metric, its range, sentence.
-STREAKS = {
-    "dead_reprompts": (
-        *(REPROMPTED, 0.0, 0.0),
-        "Nothing was learned {} times in a row: no completion reached success_reward_threshold and "
-        "none got feedback; lower the threshold, or give rows with feedback.",
-    ),
-    "flat_groups": (
-        *(FLAT, 1.0, math.inf),
-        "All completions of every prompt got the same reward {} times in a row, so nothing can be "
-        "learned from it; check the reward, or raise temperature or num_generations.",
-    ),
-    "clipped": (
-        *(CLIPPED, 0.99, math.inf),
-        "All completions ran into max_completion_length {} times in a row; raise it, or check that "
-        "the model ends its turn.",
-    ),
-}
-GUARDS = (*COLLAPSES, *STREAKS, "loss_spike")
+# From this share of its best the mean reward has collapsed; by this multiple entropy, divergence or
+# gap have drifted from what they were at first.
+COLLAPSED, DRIFT = 0.5, 4.0
+GUARDS = (*COLLAPSES, "not_finite")
 Json = dict[str, Any]
 Logs = Mapping[str, float | None]
 
@@ -74,16 +51,13 @@ Logs = Mapping[str, float | None]
 class GuardOptions:
     """The guards of a run, mixed into a configuration of TRL.
 
-    Without rewards, as in SFT and DPO, only `loss_spike` has something to watch: WATCHED_LOSS.
+    Without rewards, as in SFT and DPO, only `not_finite` has something to watch: the gradient.
     """
 
     METHOD: ClassVar[str]
-    WATCHED_LOSS: ClassVar[str] = "loss"
 
     stop_on: str = argument(f"Guards that end the training, by comma, or all: {', '.join(GUARDS)}.", default="")
-    guard_window: int = argument(
-        "Logged values that a moving mean of the reward is taken of, and that must go wrong in a row.", default=10
-    )
+    guard_window: int = argument("Logged values that a moving mean of the reward is taken of.", default=10)
 
     def __post_init__(self) -> None:
         """Check the guards; raises ValueError."""
@@ -104,16 +78,13 @@ class Monitors:
     """What was logged so far; a guard is a condition on it, and is raised when it begins to hold.
 
     A fall of the reward must be more than noise, which is known from the differences of neighbours:
-    those hardly see a trend. The loss is compared with its running median; sampled-token losses
-    have a sign, so sizes count. Entropy, divergence and gap are compared with their means over the
+    those hardly see a trend. Entropy, divergence and gap are compared with their means over the
     first DRIFT_OF values: a training that learns changes them, too; one that collapses does so
     while its reward falls.
     """
 
     window: int
-    loss: str = LOSS
     logged: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    losses: list[float] = field(default_factory=list)
     # The moving means of the reward, by step.
     means: dict[int, float] = field(default_factory=dict)
     holding: set[str] = field(default_factory=set)
@@ -123,18 +94,14 @@ class Monitors:
         for name in WATCHED:
             if (value := logs.get(name)) is not None and math.isfinite(value):
                 self.logged[name].append(value)
-        if self.loss in logs:
-            # TRL leaves NaN out of the means it logs; the norm of the gradients keeps it.
-            broken = not math.isfinite(logs.get(GRADIENT) or 0.0)
-            loss = logs[self.loss]
-            self.losses.append(math.nan if loss is None or broken else loss)
         if REWARD in logs and len(self.logged[REWARD]) >= self.window:
             self.means[step] = fmean(self.logged[REWARD][-self.window :])
+        # TRL leaves NaN out of the means it logs; the norm of the gradients keeps it.
+        finite = math.isfinite(logs.get(GRADIENT) or 0.0)
         found = {
             "reward_collapse": self._collapse(),
             "divergence": self._divergence(),
-            "loss_spike": self._spike(),
-            **{guard: self._streak(*streak) for guard, streak in STREAKS.items()},
+            "not_finite": "" if finite else "The gradient is not finite; lower learning_rate or max_grad_norm.",
         }
         new = {guard: text for guard, text in found.items() if text and guard not in self.holding}
         self.holding = {guard for guard, text in found.items() if text}
@@ -173,24 +140,6 @@ class Monitors:
                 )
         return ""
 
-    def _spike(self) -> str:
-        *before, loss = self.losses or [0.0]
-        if not math.isfinite(loss):
-            return "The loss or its gradient is not finite; lower learning_rate or max_grad_norm."
-        # Steps without a teacher have no loss and say nothing about its size.
-        known = [abs(value) for value in before if value and math.isfinite(value)][-MEDIAN_OF:]
-        if len(known) < MEDIAN_FROM or abs(loss) <= SPIKE * (usual := median(known)):
-            return ""
-        return (
-            f"The loss (`{self.loss}`) is {loss:.3g}, its running median {usual:.3g}; "
-            "lower learning_rate or max_grad_norm."
-        )
-
-    def _streak(self, metric: str, low: float, high: float, text: str) -> str:
-        recent = self.logged[metric][-self.window :]
-        holds = len(recent) == self.window and all(low <= value <= high for value in recent)
-        return text.format(self.window) if holds else ""
-
 
 class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
     """The monitors over the whole run, resumed or not: what it has logged is in every checkpoint."""
@@ -198,7 +147,7 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
     def __init__(self, config: Any) -> None:
         self.stopping = config.stopping()
         self.best = Path(config.output_dir) / BEST
-        self.monitors = Monitors(config.guard_window, config.WATCHED_LOSS)
+        self.monitors = Monitors(config.guard_window)
         self.alerts: list[Json] = []
         self.stopped_by: str | None = None
         self.went_back_to: int | None = None
@@ -262,4 +211,4 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
 
     def _kept_best(self) -> Json | None:
         """Return step and reward_mean of the adapter in best/."""
-        return read_object(self.best / "best.json")
+        return read_json(self.best / "best.json") or None

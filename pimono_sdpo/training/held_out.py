@@ -4,7 +4,6 @@ Completions of one session (or answers of one task) are alike, so intervals resa
 Before and after draw from the same random numbers, and the difference is taken cluster by cluster.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -111,9 +110,7 @@ def compare(before: Scores, after: Scores, split: str) -> Json:
 
 def interval(clusters: Iterable[Sequence[float]], level: float = 0.95) -> Json:
     """Return mean, low and high; the bounds are None where there are too few clusters for them."""
-    found = cluster_interval(list(clusters), level=level)
-    low, high = (None if math.isnan(value) else value for value in (found.low, found.high))
-    return {"mean": found.mean, "low": low, "high": high}
+    return cluster_interval(list(clusters), level).as_json()
 
 
 def as_sentence(evaluation: Json, method: str) -> str:

@@ -12,14 +12,16 @@ from datasets.exceptions import DatasetsError
 from httpx2 import HTTPError
 from huggingface_hub import ModelCard, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError
-from peft import LoraConfig, PeftConfig
+from peft import LoraConfig, PeftConfig, PeftModel
 from safetensors import SafetensorError
-from transformers import AutoTokenizer, GenerationConfig
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.traces.hub import explain_error
-from pimono_sdpo.training.output import WEIGHTS
+from pimono_sdpo.training.output import ADAPTER, LOCAL_FILE, PROBE_FILE, WEIGHTS, read_finished
 
 # The text layers alone: `all-linear` would also wrap the image and audio embedders, which get no
 # gradient here, and PEFT knows no default for this model type. Text layers go by `language_model`
@@ -185,3 +187,50 @@ def open_adapter(name: str, model_args: ModelConfig) -> Path:
     target = config.target_modules
     model_args.lora_target_modules = sorted(target) if isinstance(target, set) else target
     return folder
+
+
+# What is asked of a model as trained, and again of its adapter on its base in another process.
+PROBE = "The test run ends in `ENOENT`: which file is missing, and what do you do next?"
+SETTINGS = ("dtype", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")
+
+
+def probe_logits(model: Any, tokenizer: Any) -> torch.Tensor:
+    """Return the float32 logits of the token that would follow PROBE, shape (vocabulary,)."""
+    was_training = model.training
+    # With another layout the logits of a CPU would be those of other sums.
+    keep_layout(model)
+    limit_threads(model)
+    model.eval()
+    inputs = tokenizer(PROBE, return_tensors="pt").to(model.device)
+    with torch.no_grad():
+        logits: torch.Tensor = model(**inputs).logits[0, -1].float().cpu().contiguous()
+    model.train(was_training)
+    return logits
+
+
+def write_probe(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Keep the logits of the model as trained."""
+    save_file({"logits": probe_logits(model, tokenizer)}, folder / PROBE_FILE)
+
+
+def load_adapter(folder: Path) -> tuple[Any, Any]:
+    """Load the base a run was trained on, quantised as then, with the run's adapter on top."""
+    run = read_finished(folder)
+    # The published run.json names no folder of this machine.
+    local = read_json(folder / LOCAL_FILE) or run
+    name = str(local["base_model"])
+    settings = ModelConfig(**{key: run["arguments"][key] for key in SETTINGS})
+    revision = run["base_model_revision"]
+    what = f"The base model `{name}` cannot be loaded with the adapter of `{folder}`"
+    with translate_errors(what, "check both"):
+        kwargs = model_init_kwargs(settings, revision)
+        base = AutoModelForCausalLM.from_pretrained(name, **kwargs)
+        model = PeftModel.from_pretrained(base, str(folder / ADAPTER))
+        return model, AutoTokenizer.from_pretrained(name, revision=revision or "main")
+
+
+def largest_difference(folder: Path) -> float:
+    """Compare the logits of the reloaded adapter with those left by the training process."""
+    model, tokenizer = load_adapter(folder)
+    then = load_file(folder / PROBE_FILE)["logits"]
+    return float((probe_logits(model, tokenizer) - then).abs().max())

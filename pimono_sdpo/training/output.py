@@ -46,15 +46,9 @@ LEFT = (ADAPTER, STAGING, BEST, BEST_PARTIAL, REPORT_FILE, PROBE_FILE, LEFT_OUT_
 Json = dict[str, Any]
 
 
-def read_object(path: Path) -> Json | None:
-    """Return the JSON object of a file; None for none, an incomplete one or one not ours."""
-    content = read_json(path) if path.is_file() else None
-    return content if isinstance(content, dict) else None
-
-
 def read_written(path: Path) -> Json:
     """Return a report or run log that a card can be made from; raises OutputError."""
-    content = read_object(path) or {}
+    content = read_json(path)
     if "pimono_sdpo" not in content:
         raise OutputError(f"`{path}` is not as this project writes it; run the command that wrote it again.")
     return content
@@ -62,7 +56,7 @@ def read_written(path: Path) -> Json:
 
 def check_output(folder: Path, overwrite: bool = False) -> None:
     """Refuse a folder that holds a finished run, or what no run of this job has left there."""
-    ours = any("pimono_sdpo" in (read_object(folder / mark) or {}) for mark in (RUN_FILE, LOCAL_FILE))
+    ours = any("pimono_sdpo" in read_json(folder / mark) for mark in (RUN_FILE, LOCAL_FILE))
     foreign = [path.name for path in _left_by_runs(folder) if not (ours or _is_empty(path))]
     other = "give another --run-name or --output_dir"
     if foreign:
@@ -75,7 +69,7 @@ def check_output(folder: Path, overwrite: bool = False) -> None:
 
 def was_cut_short(folder: Path) -> bool:
     """Tell whether the time limit ended the run in a folder before its last step."""
-    guards = (read_object(folder / RUN_FILE) or {}).get("guards", {})
+    guards = read_json(folder / RUN_FILE).get("guards", {})
     return bool(guards.get("stopped_by") == CUT_SHORT)
 
 
@@ -110,7 +104,7 @@ def last_checkpoint(folder: Path, damaged: dict[str, str] | None = None) -> Path
         int(match[1]): path for path in folder.glob("checkpoint-*") if (match := CHECKPOINT.fullmatch(path.name))
     }
     for _, checkpoint in sorted(numbered.items(), reverse=True):
-        if read_object(checkpoint / LAST_OF_CHECKPOINT) is None:
+        if not read_json(checkpoint / LAST_OF_CHECKPOINT):
             continue
         file = next(filter(_is_damaged, sorted(checkpoint.rglob("*"))), None)
         if file is None:

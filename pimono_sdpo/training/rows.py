@@ -16,12 +16,11 @@ from huggingface_hub.errors import EntryNotFoundError
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.filtering import FilterOptions, run_filter
-from pimono_sdpo.suites.split import check_leakage
-from pimono_sdpo.suites.suite import load_suite
+from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.training import is_main_process, say
 from pimono_sdpo.training.arguments import SDPOArguments
 from pimono_sdpo.training.models import is_local, translate_errors
-from pimono_sdpo.training.output import DATA, REPORT_FILE, last_checkpoint, read_object, read_written
+from pimono_sdpo.training.output import DATA, REPORT_FILE, last_checkpoint, read_written
 
 Json = dict[str, Any]
 # Where a row comes from; held-out scores are grouped by the first of these that it has.
@@ -111,8 +110,8 @@ def fit_rows(
     return Fitted(fitted, evaluated, len(rows), counts, lengths, budgets, left_out)
 
 
-def load_rows(dataset: str, split: str = "train", config: str | None = None) -> Dataset:
-    """Return the rows of one split of a folder or a Hub dataset, or of a configuration of it."""
+def load_rows(dataset: str, split: str = "train") -> Dataset:
+    """Return the rows of one split of a folder or a Hub dataset."""
     if is_local(dataset) and not Path(dataset).is_dir():
         if Path(dataset).exists():
             raise TrainingInputError(f"`{Path(dataset)}` is a file; give the folder of rows that `filter` wrote.")
@@ -129,11 +128,11 @@ def load_rows(dataset: str, split: str = "train", config: str | None = None) -> 
         files = (
             [str(file) for file in sorted(Path(dataset).glob(f"data/{split}-*.parquet"))] if is_local(dataset) else []
         )
-        if files and config is None:
+        if files:
             # Named themselves, they are read again when they change; through a card, `datasets` keeps what it had.
             loaded = load_dataset("parquet", data_files={split: files}, split=split)
         else:
-            loaded = load_dataset(dataset, config, split=split)
+            loaded = load_dataset(dataset, split=split)
     if "prompt" not in loaded.column_names:
         raise TrainingInputError(
             f"`{dataset}` has no column `prompt` but {', '.join(loaded.column_names)}; give rows that `filter`, "
@@ -150,7 +149,7 @@ def load_report(dataset: str) -> Json | None:
             path = Path(hf_hub_download(dataset, REPORT_FILE, repo_type="dataset"))
         except EntryNotFoundError:
             return None
-    stage = (read_object(path) or {}).get("stage")
+    stage = read_json(path).get("stage")
     if not path.is_file() or stage == "sdpo":
         return None
     if stage is not None:
@@ -171,18 +170,11 @@ def refuse_test_rows(rows: Dataset, dataset: str) -> None:
         )
 
 
-def refuse_leaks(rows: Dataset, suite: Path) -> int:
-    """Raise Leakage when a task of the test suite is in the rows; return how many tasks it has."""
-    tested = load_suite(suite, repos=False)
-    check_leakage(rows, tested)
-    return len(tested.tasks)
-
-
 def filter_source(job: SDPOArguments, output: Path, seed: int) -> str:
     """Return the folder of the rows of --source, filtered now unless an earlier run here has begun with them."""
     folder = output / DATA
     resumes = last_checkpoint(output) is not None and not job.overwrite
-    there = job.mode != "prepare" and (folder / REPORT_FILE).is_file()
+    there = (folder / REPORT_FILE).is_file()
     if not is_main_process() or (there and (resumes or job.source is None)):
         return str(folder)
     if job.source is None:

@@ -19,6 +19,7 @@ from datasets import Dataset
 from cards.render import write_model_card
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
+from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.text import shorten_line
 from pimono_sdpo.training import held_out, is_main_process, models, output, publish, say, tracking, warn
 from pimono_sdpo.training.arguments import parse_job
@@ -26,7 +27,6 @@ from pimono_sdpo.training.callbacks import TimeLimit, now, time_limit_of
 from pimono_sdpo.training.memory import hardware_of
 from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.preflight import as_text, preflight, refuse
-from pimono_sdpo.training.reload import write_probe
 from pimono_sdpo.training.sdpo import SDPO
 from pimono_sdpo.training.supervised import DPO, SFT
 
@@ -78,10 +78,7 @@ def run_job(method: str, argv: list[str], description: str | None = None) -> Pat
     run = Run(METHODS[method], argv, description)
     say(f"recipe {run.recipe}, model {run.model_args.model_name_or_path}")
     with run.open_output():
-        if run.job.mode == "prepare":
-            run.method.find_rows()
-        else:
-            run.train()
+        run.train()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         # Its threads would abort a process that ends before the others.
         torch.distributed.destroy_process_group()
@@ -119,9 +116,6 @@ class Run:
         """Hold OUTPUT for this run, check that it can be published, and fetch a checkpoint from the Hub."""
         args, job = self.args, self.job
         with output.only_run(self.folder) if is_main_process() else nullcontext():
-            if job.mode == "prepare":
-                yield
-                return
             if is_main_process():
                 output.check_output(self.folder, job.overwrite)
                 self.destination = publish.open_destination(args, job.mode)
@@ -204,7 +198,7 @@ class Run:
         log["adapter"]["files"] = publish.save_adapter(model, staging, log["base_model"], self.method.revision)
         # With the chat template, so that the adapter can be used without the base's repository.
         self.method.tokenizer.save_pretrained(staging)
-        write_probe(model, trainer.processing_class, self.folder)
+        models.write_probe(model, trainer.processing_class, self.folder)
         # JSON cannot hold NaN and infinity.
         log = json.loads(json.dumps(log), parse_constant=lambda _: None)
         for problem in write_model_card(report, log, staging):
@@ -218,7 +212,7 @@ class Run:
             "the adapter, its card, run log and page, to the repository": self.destination
             and self.destination.repo_id,
             "checkpoints, to the private bucket": self.checkpoints and self.checkpoints.bucket,
-            "metrics and sampled answers, to the Space": space if logged else None,
+            "metrics, to the Space": space if logged else None,
         }
         for what, place in places.items():
             if place:
@@ -273,7 +267,7 @@ def check_same_start(folder: Path, start: Json) -> Json | None:
     """Return what was found before the first step of a training that goes on; refuse another one's."""
     if output.last_checkpoint(folder) is None:
         return None
-    record = output.read_object(folder / output.LOCAL_FILE) or {}
+    record = read_json(folder / output.LOCAL_FILE)
     if "started_with" not in record:
         raise OutputError(
             f"`{folder}` holds checkpoints and no record of their arguments; give --overwrite to "

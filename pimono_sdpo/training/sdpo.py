@@ -251,8 +251,6 @@ class SDPO(Method):
                 "--use_teacher_server is not supported: the loss in float32 needs all logits of "
                 "the teacher; leave it out."
             )
-        # The guards say it once, and can end the training.
-        args.diagnostics_warning_interval = 0
         args.chat_template_kwargs = {"enable_thinking": False, **(args.chat_template_kwargs or {})}
         if job.tools is not None:
             if job.tools not in DECLARED:
@@ -261,7 +259,7 @@ class SDPO(Method):
 
     def find_rows(self) -> str:
         """Return --dataset, or the folder of the rows that --source gives."""
-        if self.job.dataset is not None and self.job.mode != "prepare":
+        if self.job.dataset is not None:
             return str(self.job.dataset)
         with PartialState().main_process_first():
             return filter_source(self.job, Path(self.args.output_dir), self.args.seed)

@@ -31,12 +31,12 @@ from trl.trainer.utils import create_model_from_path
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.traces.trajectories.base import drop_nulls
 from pimono_sdpo.training import models
-from pimono_sdpo.training.arguments import DPOArguments, GuardedDPOConfig, GuardedSFTConfig, SFTArguments
+from pimono_sdpo.training.arguments import CommonArguments, DPOArguments, GuardedDPOConfig, GuardedSFTConfig
 from pimono_sdpo.training.held_out import Scores, group
 from pimono_sdpo.training.memory import estimate_supervised
 from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.output import WEIGHTS
-from pimono_sdpo.training.rows import ORIGINS, Fitted, LeftOut, fit_rows, refuse_leaks
+from pimono_sdpo.training.rows import ORIGINS, Fitted, LeftOut, fit_rows
 from pimono_sdpo.training.token_budget import control_tokens, neutralise, special_tokens, templated_ids
 
 Row = dict[str, Any]
@@ -98,10 +98,10 @@ def fit_answers(
 def _measure(row: Row, targets: Sequence[str], tokenizer: Any) -> Row:
     """Return lengths as TRL will see them, and counts; raises LeftOut for what cannot teach."""
     if row["prompt"][-1]["role"] == "assistant":
-        raise unreadable("has a prompt that ends in a turn of the assistant")
+        raise LeftOut("unreadable", "has a prompt that ends in a turn of the assistant")
     for name in targets:
         if row[name][0]["role"] != "assistant":
-            raise unreadable(f"has a `{name}` that does not begin with a turn of the assistant")
+            raise LeftOut("unreadable", f"has a `{name}` that does not begin with a turn of the assistant")
     prompt = encode(row, row["prompt"], tokenizer, prompt=True)
     whole = [encode(row, row["prompt"] + row[name], tokenizer) for name in targets]
     if len(whole) > 1 and whole[0] == whole[1]:
@@ -124,10 +124,10 @@ def _check_written(row: Row, name: str, tokenizer: Any) -> None:
     contents = [turn["content"].rpartition("</think>")[2].strip() for turn in row[name]]
     contents += [turn["content"].strip() for turn in row["prompt"] if turn["role"] != "assistant"]
     if not all(content in text for content in contents):
-        raise unreadable("is changed by the chat template")
+        raise LeftOut("unreadable", "is changed by the chat template")
     calls = (call["function"]["name"] for turn in turns for call in turn.get("tool_calls", ()))
     if any(text.count(called) < count for called, count in Counter(calls).items()):
-        raise unreadable("calls tools, which the chat template leaves out")
+        raise LeftOut("unreadable", "calls tools, which the chat template leaves out")
 
 
 def encode(row: Mapping[str, Any], turns: list[Row], tokenizer: Any, *, prompt: bool = False) -> list[int]:
@@ -139,11 +139,6 @@ def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the common prefix, after which TRL takes the answer to begin."""
     pairs = zip(first, second, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
-
-
-def unreadable(detail: str) -> LeftOut:
-    """Return the error for something that is not a conversation."""
-    return LeftOut("unreadable", detail)
 
 
 class _Function(TypedDict, total=False):
@@ -178,9 +173,6 @@ def clean_turns(
     `special` are all that a template writes; in the model's own turns only `control` is broken, so
     that `<think>` and the like stay as they are. `padded` says that the column consists of structs,
     which hold a null for every argument that another call has.
-
-    >>> clean_turns([{"role": "user", "content": "a <eos>", "name": None}], ["<eos>"], ["<eos>"])[1]
-    1
     """
     cleaned, found = [], 0
     try:
@@ -193,7 +185,7 @@ def clean_turns(
             cleaned.append(neutral)
             found += spelled
     except msgspec.DecodeError as error:
-        raise unreadable(f"is not a list of turns ({error})") from error
+        raise LeftOut("unreadable", f"is not a list of turns ({error})") from error
     return cleaned, found
 
 
@@ -212,7 +204,7 @@ def clean_tools(tools: Any, padded: bool = False) -> list[Row] | None:
         read = [msgspec.json.decode(tool) if isinstance(tool, str) else tool for tool in given or ()]
         found: list[Row] = msgspec.convert(drop_nulls(read) if padded else read, list[dict[str, Any]])
     except msgspec.DecodeError as error:
-        raise unreadable(f"has tools that are not JSON objects ({error})") from error
+        raise LeftOut("unreadable", f"has tools that are not JSON objects ({error})") from error
     return found or None
 
 
@@ -238,14 +230,6 @@ class Supervised(Method):
 
     # The folder of the adapter to start from.
     adapter: Path | None = None
-    test_tasks: int | None = None
-
-    def load_rows(self, dataset: str) -> tuple[Dataset, Dataset | None]:
-        """Return the rows, none of which may be of a task of --test_suite."""
-        loaded, held_out = super().load_rows(dataset)
-        if self.job.test_suite is not None:
-            self.test_tasks = refuse_leaks(loaded, Path(self.job.test_suite))
-        return loaded, held_out
 
     def teaching(self) -> Row:
         """Return what decides the result beside TRL's arguments."""
@@ -253,7 +237,7 @@ class Supervised(Method):
         if self.adapter is not None:
             weights = sha256((self.adapter / WEIGHTS[0]).read_bytes()).hexdigest()
             adapter = f"{models.public_name(self.job.adapter)} ({weights[:12]})"
-        return {"adapter": adapter, "eval_split": self.job.eval_split, "test_tasks": self.test_tasks}
+        return {"adapter": adapter, "eval_split": self.job.eval_split}
 
     def fit(self, dataset: Dataset, held_out: Dataset | None = None) -> None:
         """Leave out rows that do not fit into --max_length as a whole."""
@@ -361,11 +345,11 @@ class Supervised(Method):
 class SFT(Supervised):
     """Supervised fine-tuning on completions."""
 
-    OPTIONS, CONFIG, RECIPE = SFTArguments, GuardedSFTConfig, "qwen3_4b_sft"
+    OPTIONS, CONFIG, RECIPE = CommonArguments, GuardedSFTConfig, "qwen3_4b_sft"
     TARGETS, TRAINER = ("completion",), SFTTrainer
     COLUMNS = ("prompt", *TARGETS, "tools", TEMPLATE)
 
-    def __init__(self, job: SFTArguments, args: GuardedSFTConfig, model_args: ModelConfig) -> None:
+    def __init__(self, job: CommonArguments, args: GuardedSFTConfig, model_args: ModelConfig) -> None:
         super().__init__(job, args, model_args)
         if args.chat_template_path is not None:
             raise TrainingInputError(

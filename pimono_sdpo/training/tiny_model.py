@@ -9,9 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pimono_sdpo.errors import TrainingInputError
-
-SEEDS = (-(2**63), 2**64 - 1)
 SEED_TEXT = """\
 The agent runs a command, reads what the environment says, and tries again.
 Error: Cannot find module './session' imported from src/cli.ts
@@ -41,8 +38,6 @@ CHAT_TEMPLATE = "gemma4_v5.jinja"
 
 def write_tiny_model(folder: Path, seed: int = 0) -> Path:
     """Write config, weights, tokenizer and chat template to `folder`; same seed, same bytes."""
-    if not SEEDS[0] <= seed <= SEEDS[1]:
-        raise TrainingInputError(f"The seed {seed} is out of range; give a number from {SEEDS[0]} to {SEEDS[1]}.")
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)

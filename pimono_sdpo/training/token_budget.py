@@ -4,11 +4,10 @@ A privileged context consists of blocks, the most informative first, as the filt
 `Tool/environment diagnostic N (...):` and `Later user correction N:`.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pimono_sdpo.text import TRIMMED, cut_middle
+from pimono_sdpo.text import TRIMMED, cut_middle, split_blocks
 
 ZERO_WIDTH_SPACE = "\u200b"
 
@@ -34,9 +33,6 @@ def neutralise(text: str, special: tuple[str, ...]) -> tuple[str, int]:
     """Break special tokens with a zero-width space; return the text and how many there were.
 
     A trace that quotes `<turn|>` would otherwise end its own turn.
-
-    >>> neutralise("see <eos>", ("<eos>",))[1]
-    1
     """
     found = 0
     for token in special:
@@ -46,11 +42,7 @@ def neutralise(text: str, special: tuple[str, ...]) -> tuple[str, int]:
 
 
 def shorten_to_budget(text: str, budget: int, count: Callable[[str], int]) -> str | None:
-    """Cut the middle until `count(text)` is within the budget; None when nothing left fits.
-
-    >>> len(shorten_to_budget("a" * 100, 40, len))
-    40
-    """
+    """Cut the middle until `count(text)` is within the budget; None when nothing left fits."""
     if count(text) <= budget:
         return text
     if count(TRIMMED) > budget:
@@ -76,7 +68,6 @@ def templated_ids(tokenizer: Any, turns: Sequence[Any], *, prompt: bool = True, 
 
 # A block cut further than that tells nothing; a block less leaves room for the others.
 MIN_CHARS = 160
-_HEADER = re.compile(r"^(?:Tool/environment diagnostic|Later user correction) \d+\b[^\n]*:\n", re.M)
 
 
 def shorten_blocks(text: str, fits: Callable[[str], bool]) -> str | None:
@@ -102,15 +93,6 @@ def shorten_blocks(text: str, fits: Callable[[str], bool]) -> str | None:
         diagnostics = [i for i in range(len(blocks)) if i not in corrections]
         blocks.pop(max(diagnostics, corrections, key=len)[-1])
     return None
-
-
-def split_blocks(text: str) -> list[tuple[str, str]]:
-    """Return header and body of each block; empty when the text does not begin with one."""
-    starts = [match.span() for match in _HEADER.finditer(text)]
-    if not starts or starts[0][0] != 0:
-        return []
-    ends = [begin for begin, _ in starts[1:]] + [len(text)]
-    return [(text[begin:stop], text[stop:end].strip("\n")) for (begin, stop), end in zip(starts, ends, strict=True)]
 
 
 def _join(blocks: list[tuple[str, str]], limit: int) -> str:

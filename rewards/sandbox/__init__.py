@@ -12,6 +12,7 @@ import functools
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -111,6 +112,11 @@ class Sandbox:
         A command that is not there exits with 127. Raises SandboxError when nothing could be run.
         """
         names = {_inside(name): content for name, content in (files or {}).items()}
+        entries = {path for name in names for path in (PurePosixPath(name), *PurePosixPath(name).parents[:-1])}
+        over_disk = sum(map(len, names.values())) > limits.disk
+        if over_disk or len(entries) > limits.files:
+            stopped: Literal["disk", "files"] = "disk" if over_disk else "files"
+            return Ran(None, signal.SIGKILL, b"", b"", 0.0, 0.0, self.backend, stopped)
         spec: dict[str, Any] = {
             "command": list(command),
             "env": {"PATH": PATH, **CLEAN, **(env or {})},
@@ -456,7 +462,7 @@ def _bubblewrap(disk: int, uid: int) -> list[str]:
         "--unshare-uts", "--unshare-cgroup-try", "--new-session",
         "--tmpfs", "/", "--proc", "/proc", "--chdir", "/",
     ]  # fmt: skip
-    for device in zygote.DEVICES:  # not `--dev`, which wants devices that small machines lack
+    for device in (*zygote.DEVICES, zygote.ZERO):  # not `--dev`, which wants devices that small machines lack
         arguments += ["--dev-bind-try", device, device]
     bound = [path for path in (*readable(), str(HERE)) if not path.startswith("/proc/")]
     # The folders on the way are bubblewrap's own, and closed to all but its user otherwise.

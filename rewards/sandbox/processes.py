@@ -22,6 +22,10 @@ TICKS = os.sysconf("SC_CLK_TCK")
 PATIENCE_S = 10
 # What the kernel keeps of what was written into one end of a pair and not read, at most.
 SOCKET_BYTES = 208 << 10
+# What it keeps of each area of a memory map.
+AREA_BYTES = 350
+# What one piece of shared memory may have: as long as any page of it is mapped, nothing says how much it holds.
+SHARED_BYTES = 4 << 20
 # Page tables, too: a huge map of nothing costs nothing else.
 HELD = (b"RssAnon", b"RssShmem", b"VmSwap", b"VmPTE", b"HugetlbPages")
 
@@ -54,6 +58,12 @@ def _of_threads(pid: int, name: str) -> list[bytes]:
     return list(_of_those_there(lambda task: _read(f"/proc/{pid}/task/{task}/{name}"), tasks))
 
 
+def _alive(pid: int) -> int:
+    """The process or, where its first thread ended before the others and shows nothing, another thread."""
+    ended = _read(f"/proc/{pid}/statm").startswith(b"0 ")
+    return next((task for task in _numbers(f"/proc/{pid}/task") if task != pid), pid) if ended else pid
+
+
 def below(pid: int) -> list[int]:
     """Every descendant, zombies included."""
     found: list[int] = []
@@ -75,7 +85,7 @@ def usage(pids: list[int], burnt: dict[tuple[int, int], float]) -> tuple[float, 
 
     def look(pid: int) -> tuple[float, int, int]:
         fields = list(map(int, _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1:]))
-        status = _read(f"/proc/{pid}/status").splitlines()
+        status = _read(f"/proc/{_alive(pid)}/status").splitlines()
         burnt[pid, fields[18]] = sum(fields[10:12]) / TICKS
         held = sum(int(line.split()[1]) * 1024 for line in status if line.startswith(HELD))
         return sum(fields[10:14]) / TICKS, held, fields[16]
@@ -102,7 +112,7 @@ def opened_bytes(pids: list[int]) -> tuple[int, int]:
     """Disk held by open files that no folder lists any more, and memory that open sockets may hold."""
 
     def opened(pid: int) -> list[os.stat_result]:
-        folder = f"/proc/{pid}/fd"
+        folder = f"/proc/{_alive(pid)}/fd"
         return list(_of_those_there(lambda fd: os.stat(f"{folder}/{fd}"), _numbers(folder)))
 
     found = {(e.st_dev, e.st_ino): e for each in _of_those_there(opened, pids) for e in each}
@@ -110,25 +120,25 @@ def opened_bytes(pids: list[int]) -> tuple[int, int]:
     return sum(e.st_blocks * 512 for e in found.values() if e.st_nlink == 0), sockets * SOCKET_BYTES
 
 
-def mapped_bytes(pids: list[int]) -> tuple[int, int]:
-    """Bytes of shared memory, and of files that no folder lists any more, that are mapped.
-
-    By their size: pages that were given back stay with the mapping without being in any process.
-    """
-    memory: dict[bytes, int] = {}
+def mapped_bytes(pids: list[int]) -> tuple[int, int, int]:
+    """Bytes that shared memory may hold, of mapped files that no folder lists any more, and of the maps themselves."""
+    shared: set[bytes] = set()
     files: dict[bytes, int] = {}
-
-    for maps in _of_those_there(lambda pid: _read(f"/proc/{pid}/maps"), pids):
-        for line in maps.splitlines():
+    areas = 0
+    for maps in _of_those_there(lambda pid: _read(f"/proc/{_alive(pid)}/maps"), pids):
+        lines = maps.splitlines()
+        areas += len(lines)
+        for line in lines:
             if not line.endswith(b"(deleted)"):
                 continue
-            span, rights, _, device, inode, path = line.split(None, 5)
-            if b"s" in rights:
+            span, _, offset, device, inode, path = line.split(None, 5)
+            key = device + b":" + inode
+            if path.startswith(b"/dev/zero"):
+                shared.add(key)
+            else:
                 first, _, last = span.partition(b"-")
-                held = memory if path.startswith(b"/dev/zero") else files
-                key = device + b":" + inode
-                held[key] = max(held.get(key, 0), int(last, 16) - int(first, 16))
-    return sum(memory.values()), sum(files.values())
+                files[key] = max(files.get(key, 0), int(offset, 16) + int(last, 16) - int(first, 16))
+    return len(shared) * SHARED_BYTES, sum(files.values()), areas * AREA_BYTES
 
 
 def tasks_of(uid: int) -> int:

@@ -11,12 +11,14 @@ import tomllib
 from pathlib import Path
 
 from rewards.sandbox.kernel import AUDIT_ARCH, MACHINE
+from rewards.sandbox.processes import SHARED_BYTES
 
 NEWEST = 462
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-LOAD, EQUAL, AT_LEAST, MASK, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
+LOAD, EQUAL, MORE, AT_LEAST, MASK, RETURN = 0x20, 0x15, 0x25, 0x35, 0x54, 0x06
 NEW_NAMESPACE = 0x7E020000
 CLONE_PARENT = 0x8000
+SHARED_ANONYMOUS = 0x21
 
 Code = list[tuple[int, int, int, int]]
 
@@ -52,6 +54,9 @@ def program(*, own_uid: bool) -> bytes:
     # A datagram pair could still be pointed at any socket; a stream cannot.
     stream = [_argument(1), (MASK, 0, 0, 0xF), (EQUAL, 1, 0, 1), refuse]
     code += _when((53, 199)[column], stream)
+    size, shared = _argument(1), _argument(3)
+    large = [(*size[:3], size[3] + 4), (EQUAL, 0, 2, 0), size, (MORE, 0, 1, SHARED_BYTES), refuse]
+    code += _when((9, 222)[column], [shared, (MASK, 0, 0, SHARED_ANONYMOUS), (EQUAL, 0, 5, SHARED_ANONYMOUS), *large])
     for numbers in (table["inert"] | ({} if own_uid else table["inert_without_uid"])).values():
         code += _when(numbers[column], [(RETURN, 0, 0, ERRNO)])
     code.append((RETURN, 0, 0, ALLOW))

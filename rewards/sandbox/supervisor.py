@@ -224,9 +224,9 @@ class _Supervisor:
         if threads > limits["processes"]:
             return "processes"
         if looks % TICKS_PER_MEASURE == 1:
-            shared, unlisted = processes.mapped_bytes(pids)
+            shared, unlisted, areas = processes.mapped_bytes(pids)
             deleted, buffered = processes.opened_bytes(pids)
-            over_memory = "memory" if max(shared, memory + buffered) > limits["memory"] else ""
+            over_memory = "memory" if max(shared, memory + buffered + areas) > limits["memory"] else ""
             return self._stored(max(unlisted, deleted)) or over_memory
         return ""
 

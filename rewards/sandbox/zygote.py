@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+# Who may write there can map it as shared memory.
+ZERO = "/dev/zero"
 COLLECT_MS = 80
 DESCRIPTORS = "4i"
 # Where a run has the socket to its supervisor until it starts.
@@ -68,7 +70,7 @@ def serve(control: _socket.socket, setup: dict[str, Any], start: Callable[[dict[
     os.umask(0o022)
     try:
         prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-        rules = landlock.ruleset(setup["read"], [setup["folder"]], DEVICES)
+        rules = landlock.ruleset([*setup["read"], ZERO], [setup["folder"]], DEVICES)
         prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.install_filter(setup["filter"])
     except (OSError, kernel.KernelError) as refusal:

@@ -1,4 +1,8 @@
-"""The files as an answer leaves them: a diff, a whole file, edits, or blocks of code.
+"""The files as an answer leaves them: calls that write or edit, else a diff, else blocks of code.
+
+Calls are those of `write`, `write_file` and `create_file` with a whole file, and of `edit`,
+`edit_file` and `str_replace` with the old and the new text, one pair or a list `edits` of pairs, in
+the formats of `rewards.answers`. A call that never closes does not count.
 
 The file of a block is named by its fence (```python m.py), by its first line (# m.py) or by the
 line before it (**m.py**, `m.py`:, File: m.py). Only paths of known files count.
@@ -6,24 +10,21 @@ line before it (**m.py**, `m.py`:, File: m.py). Only paths of known files count.
 A block of code replaces the whole of the file it names, or of the only Python file that may be
 written. If it holds only some of the file's functions and classes, it replaces those and the rest
 of the file stays.
-
-Calls of an edit tool are `edit`, `edit_file` and `str_replace` with the old and the new text, one
-pair or a list `edits` of pairs, in the formats of `rewards.answers`.
 """
 
 import ast
 import functools
 import re
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
+from pimono_sdpo.replay.calls import find_path, read_edits
 from rewards.answers import Fenced, fenced, find_calls
 from rewards.verifiers.candidate import Candidate, Refusal, changed_files, files_of, refused_path
-from rewards.verifiers.last_write import MAX_TIMES, PATHS, find_text, last_write, writes
-from rewards.verifiers.patches import HINTS, apply_patch, has_diff, has_envelope, lines_of, without_delimiter
-from rewards.verifiers.rubric import BadSpec
+from rewards.verifiers.patches import HINTS, apply_patch, has_diff, lines_of, without_delimiter
 
 _TOKEN = re.compile(r"[\s:={}\"',]+")
 _PATH = r"[`*_\"']*(?P<path>[\w./-]*\w\.\w+)[`*_\"']*"
@@ -32,33 +33,23 @@ _BEFORE = re.compile(rf"[\s>#*+\d.)-]*(?:\*\*)?(?:{_WORD}[\s:*]*)?{_PATH}[\s:*]*
 _FIRST = re.compile(rf"(?:#+|//)\s*(?:{_WORD}[\s:]*)?{_PATH}\s*$", re.IGNORECASE)
 MAX_LABEL = 200
 LANGUAGES = ("", "python", "py", "python3")
-TOOLS = ("edit", "edit_file", "str_replace")
-_OLD = ("oldText", "old_text", "old_str", "old_string")
-_NEW = ("newText", "new_text", "new_str", "new_string")
+WRITES = ("write", "write_file", "create_file")
+EDITS = ("edit", "edit_file", "str_replace")
+_CONTENTS = ("content", "contents", "file_text", "text")
+MAX_TIMES = 3  # a file may be drafted, not repeated to fill an answer
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def candidate_of(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
-    """Return the files as the completion leaves them.
+    """Return the files as the completion leaves them; what only takes the code away is refused.
 
-    spec["answer"] is "patch" (default), "write", "edit", "code", or "any": then calls that write
-    or edit count first, then a diff, then code. What only takes the code away is refused.
-    Raises BadSpec for anything else.
+    Raises BadSpec for a spec without files.
     """
     files_of(spec)
-    answer = spec.get("answer", "patch")
-    if answer == "any":
-        # Of writes and edits, the later one.
-        calls = [
-            *((edit.at, "edit") for edit in edits(completion)),
-            *((one.at, "write") for one in writes(completion)),
-        ]
-        otherwise = "patch" if not calls and _has_diff(completion) else "code"
-        answer = max(calls, default=(0, otherwise))[1]
-    read = {"patch": apply_patch, "write": last_write, "edit": edited, "code": from_code}.get(str(answer))
-    if read is None:
-        raise BadSpec(f"`answer` of the spec is {answer!r}; write 'any', 'patch', 'write', 'edit' or 'code'.")
-    found = read(completion, spec)
+    if changes := list(read_changes(completion)):
+        found = from_calls(changes, spec)
+    else:
+        found = (apply_patch if _has_diff(completion) else from_code)(completion, spec)
     if isinstance(found, Refusal):
         return found
     for path in found.changed:
@@ -89,7 +80,7 @@ def _has_diff(completion: str) -> bool:
             return True
         elif part.open or not _names(part.text):
             outside += part.lines
-    return has_envelope("\n".join(outside)) or has_diff(outside)
+    return has_diff(outside)
 
 
 def label(block: Fenced, known: Collection[str]) -> str | None:
@@ -225,36 +216,40 @@ def _names(source: str) -> set[str]:
     return names
 
 
-class Edit(NamedTuple):
-    """A text to be replaced, and where in the completion the call stands."""
+class Change(NamedTuple):
+    """A file that a call writes, or a text of it that a call replaces: `old` is None for a whole file."""
 
-    at: int
     path: str
-    old: str
+    old: str | None
     new: str
 
 
-def edits(completion: str) -> Iterator[Edit]:
-    """Yield every complete replacement, in order of the calls."""
+def read_changes(completion: str) -> Iterator[Change]:
+    """Yield every complete write and replacement, in order of the calls."""
     for call in sorted(find_calls(completion), key=lambda call: call.at):
-        pairs, path = call.arguments.get("edits", [call.arguments]), find_text(call.arguments, PATHS)
-        if call.name not in TOOLS or path is None or not isinstance(pairs, list):
-            continue
-        for pair in pairs:
-            old, new = (find_text(pair, names) if isinstance(pair, dict) else None for names in (_OLD, _NEW))
-            if old is not None and new is not None:
-                yield Edit(call.at, path.removeprefix("./"), old, new)
+        given = dict(call.arguments)
+        path = find_path(given).removeprefix("./")
+        if path and call.name in WRITES:
+            contents = (given[name] for name in _CONTENTS if isinstance(given.get(name), str))
+            yield from (Change(path, None, text) for text in islice(contents, 1))
+        elif path and call.name in EDITS:
+            yield from (Change(path, edit.old, edit.new) for edit in read_edits(given))
 
 
-def edited(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
-    """Return the files after every edit, or why one of them fails."""
+def from_calls(changes: Collection[Change], spec: Mapping[str, Any]) -> Candidate | Refusal:
+    """Return the files after every change, or why one of them fails."""
+    if spec.get("truncated"):
+        return Refusal("truncated", "The answer was cut off at its maximum length; write less, to its end.")
+    (often, times), *_ = Counter(change.path for change in changes if change.old is None).most_common(1) or [("", 0)]
+    if times > MAX_TIMES:
+        return Refusal("ambiguous", f"The answer writes {often} {times} times; write the file once, whole.")
     files = dict(spec["files"])
-    found = list(edits(completion))
-    if not found:
-        return Refusal("no_patch", "The answer calls no edit tool with an old and a new text.")
-    for _, path, old, new in found:
+    for path, old, new in changes:
         if refused := refused_path(path, spec):
             return refused
+        if old is None:
+            files[path] = new
+            continue
         if path not in files:
             return Refusal("file_unknown", f"There is no file {path}; name one that is there.")
         times = files[path].count(old) if old else 0

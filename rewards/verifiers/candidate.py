@@ -1,9 +1,7 @@
 """What a row's spec allows, and the files in memory as an answer would leave them.
 
 spec  files: path to text; allowed: globs of what may be written (default: the files themselves);
-      locked: globs of what may not, even if `allowed` matches (default: LOCKED);
-      answer: "patch" (default), "write" for the last file written, "edit" for calls of an edit
-      tool, "code" for a block of code, or "any" of them
+      locked: globs of what may not, even if `allowed` matches (default: LOCKED)
 """
 
 import functools

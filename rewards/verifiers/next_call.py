@@ -1,8 +1,9 @@
 """Judge the next call at a step that failed: whether it does what the failed call was for.
 
 spec   as `filter --unit step` writes it: tools, format, workspace and paths (what was there), goal,
-       failed_call, resolved_call (what worked later, if anything did)
-score  by the table; None where the session does not tell
+       failed_call, resolved_call (what worked later, if anything did), targets (other files that serve
+       the step: the session used them next, or later where the prompt names them)
+score  by the table; None where the session decides neither for nor against the call
 
 A row of a session or an episode has no goal: there each call must be valid, another than the one
 that failed, and name files that are there; its edits must apply, and the files still parse.
@@ -10,26 +11,24 @@ that failed, and name files that are there; its edits must apply, and the files 
 | the call | score |
 |---|---|
 | cannot be read, is of an unknown tool, or has arguments that do not fit | 0.0 to 0.1 |
-| is the one that failed, with other white space or words around it | 0.0 |
-| does nothing, or has nothing to do with the goal | 0.1 |
-| names what is missing again, or an edit that does not apply or breaks the file | 0.1 to 0.3 |
-| makes another change to the file than was wanted | 0.4 |
-| looks at what the goal is about: reads the file to edit, searches for what was shown | 0.5 |
-| does what the failed call was for: the wanted change applies, the wanted path exists, or | 1.0 |
-| what is missing is searched for by its name where the prompt does not show it; where the file had | |
-| to be read first, or was a folder: looks at it, with any tool or command | |
+| is the one that failed, with other white space or words around it; does nothing | 0.0 |
+| names what is missing again, reads a folder, changes what was to be looked at, puts nothing in | 0.1 |
+| is an edit that does not apply or breaks the file | 0.0 to 0.2 |
+| looks at what the prompt shows: reads the file to edit, searches for a path | 0.5 |
+| makes the wanted change, looks at a file that serves the step, searches for a missing name | 1.0 |
 
-What was wanted is known from the failed call and from the one that worked: a change counts when its
-words overlap with theirs by at least half (F1 of the words taken out and put in).
+All ways to look are equal: tools and commands, by path, by a search, by listing the folder. A change is the
+wanted one when it puts in nearly the same words at nearly the same place as the failed call or
+the one that worked; whether one in other words is right is not known.
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Container, Iterator
+from itertools import takewhile
 from pathlib import PurePosixPath
 from typing import Any
 
-from pimono_sdpo.replay.calls import Words, changed_words, find_path, find_text, overlap, read_edits, read_patch
+from pimono_sdpo.replay.calls import changed_words, find_path, find_text, overlap, read_edits, read_patch
 from pimono_sdpo.replay.commands import find_changes
 from pimono_sdpo.replay.workspace import Workspace, load_workspace
 from pimono_sdpo.shell import Stage, parse_command
@@ -38,26 +37,28 @@ from rewards.verifiers.call_formats import Call
 from rewards.verifiers.rubric import BadSpec, VerifierResult, failed, passed, skipped
 
 NAME = "next_call"
-INVALID, UNRELATED, MISSING, BREAKS, OTHER, LOOKS = 0.1, 0.1, 0.1, 0.3, 0.4, 0.5
-# Letters of a part of a name that is looked for.
-LONG = 5
-# F1 of the words of two changes, and of two command lines, which are shorter.
-ALIKE, SAME_WORDS = 0.5, 0.7
+INVALID, WRONG, BREAKS, LOOKS = 0.1, 0.1, 0.3, 0.5
+# Letters of a part of a name that is looked for, and the places and names of a call that looks everywhere.
+LONG, MANY = 5, 12
+# F1 of the words of two changes, how many of the wanted ones are put in, and the lines between them.
+ALIKE, PUT_IN, FAR = 0.7, 0.75, 60
 _NO_WORD = re.compile(r"['\"\\]|\d?&?>>?\s*(?:&\d|/dev/null)")
 _LOOKERS = frozenset(
     "ls find fd rg grep egrep tree cat head tail sed wc stat file awk less nl git bat"
     " dir type more findstr gc gci get-content get-childitem select-string select-object".split()
 )
+_READERS = frozenset("read cat head tail sed awk nl less bat type more gc get-content".split())
+_MATCHERS, _FINDERS = frozenset({"grep", "egrep", "rg", "fd"}), frozenset({"findstr", "select-string"})
 _LISTERS = frozenset("ls tree find fd glob dir gci get-childitem".split())
-_NAVIGATES = frozenset("cd pushd set-location export set source true : echo printf sleep".split())
+_NAVIGATES = frozenset("cd pushd set-location pwd export set source true : echo printf sleep".split())
 _CHANGES = frozenset({"edit", "write", "multi_edit", "apply_patch"})
-_LOOKED_AT = frozenset({"path", "read", "folder"})
 # Options and code by which programs that look write files or run others.
 _WRITES = re.compile(
     r"\bfind\b.*\s-f(?:print|ls)|\btree\b.*\s-o\b|\brg\b.*\s--pre\b|\bgit\b.*\s(?:--output\b|rm\s)"
     r"|\bg?awk\b.*(?:\bsystem\s*\(|\bprintf?\b[^{}]*>\s*[\w\"(]|\|\s*\")|\bg?sed\b.*(?:^|[\s'\";}/\dg$])[we] +[^\s/]"
 )
-_COMMENT = re.compile(r"^\+?[ \t]*(?:#(?!include|define|if|endif)|//).*\n?", re.MULTILINE)
+_DESTROYS = re.compile(r"\b(?:rm|rmdir|shred|truncate)\s|\bgit\s+(?:clean|rm|checkout|reset|restore)\b|\s-delete\b")
+_COMMENT = re.compile(r"^\+?[ \t]*(?:#(?![\[!]|include|define|if|endif)|//).*\n?", re.MULTILINE)
 
 
 class Step:
@@ -85,9 +86,16 @@ class Step:
         goal = str(self.goal.get("path") or "")
         self.path = self.absolute(_inside(_find_folder(self.failed), goal)) if goal else ""
         # What the call that worked names is there, whether it was shown or not.
-        self.resolved = {self.absolute(path) for one in self.references[1:] for path in _paths(one, self)}
-        self.paths |= self.resolved
+        worked = [path for one in self.references[1:] if not _listed(one) for path in _paths(one, self)]
+        own = () if self.kind == "path" else (self.path,)
+        targets = (*worked, *spec.get("targets", ()), *own)
+        self.targets = {self.absolute(path) for path in targets} - {self.absolute(".")}
+        self.paths |= self.targets
         self.folders = {parent for path in self.paths for parent in _parents(path)}
+        is_change = self.failed is not None and self.failed.name in _CHANGES
+        self.changes = self.kind == "change" or (self.kind == "path" and is_change)
+        # Where the call that failed may have changed something, so may the same one elsewhere.
+        self.may_run = any(_may_change(one) for one in self.references if one.name not in _CHANGES)
 
     def absolute(self, path: str) -> str:
         """Return a path as the files are known by it."""
@@ -96,9 +104,11 @@ class Step:
     def exists(self, path: str) -> bool | None:
         """Whether a path exists, None if the session does not tell."""
         path = self.absolute(path)
-        if self.kind == "path" and (path == self.path or path.startswith(f"{self.path}/")):
-            return False
-        return True if path in self.paths or path in self.folders else None
+        return False if self.is_missing(path) else True if path in self.paths or path in self.folders else None
+
+    def is_missing(self, path: str) -> bool:
+        """Whether an absolute path is the one that did not exist, or below it."""
+        return self.kind == "path" and f"{path}/".startswith(f"{self.path}/")
 
     def replayed(self) -> VerifierResult:
         """Return what `replay` says of the completion; a failure as one of this verifier."""
@@ -119,17 +129,17 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
         return _fail("This call has failed already.", 0.0)
     if all(map(_does_nothing, calls)):
         return _fail("The call does nothing.", 0.0)
-    if step.kind in _LOOKED_AT and _may_change(calls[0]) and not any(map(_may_change, step.references)):
-        return _fail(f"{step.goal['path']} was to be looked at.", UNRELATED)
     if not step.kind:
         if (applied := step.replayed()).status == "failed":
             return applied
         named = [step.exists(path) for call in calls for path in _paths(call, step)]
         return passed(NAME) if applied.status == "passed" or (named and all(named)) else _unknown()
-    return JUDGES[step.kind](calls[0], step) if step.kind in JUDGES else _unknown()
+    if step.kind == "correction":
+        return _unknown()
+    return (_judge_change if step.changes and calls[0].name in _CHANGES else _judge_look)(calls[0], step)
 
 
-def _fail(feedback: str, score: float) -> VerifierResult:
+def _fail(feedback: str, score: float = WRONG) -> VerifierResult:
     return failed(NAME, "tool_schema_validation", feedback, score)
 
 
@@ -137,138 +147,115 @@ def _unknown() -> VerifierResult:
     return skipped(NAME, "The session does not tell how this would end.")
 
 
-def _change(call: Call, step: Step) -> VerifierResult:
-    """Judge what is done where an edit or a write of a file failed."""
-    if call.name not in _CHANGES:
-        targets = {step.absolute(target) for stage in _stages(call) for target in stage.targets}
-        return _unknown() if step.path in targets else _look(call, step)
-    names = [patch.path for patch in read_patch(call.arguments)] or [find_path(call.arguments)]
-    if step.path and step.path not in map(step.absolute, names):
-        return _fail(f"The file to change is {step.goal['path']}.", UNRELATED)
-    if call.name == "write" and not any(one.name == "write" for one in step.references):
-        known = step.workspace.files.get(step.path)
-        if known is None or known.whole is None:
-            return _fail("Writing the whole file may lose what was not seen of it.", UNRELATED)
+def _judge_change(call: Call, step: Step) -> VerifierResult:
+    """Judge an edit or a write where one failed."""
+    paths = [patch.path for patch in read_patch(call.arguments)] or [find_path(call.arguments)]
+    names = set(map(step.absolute, paths))
+    if any(map(step.is_missing, names)):
+        return _fail(f"{step.goal['path']} does not exist.")
+    if step.path and step.targets.isdisjoint(names):
+        return _unknown()
+    known = [step.workspace.files.get(name) for name in names]
+    is_seen = all(file and file.whole is not None for file in known)
+    if call.name == "write" and not is_seen and not any(one.name == "write" for one in step.references):
+        return _fail("Writing the whole file may lose what was not seen of it.")
     if (applied := step.replayed()).status == "failed":
         return applied
-    if not _is_wanted(call, step):
-        return _fail("The call changes something else than was wanted.", OTHER)
-    return passed(NAME) if applied.status == "passed" or call.name == "write" else _unknown()
+    words = (changed_words(_without_comments(one.arguments, step)) for one in (call, *step.references))
+    added, *wanted = ([word for word in each if word[0] == "+"] for each in words)
+    if call.name != "write" and not added and all(wanted):
+        return _fail("Something was to be put in.")
+    is_decided = applied.status == "passed" or call.name == "write"
+    is_wanted = any(_is_near(call.arguments, one.arguments, step) for one in step.references)
+    return passed(NAME) if is_decided and is_wanted and _is_sure(call, step) else _unknown()
 
 
-def _read(call: Call, step: Step) -> VerifierResult:
-    """Judge what is done where the harness wants a file to be read first."""
-    is_it = step.absolute(find_path(call.arguments)) == step.path
-    if call.name in _CHANGES and is_it:
-        return _fail(f"{step.goal['path']} must be read before it is changed.", MISSING)
-    looked = _look(call, step)
-    return passed(NAME) if (call.name == "read" and is_it) or looked.score == LOOKS else looked
+def _is_sure(call: Call, step: Step) -> bool:
+    """Whether edits replace one text each, or all of them as the call that worked did."""
+    worked = [edit for one in step.references[1:] for edit in read_edits(one.arguments)]
+    given, known = step.references[0].arguments, step.workspace.files.get(step.path)
+    # Where the failed edit would apply to what is known of the file, too little is known.
+    is_partial = known is not None and known.predict(read_edits(given)) == "ok"
+    return all(
+        any(one.everywhere if edit.everywhere else one.old in edit.old or not is_partial for one in worked)
+        for edit in read_edits(call.arguments)
+    )
 
 
-def _path(call: Call, step: Step) -> VerifierResult:
-    """Judge what is done where a path did not exist."""
-    is_change = step.failed is not None and step.failed.name in _CHANGES
-    if call.name in _CHANGES and not is_change:
-        return _fail(f"{step.goal['path']} was to be looked at.", UNRELATED)
-    name = _stem(step.path)
-    named = list(_paths(call, step))
-    if how := _searches(call, step, name):
-        is_best = how == "by name" and not step.goal.get("shown")
-        return passed(NAME) if is_best else _fail("Use what this finds.", LOOKS)
-    if any(step.exists(one) is False for one in named):
-        return _fail(f"{step.goal['path']} does not exist.", MISSING)
-    # Of the same name, or with another ending in the same folder.
-    alike = [one for one in named if _stem(step.absolute(one)) == name]
-    ours = {str(PurePosixPath(step.path).parent), PurePosixPath(step.path).suffix}
-    aims = [one for one in alike if ours & {str(PurePosixPath(step.absolute(one)).parent), PurePosixPath(one).suffix}]
-    aims += [one for one in named if step.absolute(one) in step.resolved]
-    runs = {stage.program for stage in _stages(call)} - _LOOKERS - _NAVIGATES
-    if aims and runs - {stage.program for one in step.references for stage in _stages(one)}:
-        return _fail(f"{step.goal['path']} was to be looked at.", UNRELATED)
-    if is_change and aims:
-        if (applied := step.replayed()).status == "failed":
-            return applied
-        if call.name not in _CHANGES or not _is_wanted(call, step):
-            return _fail("Now make the change.", LOOKS if call.name == "read" else OTHER)
-    rest = _rest(step.failed, step)
-    is_same = rest.total() >= 2 and overlap(_rest(call, step), rest) >= SAME_WORDS
-    if aims or is_same:
-        return passed(NAME) if all(map(step.exists, aims or named)) else _unknown()
-    return _fail(f"This has nothing to do with {step.goal['path']}.", UNRELATED)
+def _judge_look(call: Call, step: Step) -> VerifierResult:
+    """Judge a call that can at best look, or run again what could not be found."""
+    looked, listed = set(map(step.absolute, _paths(call, step))), set(map(step.absolute, _listed(call)))
+    read = set(map(step.absolute, _paths(call, step, _READERS)))
+    goal, sought = step.goal["path"], [*_sought(call)]
+    if call.name in _CHANGES or (_may_change(call) and not step.may_run):
+        command = find_text(call.arguments, "command", "cmd")
+        changes = set(map(step.absolute, find_changes(command, "").names)) if command else looked
+        # Commands may change what the harness wants to be read before an edit; an edit, other files.
+        kept = step.paths | {step.path} if command else {step.path}
+        is_kept = step.changes or (command and step.kind == "read") or changes.isdisjoint(kept)
+        is_wrong = not is_kept or _DESTROYS.search(command) or _WRITES.search(command)
+        return _fail(f"{goal} was to be looked at.") if is_wrong else _unknown()
+    if any(map(step.is_missing, looked | {step.absolute(folder) for folder, _ in _walk(call) if folder})):
+        # After it failed, another part of the command may find it.
+        return _unknown() if sought and _searches(sought, set(), step) else _fail(f"{goal} does not exist.")
+    if read & step.folders or (step.kind == "folder" and step.path in read):
+        return _fail("This is a folder.")
+    programs, known = ({stage.program for one in of for stage in _stages(one)} for of in ([call], step.references))
+    if programs - _LOOKERS - _NAVIGATES - known or len(looked | listed) + len(_words(" ".join(sought))) > MANY:
+        return _unknown()
+    inside = [path for path in looked | listed if step.kind == "folder" and f"{path}/".startswith(f"{step.path}/")]
+    if step.targets & looked or (inside and all(map(step.exists, inside))):
+        return _fail(f"Now use what {goal} shows.", LOOKS) if step.changes else passed(NAME)
+    if step.kind != "change" and _searches(sought, listed, step):
+        return _fail("Use what this finds.", LOOKS) if step.goal.get("shown") else passed(NAME)
+    is_aimless = listed and looked | listed <= {step.absolute("."), "/"} and not sought
+    return _fail(f"{goal} is the one to look at.") if is_aimless and step.kind != "path" else _unknown()
 
 
-def _folder(call: Call, step: Step) -> VerifierResult:
-    """Judge what is done where a folder was taken for a file."""
-    named = [*_paths(call, step), *_listed(call)]
-    below = [one for one in named if step.absolute(one).startswith(f"{step.path}/")]
-    if call.name not in _CHANGES and any(step.absolute(one) == step.path for one in named):
-        return _fail("It is a folder.", MISSING) if call.name == "read" else passed(NAME)
-    if below and call.name not in _CHANGES:
-        return passed(NAME) if all(map(step.exists, below)) else _unknown()
-    return _fail(f"This does not look into {step.goal['path']}.", UNRELATED)
-
-
-JUDGES: dict[str, Callable[[Call, Step], VerifierResult]] = {
-    "change": _change,
-    "read": _read,
-    "path": _path,
-    "folder": _folder,
-}
-
-
-def _look(call: Call, step: Step) -> VerifierResult:
-    """Judge a call that can at best look at the file of the goal."""
-    named = [find_path(call.arguments)] if call.name in {"read", "grep"} else []
-    for folder, stage in _walk(call):
-        if stage.program in _LOOKERS - {"ls", "find", "git"} and not _may_change(call):
-            named += [_inside(folder, word) for word in stage.arguments]
-    if step.path and step.path in map(step.absolute, named):
-        return _fail(f"Now use what {step.goal['path']} shows.", LOOKS)
-    return _fail("This has nothing to do with the change that was wanted.", UNRELATED)
-
-
-def _searches(call: Call, step: Step, name: str) -> str:
-    """Return how a call looks for what is missing: "by name", in the "workspace", or not: ""."""
-    stages = _stages(call)
-    if any(stage.program not in _LOOKERS | _NAVIGATES or stage.targets for stage in stages):
-        return ""
-    programs = {call.name, *(stage.program for stage in stages)}
-    lists = bool(programs & _LISTERS)
-    of_git = {word for stage in stages if stage.program == "git" for word in stage.arguments}
-    finds = lists or call.name == "grep" or bool(programs & {"rg", "grep", "findstr", "select-string"})
-    finds = finds or bool(of_git & {"ls-files", "ls-tree", "grep"})
-    given = [word for stage in stages if stage.program in _LOOKERS for word in stage.arguments]
-    given += [value for value in call.arguments.values() if isinstance(value, str) and not stages]
-    if finds and any(_has_part(word, name) and step.absolute(word) != step.path for word in given):
-        return "by name"
+def _searches(sought: list[str], listed: set[str], step: Step) -> bool:
+    """Whether a call looks for what is missing by its name, or lists the folder where it was or may be."""
+    name, others = PurePosixPath(step.path).stem, set(map(_stem, step.targets))
+    # Longer words of the name are enough.
+    parts = [part.lower() for part in re.split(r"[\W_]+|(?<=[a-z])(?=[A-Z])", name) if len(part) >= LONG]
+    for word in sought:
+        if ({name.lower()} | others) & _words(word) or any(part in word.lower() for part in parts):
+            return True
     above = _parents(step.path)
     nearest = next((one for one in above if one in step.folders), "")
     near = above[: above.index(nearest) + 1] if nearest else above[:2]
-    listed = {step.absolute(one) for one in _listed(call)} & {*near} if lists else set()
+    near += [folder for path in step.targets for folder in _parents(path)[:1]]
     # Every step could list its workspace.
-    return "workspace" if step.absolute(".") in listed else "by name" if listed else ""
+    return step.kind == "path" and bool(listed & {*near} - {step.absolute(".")})
 
 
-def _listed(call: Call) -> Iterator[str]:
-    """Yield the folders that a call may list; a pattern lists the one before it."""
-    for folder, stage in _walk(call):
-        if stage.program in _LISTERS:
-            words = [word for word in stage.arguments if not word.startswith("-")] or ["."]
-            yield from (_inside(folder, _before_pattern(word)) for word in words)
-    if not find_text(call.arguments, "command", "cmd"):
-        folder, pattern = find_path(call.arguments), find_text(call.arguments, "pattern")
-        yield folder or "."
-        yield _inside(folder, _before_pattern(pattern))
+def _sought(call: Call) -> Iterator[str]:
+    """Yield what a call searches for by name, or in the text of files."""
+    if call.name in _LISTERS | _MATCHERS:
+        yield find_text(call.arguments, "pattern")
+    for stage in _stages(call):
+        yield from _split_words(stage)[0]
 
 
-def _before_pattern(word: str) -> str:
-    return re.split(r"[^/\\]*[*?]", word)[0].rstrip("/\\") or "."
+def _split_words(stage: Stage) -> tuple[list[str], list[str]]:
+    """Return what a program searches for, and the places that it is given."""
+    words = [word for word in stage.arguments if not word.startswith("-")]
+    if stage.program == "find":
+        places = list(takewhile(lambda word: not word.startswith("-"), stage.arguments))
+        return words[len(places) :], places
+    if stage.program in _MATCHERS and "--files" not in stage.arguments:
+        return words[:1], words[1:]
+    if stage.program in _LOOKERS - _READERS:
+        return [word for word in words if stage.program in _FINDERS or re.search(r"[*?\[]", word)], words
+    return [], words
 
 
-def _has_part(text: str, name: str) -> bool:
-    """Whether a text names a file, or looks for a longer word of its name."""
-    parts = [part for part in re.split(r"[\W_]+", name) if len(part) >= LONG]
-    return name in _words(text) - {""} or any(part in text.lower() for part in parts)
+def _listed(call: Call) -> list[str]:
+    """Return the folders that a call lists; a pattern lists the one before it."""
+    listers = [(folder, stage) for folder, stage in _walk(call) if stage.program in _LISTERS]
+    found = [_inside(folder, word) for folder, stage in listers for word in _split_words(stage)[1] or ["."]]
+    if call.name in _LISTERS:
+        found.append(_inside(find_path(call.arguments), find_text(call.arguments, "pattern")))
+    return [re.split(r"[^/\\]*[*?]", one)[0].rstrip("/\\") or "." for one in found]
 
 
 def _does_nothing(call: Call) -> bool:
@@ -276,7 +263,7 @@ def _does_nothing(call: Call) -> bool:
     edits = read_edits(call.arguments) if call.name in _CHANGES else []
     if edits and all(edit.old == edit.new for edit in edits):
         return True
-    is_command = bool(find_text(call.arguments, "command", "cmd"))
+    is_command = not {"command", "cmd"}.isdisjoint(call.arguments)
     return is_command and all(s.program in _NAVIGATES and {*s.targets} <= {"/dev/null"} for s in _stages(call))
 
 
@@ -305,9 +292,7 @@ def _repeats(call: Call, before: Call, step: Step) -> bool:
     path, path_before = (find_path(one.arguments) for one in (call, before))
     if path and step.absolute(path) == step.absolute(path_before) and step.kind in {"path", "folder"}:
         return True
-    kept = call.arguments
-    if step.kind != "call":
-        kept = {key: value for key, value in kept.items() if key in before.arguments}
+    kept = {key: value for key, value in call.arguments.items() if key in before.arguments}
     return "".join(str(kept).split()) == "".join(str(before.arguments).split())
 
 
@@ -333,15 +318,15 @@ def _stages(call: Call | None) -> list[Stage]:
     return [stage._replace(program=stage.program.lower()) for stage in stages]
 
 
-def _paths(call: Call, step: Step) -> Iterator[str]:
-    """Yield what a call names that may be a path."""
-    if path := find_path(call.arguments):
+def _paths(call: Call, step: Step, programs: Container[str] = ()) -> Iterator[str]:
+    """Yield what a call names that may be a path, all or as given to some tools and programs."""
+    if (path := find_path(call.arguments)) and (not programs or call.name in programs):
         yield path
     yield from (patch.path for patch in read_patch(call.arguments))
     for folder, stage in _walk(call):
-        for word in stage.arguments:
+        for word in _split_words(stage)[1]:
             is_path = re.search(r"[/\\]|\.\w", word) or _stem(word) == _stem(step.path)
-            if is_path and not word.startswith("-") and stage.program != "cd":
+            if is_path and stage.program != "cd" and (not programs or stage.program in programs):
                 yield _inside(folder, word)
 
 
@@ -367,24 +352,21 @@ def _words(text: str) -> set[str]:
     return {name.lower() for name in names} | {_stem(name) for name in names}
 
 
-def _rest(call: Call | None, step: Step) -> Words:
-    """Return what a command line is about, without what is missing and without options."""
-    words = [word for stage in _stages(call) for word in (stage.program, *stage.arguments)]
-    common = _NAVIGATES | _LOOKERS | {step.goal.get("path"), step.path}
-    return Counter(word for word in words if word not in common and not word.startswith("-"))
-
-
-def _is_wanted(call: Call, step: Step) -> bool:
-    """Whether a change is near one that was made, also without the comments of both."""
-    return any(_is_near(call.arguments, one.arguments, step) for one in step.references)
-
-
 def _is_near(own: dict[str, Any], wanted: dict[str, Any], step: Step) -> bool:
+    """Whether a change is one that was made, also without the comments of both, and near its place."""
     code, wanted_code = (changed_words(_without_comments(each, step)) for each in (own, wanted))
-    is_code = any(word[0] == "+" for word in wanted_code)
-    return overlap(changed_words(own), changed_words(wanted)) >= ALIKE and (
-        not is_code or overlap(code, wanted_code) >= ALIKE
-    )
+    put_in = {word for word in wanted_code if re.fullmatch(r"\+\w+", word)}
+    is_same = len(put_in & code.keys()) >= PUT_IN * len(put_in) and (not put_in or overlap(code, wanted_code) >= ALIKE)
+    lines, wanted_lines = (_find_lines(each, step) for each in (own, step.references[-1].arguments))
+    is_there = not lines or not wanted_lines or any(abs(a - b) < FAR for a in lines for b in wanted_lines)
+    return is_same and is_there and overlap(changed_words(own), changed_words(wanted)) >= ALIKE
+
+
+def _find_lines(given: dict[str, Any], step: Step) -> list[int]:
+    """Return the lines at which the file has what edits replace."""
+    known = step.workspace.files.get(step.absolute(find_path(given)))
+    text, olds = known.whole or "" if known else "", [re.escape(edit.old) for edit in read_edits(given) if edit.old]
+    return [text.count("\n", 0, found.start()) for old in olds for found in re.finditer(old, text)]
 
 
 def _without_comments(given: Any, step: Step) -> Any:

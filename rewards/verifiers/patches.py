@@ -4,30 +4,22 @@ spec   as in `rewards.verifiers.candidate`; truncated: whether the completion wa
        absent if unknown; end: the token at the end of the completion, which is ignored
 score  1.0 if the diff applies, else up to 0.5, for the share of its hunks whose place was found
 
-Both unified diffs and Codex's patches are read, and repaired where models usually get them wrong:
-line numbers, missing counts, fences and prose around. A diff that could be read in two ways is
-refused, so a diff that is applied is the one that was meant. A hunk is placed by the lines that it
-shows, never by its numbers alone. Line ends, and whether a file ends with a newline, stay as they
-are unless the diff says `\ No newline at end of file`.
-
-| line between `*** Begin Patch` and `*** End Patch` | meaning |
-|---|---|
-| `*** Add File: path` | a new file; each of its lines begins with `+` |
-| `*** Delete File: path` | the file is deleted |
-| `*** Update File: path` | hunks follow; `*** Move to: path` also renames the file |
-| `@@ def f(x):` | begins a hunk below such a line; several of them narrow it down |
-| `*** End of File` | the hunk reaches the end of the file |
+Unified diffs are repaired where models usually get them wrong: line numbers, missing counts, fences
+and prose around. A diff that could be read in two ways is refused, so a diff that is applied is the
+one that was meant. A hunk is placed by the lines that it shows, never by its numbers alone; `@@ def
+f(x):` means below such a line, and several of them narrow it down. Line ends, and whether a file
+ends with a newline, stay as they are unless the diff says `\ No newline at end of file`.
 """
 
 import difflib
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rewards.answers import Fenced, fenced, find_calls
+from rewards.answers import Fenced, fenced
 from rewards.verifiers.candidate import Candidate, Refusal, changed_files, files_of, refused_path, unsafe_path
 from rewards.verifiers.rubric import VerifierResult, failed, passed
 
@@ -47,12 +39,6 @@ _SIGNATURE = re.compile(r"\d+\.\d+(\.\d+)*\S*$")
 _ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
 _PREFIX = re.compile(r"^[ab]/")
 
-BEGIN, END = "*** Begin Patch", "*** End Patch"
-TOOLS = ("apply_patch", "applypatch")
-_INPUTS = ("input", "patch", "patchText", "command")
-_FILE = re.compile(r"\*\*\* (Add|Delete|Update) File: ?(.+)")
-_MOVE, _AT_END = "*** Move to: ", "*** End of File"
-
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     """Tell whether the diff of a completion applies; metrics: `files` changed."""
@@ -68,10 +54,9 @@ def apply_patch(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal
     """Return the files after the diff of a completion; raises BadSpec for a spec without files."""
     before = files_of(spec)
     text = completion.removesuffix(spec.get("end", ""))
-    read = _read_envelopes if has_envelope(text) else _read_diff
     diffs, after, found, problems = list[_FileDiff](), dict(before), [], []
     try:
-        diffs = _combine(read(text, spec.get("truncated")), spec)
+        diffs = _combine(_read_diff(text, spec.get("truncated")), spec)
         for diff in diffs:
             file = _File(diff.old or diff.new or "", before.get(diff.old or "", ""))
             for hunk in diff.hunks:
@@ -108,7 +93,6 @@ class _Hunk:
     lines: list[tuple[str, str]] = field(default_factory=list)
     above: tuple[str, ...] = ()
     marked: set[str] = field(default_factory=set)
-    at_end: bool = False
     unsure: bool = False
 
     def count(self) -> tuple[int, int]:
@@ -123,16 +107,12 @@ class _Hunk:
 
 @dataclass(slots=True)
 class _FileDiff:
-    """The hunks of one file; a name is None where the diff says nothing, "" for /dev/null.
-
-    `deleted` says that the file goes without its lines being shown.
-    """
+    """The hunks of one file; a name is None where the diff says nothing, "" for /dev/null."""
 
     old: str | None = None
     new: str | None = None
     hunks: list[_Hunk] = field(default_factory=list)
     renamed: bool = False
-    deleted: bool = False
 
 
 def lines_of(text: str) -> list[str]:
@@ -164,7 +144,7 @@ def _read_diff(text: str, truncated: bool | None) -> list[_FileDiff]:
         why = "A diff is inside a fenced block, another outside; put all into one ```diff block."
         raise _Refused("malformed", why)
     whole = tuple(lines if lines[-1] else lines[:-1])
-    files = [file for block in blocks or [whole] for file in _Reader(block, bool(blocks)).read([])]
+    files = [file for block in blocks or [whole] for file in _Reader(block, bool(blocks)).read()]
     hunks = [hunk for file in files for hunk in file.hunks]
     if not hunks and not any(file.renamed for file in files):
         why = "The answer holds no unified diff; write `---`, `+++` and `@@` in a ```diff block."
@@ -192,8 +172,9 @@ class _Reader:
         for number in reversed(range(len(lines))):
             self.filled[number] = number if lines[number] else self.filled[number + 1]
 
-    def read(self, files: list[_FileDiff]) -> list[_FileDiff]:
-        """Return the block's diffs behind `files`; hunks without a header belong to the last."""
+    def read(self) -> list[_FileDiff]:
+        """Return the block's diffs; hunks without a header belong to the last."""
+        files: list[_FileDiff] = []
         loose = False
         while self.at < len(self.lines):
             line = self._line()
@@ -250,9 +231,7 @@ class _Reader:
             self.at += 1
         while self.at < len(self.lines) and not self._ends(hunk):
             line = self._line()
-            if line.rstrip() == _AT_END:
-                hunk.at_end = True
-            elif not line:
+            if not line:
                 if not self._blank_belongs(hunk):
                     break
                 hunk.lines.append((" ", ""))
@@ -316,9 +295,9 @@ class _File:
         """Return the index of the first line of the hunk.
 
         The old lines must occur once, regardless of spacing. If they occur several times, the first
-        below the lines that the header names is meant, or the one at the end of the file if the hunk
-        says so; else the one with the same spacing, unless the model may have turned the tabs of
-        another into spaces; else the one at the line that a header with right counts names.
+        below the lines that the header names is meant; else the one with the same spacing, unless the
+        model may have turned the tabs of another into spaces; else the one at the line that a header
+        with right counts names.
         """
         old = [text for tag, text in hunk.lines if tag != "+"]
         if not self.lines and not old:
@@ -329,8 +308,6 @@ class _File:
         alike = self._find(list(map(_spaced, old)))
         if not alike:
             raise _Refused("context_not_found", self._describe_missing(old))
-        if len(alike) > 1 and hunk.at_end:
-            alike = [place for place in alike if place + len(old) == len(self.lines)] or alike
         if len(alike) > 1 and hunk.above:
             alike = self._below(hunk.above, alike) or alike
         if len(alike) == 1:
@@ -399,75 +376,11 @@ def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def has_envelope(text: str) -> bool:
-    """Tell whether a text has a patch of Codex's kind, its own or in a call."""
-    return BEGIN in text and next(_patches(text), None) is not None
-
-
-def _read_envelopes(text: str, truncated: bool | None) -> list[_FileDiff]:
-    files: list[_FileDiff] = []
-    for patch in _patches(text):
-        if truncated or patch[-1].strip() != END:
-            raise _Refused("truncated", f"The patch ends before `{END}`; write a smaller patch, to its end.")
-        headers = [(n, m) for n, line in enumerate(patch) if (m := _FILE.fullmatch(line.rstrip()))]
-        stops = [*(n for n, _ in headers), len(patch) - 1]
-        if stray := next((line for line in patch[1 : stops[0]] if line.strip()), None):
-            why = f"The line `{stray[:MAX_SHOWN]}` belongs to no file; begin each with `*** Update File: path`."
-            raise _Refused("malformed", why)
-        for (begin, header), stop in zip(headers, stops[1:], strict=True):
-            files.append(_read_file(header[1], header[2].strip(), patch[begin + 1 : stop]))
-    if not files:
-        raise _Refused("malformed", "The patch changes no file; begin with `*** Update File: path`.")
-    return files
-
-
-def _patches(text: str) -> Iterator[list[str]]:
-    """Yield the lines of each patch, with its first and, when there is one, its last."""
-    given = [call.arguments.get(name) for call in find_calls(text) if call.name in TOOLS for name in _INPUTS]
-    values = [value for one in given for value in (one if isinstance(one, list) else [one])]
-    for one in [value for value in values if isinstance(value, str) and BEGIN in value] or [text]:
-        patch: list[str] = []
-        indent = ""
-        for line in lines_of(one):
-            if not patch and line.strip() == BEGIN:
-                # A fence in a list is indented.
-                indent = line[: line.index("*")]
-            if patch or line.strip() == BEGIN:
-                patch.append(line.removeprefix(indent))
-            if patch and line.strip() == END:
-                yield patch
-                patch = []
-        if patch:
-            yield patch
-
-
-def _read_file(what: str, path: str, lines: list[str]) -> _FileDiff:
-    if what == "Delete":
-        if any(map(str.strip, lines)):
-            raise _Refused("malformed", f"What follows `*** Delete File: {path}` is not part of it.")
-        return _FileDiff(path, "", deleted=True)
-    if what == "Add":
-        added = [line for line in lines if line.strip()]
-        if odd := next((line for line in added if not line.startswith("+")), None):
-            why = f"The line `{odd[:MAX_SHOWN]}` of the new file {path} does not begin with `+`."
-            raise _Refused("malformed", why)
-        return _FileDiff("", path, [_Hunk(lines=[("+", line[1:]) for line in added])])
-    file = _FileDiff(path, path)
-    if lines and lines[0].startswith(_MOVE):
-        file.new, file.renamed = lines.pop(0)[len(_MOVE) :].strip(), True
-    first = [] if lines and lines[0].startswith("@@") else ["@@"]
-    read = _Reader([*first, *lines], is_fenced=True).read([file])
-    file.hunks = [hunk for hunk in file.hunks if hunk.lines]
-    if len(read) > 1 or not (file.hunks or file.renamed):
-        raise _Refused("malformed", f"The patch changes nothing in {path}; write the lines that change.")
-    return file
-
-
 def _combine(diffs: Sequence[_FileDiff], spec: Mapping[str, Any]) -> list[_FileDiff]:
     """Bring the diffs of one file together; `old` is "" when it is new, `new` when it goes."""
     combined: dict[str, _FileDiff] = {}
     for diff in diffs:
-        if not (diff.hunks or diff.renamed or diff.deleted):
+        if not (diff.hunks or diff.renamed):
             continue
         source, target = _find_names(diff, spec["files"])
         if source and source not in spec["files"]:
@@ -485,7 +398,6 @@ def _combine(diffs: Sequence[_FileDiff], spec: Mapping[str, Any]) -> list[_FileD
             why = f"The diff does two different things to {source or target}; write one diff per file."
             raise _Refused("ambiguous", why)
         there.hunks += diff.hunks
-        there.deleted = there.deleted or diff.deleted
     return list(combined.values())
 
 
@@ -519,7 +431,7 @@ def _write(diff: _FileDiff, text: str, places: Sequence[int], after: dict[str, s
     result = _edit(text, sorted(zip(places, diff.hunks, strict=True), key=lambda piece: piece[0]))
     if result is None:
         raise _Refused("ambiguous", f"Two hunks change the same lines of {name}; write each change once.")
-    if not diff.new and result and not diff.deleted:
+    if not diff.new and result:
         why = f"The diff deletes {name} but does not show all of its lines; show them all."
         raise _Refused("context_not_found", why)
     after.pop(diff.old or "", None)

@@ -11,25 +11,22 @@ score  the share of the tests that pass; of an answer that passes all of them 0.
 tests  kind: "value"; module: path of the file; entry: name of the function in it, dots allowed;
        cases: [{"args": [...], "kwargs": {...}, "expected": value}], or "raises": name of an
        exception instead of `expected`, a subclass counts as described in
-       `rewards.verifiers.outcomes`; seconds: CPU seconds per case (default SECONDS);
-       judged: "result" (default) or "arguments", for functions that change them in place;
-       unordered: whether the order of the outermost array is free (default false), sets count then;
-       tolerance: how far a number may be from an expected one (default: a float by RELATIVE of it,
-       from 0.0 by ABSOLUTE; an expected integer must be met)
+       `rewards.verifiers.outcomes`; seconds: CPU seconds per case (default SECONDS)
 
 tests  kind: "output"; module: path of the program; cases: [{"stdin": text, "args": [text, ...],
-       "expected": text}]; seconds: CPU seconds per case (default SECONDS); tolerance: how far a
-       printed number may be from an expected one (default: printed alike)
+       "expected": text}]; seconds: CPU seconds per case (default SECONDS)
 
 tests  kind: "recorded", as in `rewards.verifiers.recorded_tests`
 
 tests  kind: "pytest", as in `rewards.verifiers.pytest_tests`
 
 The answer sees inputs only. Values and output are compared outside the sandbox, by exact JSON type:
-`true` is not 1, 2.0 is 2, NaN equals nothing. No object of the answer exists there, so none of its
-`__eq__` is ever called. White space at the ends of printed lines and blank lines at the end do not
-count; a program that exits with another code than 0 fails, whatever it printed. Only with the kind
-"pytest" the tests run beside the answer; then a determined program can deceive them.
+`true` is not 1, 2.0 is 2, NaN equals nothing; a float may be off by RELATIVE of it, from 0.0 by
+ABSOLUTE. No object of the answer exists there, so none of its `__eq__` is ever called. What needs a
+tolerance, any order or arguments that are changed in place is for the kind "recorded". White space
+at the ends of printed lines and blank lines at the end do not count; a program that exits with
+another code than 0 fails, whatever it printed. Only with the kind "pytest" the tests run beside the
+answer; then a determined program can deceive them.
 """
 
 import atexit
@@ -41,7 +38,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -86,12 +83,11 @@ class OutputCase(msgspec.Struct):
     args: list[str] = []
 
 
-class ModuleTests(msgspec.Struct, kw_only=True):
+class ModuleTests(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What tests of one file have in common."""
 
     module: str
     seconds: Seconds = SECONDS
-    tolerance: float | None = None
     needs: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -119,8 +115,6 @@ class ValueTests(ModuleTests, tag_field="kind", tag="value", kw_only=True):
 
     entry: str
     cases: Annotated[list[ValueCase], msgspec.Meta(min_length=1)]
-    judged: Literal["result", "arguments"] = "result"
-    unordered: bool = False
 
 
 Tests = ValueTests | OutputTests | RecordedTests | PytestTests
@@ -264,13 +258,13 @@ def verify_outputs(files: Mapping[str, str], tests: OutputTests, python: Python)
     outcomes: list[Outcome] = []
     for case in tests.cases:
         ran = python([tests.module, *case.args], files=files, stdin=case.stdin.encode(), limits=limits)
-        outcomes.append(_output_outcome(case, ran, tests.tolerance))
+        outcomes.append(_output_outcome(case, ran))
         if outcomes[-1].kind == "timeout":
             break
     return outcomes + [UNKNOWN] * (len(tests.cases) - len(outcomes))
 
 
-def _output_outcome(case: OutputCase, ran: Ran, tolerance: float | None) -> Outcome:
+def _output_outcome(case: OutputCase, ran: Ran) -> Outcome:
     given = f"With the input {listed(case.stdin)} the program"
     if case.args:
         given = f"With the arguments {json.dumps(case.args)} the program"
@@ -283,23 +277,10 @@ def _output_outcome(case: OutputCase, ran: Ran, tolerance: float | None) -> Outc
         [line.rstrip() for line in text.rstrip().splitlines()]
         for text in (ran.stdout.decode(errors="replace"), case.expected)
     )
-    if len(printed) == len(expected) and all(
-        one == other or (tolerance is not None and _near(one.split(), other.split(), tolerance))
-        for one, other in zip(printed, expected, strict=True)
-    ):
+    if printed == expected:
         return PASSED
     got, wanted = listed("\n".join(printed)), listed("\n".join(expected))
     return Outcome("test_or_assertion", f"{given} prints {got}, expected {wanted}")
-
-
-def _near(words: list[str], wanted: list[str], tolerance: float) -> bool:
-    try:
-        return len(words) == len(wanted) and all(
-            word == other or abs(float(word) - float(other)) <= tolerance
-            for word, other in zip(words, wanted, strict=True)
-        )
-    except ValueError:  # not both are numbers
-        return False
 
 
 CASES_AT_FULL_TIME = 6
@@ -310,7 +291,7 @@ ABSOLUTE = 1e-9  # of 0.0 only: it would make 0.0 as good as any expected number
 def verify_values(files: Mapping[str, str], tests: ValueTests, python: Python) -> list[Outcome]:
     """Run the cases; one outcome each, unknown after one that hung or ended the process."""
     cases = tests.cases
-    job = {name: getattr(tests, name) for name in ("module", "entry", "seconds", "judged")}
+    job = {name: getattr(tests, name) for name in ("module", "entry", "seconds")}
     job["cases"] = [{"args": case.args, "kwargs": case.kwargs} for case in cases]
     limits = Limits(cpu_seconds=tests.seconds * min(len(cases) + 1, CASES_AT_FULL_TIME), output=OUTPUT)
     ran = python(["-m", VALUE_WORKER], files=files, stdin=json.dumps(job).encode(), limits=limits)
@@ -327,49 +308,30 @@ def verify_values(files: Mapping[str, str], tests: ValueTests, python: Python) -
     return outcomes + [UNKNOWN] * (len(cases) - len(outcomes))
 
 
-def same(value: Any, expected: Any, tolerance: float | None = None) -> bool:
+def same(value: Any, expected: Any) -> bool:
     """Whether two decoded JSON values are the same, type by type.
 
     >>> same([1, 2.0], [1.0, 2]), same(True, 1), same(math.nan, math.nan)
     (True, False, False)
     """
     if type(value) in (int, float) and type(expected) in (int, float):
-        return _close(value, expected, tolerance)
+        return _close(value, expected)
     if type(value) is not type(expected):
         return False
     if type(value) is list:
-        return len(value) == len(expected) and all(
-            same(one, other, tolerance) for one, other in zip(value, expected, strict=True)
-        )
+        return len(value) == len(expected) and all(map(same, value, expected))
     if type(value) is dict:
-        return value.keys() == expected.keys() and all(same(value[key], expected[key], tolerance) for key in expected)
+        return value.keys() == expected.keys() and all(same(value[key], expected[key]) for key in expected)
     return bool(value == expected)
 
 
-def _close(value: float, expected: float, tolerance: float | None) -> bool:
-    if value == expected:
-        return True
+def _close(value: float, expected: float) -> bool:
+    near = 0.0 if expected else ABSOLUTE
     try:
-        if tolerance is not None:
-            return abs(value - expected) <= tolerance
-        near = 0.0 if expected else ABSOLUTE
-        return type(expected) is float and math.isclose(value, expected, rel_tol=RELATIVE, abs_tol=near)
+        is_near = type(expected) is float and math.isclose(value, expected, rel_tol=RELATIVE, abs_tol=near)
     except OverflowError:  # an integer that no float holds
-        return False
-
-
-def _unordered(value: Any, expected: Any, tolerance: float | None) -> bool:
-    if type(value) is dict and value.keys() == {"<set>"}:
-        value = value["<set>"]
-    if type(value) is not list or type(expected) is not list or len(value) != len(expected):
-        return False
-    left = list(value)
-    for one in expected:
-        found = next((i for i, other in enumerate(left) if same(other, one, tolerance)), None)
-        if found is None:
-            return False
-        del left[found]
-    return True
+        is_near = False
+    return value == expected or is_near
 
 
 def _read_lines(stdout: bytes) -> list[dict[str, Any]]:
@@ -397,11 +359,9 @@ def _value_outcome(case: ValueCase, line: dict[str, Any], tests: ValueTests) -> 
     got = listed(line["value"])
     if case.raises is not msgspec.UNSET:
         return Outcome("test_or_assertion", f"{call} gives {got}, not {case.raises}")
-    compare = _unordered if tests.unordered else same
-    if compare(line["value"], case.expected, tests.tolerance):
+    if same(line["value"], case.expected):
         return PASSED
-    what = "leaves its arguments as" if tests.judged == "arguments" else "gives"
-    return Outcome("test_or_assertion", f"{call} {what} {got}, expected {listed(case.expected)}")
+    return Outcome("test_or_assertion", f"{call} gives {got}, expected {listed(case.expected)}")
 
 
 def _raised(line: Mapping[str, Any], call: str) -> Outcome:

@@ -34,14 +34,13 @@ def write_suite(folder: Path) -> Path:
         (repo / "answers" / f"{name}.py").write_text(FIXED[name])
         args, expected = CASES[name]
         spec = {
-            "answer": "any",
             "tests": {
                 "kind": "value",
                 "module": f"programs/{name}.py",
                 "entry": name,
                 "cases": [{"args": args, "expected": expected}],
                 "seconds": 2,
-            },
+            }
         }
         tasks.append({"task_id": f"fix_{name}", "goal": f"Mend programs/{name}.py.", "verifier_spec": spec})
     defaults = {"repo": "repo", "hide": ["answers"]}

@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 OURS = ("pimono_sdpo", "processors", "rewards", "cards", "jobs")
 SPEC: dict[str, Any] = {
     "files": {"sort.py": "def sort(xs):\n    return sorted(set(xs))\n"},
-    "answer": "any",
     "tests": {
         "kind": "value",
         "module": "sort.py",

@@ -52,7 +52,7 @@ CASES = [{"args": [[3, 1, number]], "expected": sorted([3, 1, number])} for numb
 def rescored(runs: int) -> None:
     """Print rows per second of `rescore` by threads."""
     tests = {"kind": "value", "module": "a.py", "entry": "sort", "cases": CASES}
-    spec = json.dumps({"files": {"a.py": "def sort(xs): pass\n"}, "answer": "any", "tests": tests})
+    spec = json.dumps({"files": {"a.py": "def sort(xs): pass\n"}, "tests": tests})
     codes = [f"# {n}\n" + SORT.format(", reverse=True" if n % 2 else "") for n in range(runs)]
     rows = [{"completion": f"```python\n{code}```", "verifier_spec": spec} for code in codes]
     print("| rescore, tests | rows per second | times |\n|---|---|---|")
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=40)
     runs = parser.parse_args().runs
     files = {"a.py": PYTHON, "a.ts": SCRIPT}
-    spec: dict[str, Any] = {"files": files, "answer": "write"}
+    spec: dict[str, Any] = {"files": files}
     print("| verifier | file | per second, 1 thread | 2 threads |\n|---|---|---|---|")
     for path in files:
         speed("syntax, in process", syntax.verify, path, spec, runs)

@@ -30,11 +30,59 @@ while True: pass"""),
     "shared_memory_given_back": ({"memory"}, """
 import mmap
 kept = []
-for _ in range(21):
-    kept.append(mmap.mmap(-1, 64 << 20))
-    for at in range(0, 64 << 20, 4096): kept[-1][at] = 1
+for _ in range(336):
+    kept.append(mmap.mmap(-1, 4 << 20))
+    for at in range(0, 4 << 20, 4096): kept[-1][at] = 1
     kept[-1].madvise(mmap.MADV_DONTNEED)
-    time.sleep(0.1)
+    time.sleep(.005)
+won()"""),
+    "shared_memory_behind_one_page": ({"memory"}, """
+libc.mmap.restype = ctypes.c_void_p
+libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+for _ in range(336):
+    at = libc.mmap(None, ctypes.c_size_t(4 << 20), 3, 0x21, -1, ctypes.c_long(0))
+    ctypes.memset(at, 1, 4 << 20)
+    libc.munmap(at + 4096, (4 << 20) - 4096)
+    time.sleep(.005)
+won()"""),
+    "areas_of_memory": ({"memory", "cpu"}, """
+libc.mmap.restype = ctypes.c_void_p
+libc.mprotect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+at = libc.mmap(None, ctypes.c_size_t(130_000 << 12), 0, 0x4022, -1, ctypes.c_long(0))
+for page in range(0, 130_000, 2): libc.mprotect(at + (page << 12), 4096, 1)
+for _ in range(50):
+    if os.fork() == 0: time.sleep(60); os._exit(0)
+time.sleep(30)
+won()"""),
+    "memory_of_a_thread_that_outlives_the_first": ({"memory"}, """
+import threading
+for _ in range(4):
+    if os.fork() == 0: break
+def hold():
+    block = bytearray(300 << 20)
+    for at in range(0, len(block), 4096): block[at] = 1
+    time.sleep(30); won()
+threading.Thread(target=hold).start()
+call(60, 93, 0)"""),
+    # "" where the kernel refuses to write more.
+    "gone_files_of_a_thread_that_outlives_the_first": ({"disk", ""}, """
+import threading
+def hold():
+    kept = [open(f"gone{number}", "wb", 0) for number in range(12)]
+    for number, file in enumerate(kept):
+        os.unlink(f"gone{number}")
+        for _ in range(40): file.write(b"x" * (1 << 20))
+    time.sleep(10); won()
+threading.Thread(target=hold).start()
+call(60, 93, 0)"""),
+    "gone_files_in_private_maps": ({"disk", ""}, """
+import mmap
+kept = []
+for _ in range(12):
+    with open("big", "w+b", 0) as file:
+        for _ in range(50): file.write(bytes(1 << 20))
+        kept.append(mmap.mmap(file.fileno(), 50 << 20, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
+    os.unlink("big"); time.sleep(.1)
 won()"""),
     # "" where the kernel ends a write to a full tmpfs.
     "mapped_file_that_is_gone": ({"disk", "memory", ""}, """
@@ -92,8 +140,8 @@ while True:
     os.wait()"""),
     "shared_memory_map": ({"memory", "cpu"}, """
 import mmap
-for _ in range(12):
-    block = mmap.mmap(-1, 100 << 20)
+for _ in range(300):
+    block = mmap.mmap(-1, 4 << 20)
     for at in range(0, len(block), 4096): block[at] = 1
     globals().setdefault("kept", []).append(block)
 time.sleep(20)
@@ -475,5 +523,21 @@ if os.fork() == 0:
     os.setsid(); libc.prctl(1, 0, 0, 0, 0)
     for n in (0, 1, 2): os.close(n)
     time.sleep(1.5); open(world["folder"] + "/daemon", "w").write("x")""",
+    "shared_memory_at_one_stroke": """
+import mmap
+for size in (5 << 20, 1 << 32): mmap.mmap(-1, size); won()""",
+    "shared_memory_of_a_device": """
+import mmap
+mmap.mmap(os.open("/dev/zero", os.O_RDWR), 64 << 20); won()""",
+    "pages_in_a_pipe": """
+here = ctypes.create_string_buffer(1)
+vector = struct.pack("QQ", ctypes.addressof(here), 1)
+r, w = os.pipe()
+call(278, 75, w, vector, 1, 0) >= 0 and won()
+file = open("main.py")
+call(275, 76, file.fileno(), None, w, None, 1, 0) >= 0 and won()""",
+    "changes_in_a_folder": """
+import fcntl
+fcntl.fcntl(os.open("/usr", os.O_RDONLY), 1026, 0xf); won()""",
     "result_of_nothing": 'open("report.xml", "wb").truncate(64 << 20)',
 }  # fmt: skip

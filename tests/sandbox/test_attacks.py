@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from rewards import sandbox
 from rewards.sandbox import Limits, available, run
 from tests.sandbox.attacks import LIMITED, REFUSED
 from tests.sandbox.world import a_world, attack, broken, source, until
@@ -26,6 +27,22 @@ def test_it_is_held(backend: str, name: str) -> None:
         ran = attack(name, world, backend)
         assert broken(name, world, ran) == [], ran
         assert ran.backend == backend
+
+
+@pytest.mark.skipif(bool(available()["landlock"]), reason="landlock does not hold here")
+@pytest.mark.parametrize(
+    "name",
+    ["shared_memory_given_back", "shared_memory_behind_one_page", "shared_memory_map", "areas_of_memory",
+     "memory_of_a_thread_that_outlives_the_first", "gone_files_of_a_thread_that_outlives_the_first",
+     "gone_files_in_private_maps", "mapped_file_that_is_gone", "deleted_files", "six_processes_of_350_mb"],
+)  # fmt: skip
+def test_counters_hold_where_the_kernel_bounds_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "cgroups", lambda: "")
+    monkeypatch.setattr(sandbox, "TMPFS", "/")  # no tmpfs over what must be readable
+    with a_world() as world:
+        ran = attack(name, world, "landlock")
+        assert broken(name, world, ran) == [], ran
+        assert ran.stopped
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,17 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_files_beyond_the_limits_are_no_fault_of_the_machine() -> None:
+    folders: dict[str, bytes | str] = {f"{number}/a": "" for number in range(6)}
+    for files, limits, stopped in (
+        (folders, Limits(files=11), "files"),
+        (folders, Limits(files=20), ""),
+        ({"a": b"12345"}, Limits(disk=4), "disk"),
+    ):
+        ran = run([*PYTHON, "pass"], files=files, limits=limits)
+        assert (ran.stopped, ran.signal) == (stopped, signal.SIGKILL if stopped else None)
+
+
 @pytest.mark.parametrize("backend", HELD)
 def test_the_kernel_bounds_the_disk_where_it_can(backend: str) -> None:
     if backend == "landlock" and not (os.geteuid() == 0 and kernel.has_capabilities(SYS_ADMIN)):

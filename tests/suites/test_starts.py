@@ -15,7 +15,7 @@ CASES = [{"args": [1, 2], "expected": 3}]
 
 def spec_of(text: str) -> dict[str, object]:
     tests = {"kind": "value", "module": "add.py", "entry": "add", "cases": CASES, "seconds": 2}
-    return {"files": {"add.py": text}, "answer": "any", "tests": tests}
+    return {"files": {"add.py": text}, "tests": tests}
 
 
 def write(folder: Path) -> Path:

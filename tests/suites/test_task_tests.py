@@ -14,7 +14,7 @@ BUGGY, FIXED = "def double(n):\n    return n + n + 1\n", "def double(n):\n    re
 TEST = "from double import double\n\ndef test_double():\n    assert double(2) == 4\n"
 COMMAND = "python -m pytest -q tests/test_double.py"
 SPEC = {
-    "files": {"double.py": BUGGY}, "answer": "any",
+    "files": {"double.py": BUGGY},
     "tests": {"kind": "value", "module": "double.py", "entry": "double", "seconds": 2,
               "cases": [{"args": [2], "expected": 4}, {"args": [0], "expected": 0}]},
 }  # fmt: skip

@@ -11,7 +11,7 @@ from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import MESSAGE
-from pimono_sdpo.text import TRIMMED
+from pimono_sdpo.text import TRIMMED, split_blocks
 from pimono_sdpo.training.rewards import Feedback
 from pimono_sdpo.training.sdpo import Reprompt, fit_prompts
 from pimono_sdpo.training.tiny_model import EXTRA_SPECIAL_TOKENS, write_tiny_model
@@ -20,7 +20,6 @@ from pimono_sdpo.training.token_budget import (
     shorten_blocks,
     shorten_to_budget,
     special_tokens,
-    split_blocks,
     templated_ids,
 )
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
-from pimono_sdpo.training import reload
+from pimono_sdpo.training import models
 from tests.agent.suite_of_three import knows_some, write_suite
 from tests.chat_server import ChatServer
 from tests.training.setup import script
@@ -34,8 +34,7 @@ def rollouts(tmp_path: Path, chat_server: ChatServer, monkeypatch: pytest.Monkey
 def test_rollouts_train_with_sft_and_with_dpo(rollouts: Path, tiny: Path, tmp_path: Path) -> None:
     for command, method, rows in (("steps", "sft", 4), ("pairs", "dpo", 1)):
         made, out = tmp_path / command, tmp_path / method
-        fits = ("--tokenizer", str(tiny), "--max-length", "4096")
-        told(command, str(rollouts), "--out", str(made), *fits)
+        told(command, str(rollouts), "--out", str(made))
         given = ["--config", f"tiny_{method}", "--dataset", str(made), "--max_length", "4096"]
         given += ["--model_name_or_path", str(tiny), "--max_steps", "2", "--report_to", "none"]
         given += ["--output_dir", str(out)]
@@ -43,4 +42,4 @@ def test_rollouts_train_with_sft_and_with_dpo(rollouts: Path, tiny: Path, tmp_pa
         run = json.loads((out / "run.json").read_text())
         assert run["dataset"]["rows_used"] == rows
         assert [entry["step"] for entry in run["log_history"]] == [1, 2]
-        assert reload.largest_difference(out) == 0
+        assert models.largest_difference(out) == 0

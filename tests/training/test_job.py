@@ -10,7 +10,8 @@ import pytest
 from datasets import Dataset
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import output
+from pimono_sdpo.filtering import FilterOptions, run_filter
+from pimono_sdpo.training import models, output
 from pimono_sdpo.training.sdpo import SDPO
 from tests.card_data import TOKENIZER
 from tests.loopback_hub import LoopbackHub
@@ -51,17 +52,11 @@ def test_the_job_trains_logs_and_writes_its_card(tiny: Path, filtered: Path, tmp
     assert adapter == {*output.WEIGHTS, *TOKENIZER, *page}
     assert (tmp_path / "trackio" / "pimono-sdpo.db").exists()
 
-    fresh = python("-m", "pimono_sdpo.training.reload", str(out), cwd=tmp_path)
-    assert (fresh.returncode, fresh.stderr[-2000:] if fresh.returncode else "") == (0, "")
-    assert fresh.stdout.strip() == "largest difference of the logits: 0"
+    assert models.largest_difference(out) == 0
 
     card = (out / "adapter" / "README.md").read_bytes()
     assert b"tiny-gemma4" in card
     assert str(tmp_path).encode() not in card, "no path of this machine"
-    (out / "adapter" / "README.md").unlink()
-    again = python("-m", "pimono_sdpo", "view", str(out), "--write-card", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr[-3000:]
-    assert (out / "adapter" / "README.md").read_bytes() == card
 
     refused = job("--mode", "train", *asked, cwd=tmp_path)
     assert refused.returncode == 2
@@ -123,13 +118,8 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
             user("No, fix the parser instead."),
         )
         (tmp_path / "traces" / f"{number}.jsonl").write_text(session)
-    made = job("--config=tiny", "--mode=prepare", "--source=traces", cwd=tmp_path)
-    assert made.returncode == 0, made.stderr[-3000:]
-    assert "3 rows of 3 sessions are in outputs/tiny/data" in made.stdout
-    assert [path.name for path in (tmp_path / "outputs" / "tiny").iterdir()] == ["data"]
-    prepared = (tmp_path / "outputs" / "tiny" / "data").rename(tmp_path / "rows")
-    report = json.loads((prepared / "report.json").read_text())
-    shutil.rmtree(tmp_path / "outputs")
+    prepared = tmp_path / "rows"
+    report = run_filter(str(tmp_path / "traces"), prepared, FilterOptions(unit="session"))
 
     online = {**loopback_hub.env(tmp_path), "HF_HUB_OFFLINE": "0", "PYTHONPATH": PYTHONPATH}
     folders = json.dumps({"model": str(tiny), "dataset": str(prepared)})
@@ -197,7 +187,6 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
             ("--config=qwen3_4b", "--num_iterations", "4", "--steps_per_generation", "8"),
             "--num_iterations 4 would repeat completions within one update",
         ),
-        (("--config=tiny", "--mode", "prepare"), "give --dataset (rows) or --source (traces)"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from pimono_sdpo.training import reload
-from tests.card_data import run
-from tests.training.setup import hand_made, job, parse, python, script
+from pimono_sdpo.training import models
+from tests.training.setup import hand_made, job, parse, script
 
 LOCAL = ("--config", "tiny", "--report_to", "none", "--run-name", "r1")
 
@@ -46,7 +45,6 @@ def refused(argv: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[s
         (("--run_name", "a/b"), "The run name `a/b`"),
         (("--run_name", ".."), "The run name `..`"),
         (("--source", "./gone"), "does not exist"),
-        (("--source", "./gone", "--mode", "prepare"), "does not exist"),
         (("--source", "dull"), "`dull` gives no rows"),
         (("--output_dir", "file", "--dataset", "x/y"), "Cannot write `file` ("),
         (("--output_dir", "file/below", "--dataset", "x/y"), "Cannot write `file/below` ("),
@@ -207,27 +205,4 @@ def test_a_killed_run_goes_on_with_its_own_arguments_and_publishes_no_path(
     assert "--model_name_or_path tiny-gemma4" in card
     assert 'from_pretrained(\n    "tiny-gemma4"' in card
 
-    fresh = ("-m", "pimono_sdpo.training.reload", str(out))
-    same = python(*fresh, cwd=tmp_path)
-    assert same.stdout == "largest difference of the logits: 0\n", same.stderr[-2000:]
-    moved = model.rename(home / "moved")
-    gone = python(*fresh, cwd=tmp_path)
-    assert gone.returncode == 2
-    assert gone.stderr.strip().splitlines()[-1].startswith("reload: The base model `")
-    found = python(*fresh, "--base", str(moved), cwd=tmp_path)
-    assert found.stdout == "largest difference of the logits: 0\n", found.stderr[-2000:]
-
-
-@pytest.mark.parametrize("text", [None, "{}", "", json.dumps(run())])
-def test_reload_says_what_it_lacks(
-    tmp_path: Path, text: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if text is not None:
-        (tmp_path / "run.json").write_text(text)
-    monkeypatch.setattr("sys.argv", ["reload", str(tmp_path)])
-    # The base model of the last one is on the Hub, which no test asks.
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert reload.main() == 2
-    told = capsys.readouterr().err
-    assert told.strip().splitlines()[-1].startswith("reload: ")
-    assert "Traceback" not in told
+    assert models.largest_difference(out) == 0

@@ -157,7 +157,7 @@ def test_the_second_of_two_jobs_is_refused(
     job = script().main
     with output.only_run(out):
         before = tree(tmp_path)
-        for argv in (rows, [*rows, "--overwrite"], ["--mode", "prepare", "--source", "x"]):
+        for argv in (rows, [*rows, "--overwrite"], ["--source", "x"]):
             assert job([*base, *argv]) == 2
             told = capsys.readouterr().err.strip().splitlines()[-1]
             assert told.startswith(f"train_sdpo: Another run is writing `{out}`")

@@ -46,12 +46,6 @@ PROGRAMS = {
         "import itertools\ndef f(n):\n    return itertools.count()\n",
         [case(3, gives=[0, 1, 2])],
     ),
-    "mutating_its_input": Program(
-        "def f(xs):\n    xs.sort()\n",
-        "def f(xs):\n    xs = sorted(xs)\n",
-        [case([3, 1, 2], gives=[[1, 2, 3]]), case([2, 1], gives=[[1, 2]])],
-        {"judged": "arguments"},
-    ),
     "floats": Program(
         "def f(x, eps):\n    g = x / 2\n    while abs(x - g * g) > eps:\n        g = (g + x / g) / 2\n    return g\n",
         "def f(x, eps):\n    g = x / 2\n    while abs(x - g) > eps:\n        g = (g + x / g) / 2\n    return g\n",
@@ -68,19 +62,13 @@ PROGRAMS = {
         "def f(xs):\n    return {x: (x, x + x) for x in xs}\n",
         [case([3, 4], gives={"3": [3, 9], "4": [4, 16]})],
     ),
-    "sets": Program(
-        "def f(xs):\n    return set(xs)\n",
-        "def f(xs):\n    return xs\n",
-        [case([3, 1, 3], gives=[1, 3])],
-        {"unordered": True},
-    ),
 }
 
 
 def spec_of(program: Program, **more: Any) -> dict[str, Any]:
     tests = {"kind": "value", "module": "work/main.py", "entry": "f", "cases": program.cases, "seconds": 10}
     files = {"work/main.py": "def f(*_):\n    raise NotImplementedError\n"}
-    return {"files": files, "answer": "write", "tests": {**tests, **program.more}, **more}
+    return {"files": files, "tests": {**tests, **program.more}, **more}
 
 
 def writing(content: str, path: str = "work/main.py") -> str:

@@ -10,7 +10,7 @@ from rewards.verifiers.candidate import Candidate, Refusal
 
 BEFORE = "import re\n\n\ndef f(x):\n    return x + 1\n\n\ndef g(x):\n    return f(x)\n"
 AFTER = BEFORE.replace("x + 1", "x - 1")
-SPEC = {"files": {"work/main.py": BEFORE}, "answer": "any"}
+SPEC = {"files": {"work/main.py": BEFORE}}
 DIFF = "--- a/work/main.py\n+++ b/work/main.py\n@@ -4,2 +4,2 @@\n def f(x):\n-    return x + 1\n+    return x - 1\n"
 WRITE = {"path": "work/main.py", "content": AFTER}
 ONE = {"path": "work/main.py", "oldText": "x + 1", "newText": "x - 1"}
@@ -67,7 +67,7 @@ def test_what_is_no_answer_is_refused(completion: str, failure: str) -> None:
 
 def test_code_without_a_file_to_go_to_is_refused() -> None:
     files = {"a.py": "x = 1\n", "b.py": "y = 1\n"}
-    found = candidate_of("```python\nx = 2\n```", {"files": files, "answer": "code"})
+    found = candidate_of("```python\nx = 2\n```", {"files": files})
     assert isinstance(found, Refusal)
     assert "2 files could be meant" in found.why
 
@@ -75,7 +75,7 @@ def test_code_without_a_file_to_go_to_is_refused() -> None:
 def test_a_part_keeps_the_rest_with_its_decorators_and_brings_its_imports() -> None:
     before = '"""Doc."""\nfrom __future__ import annotations\nimport os\n\n@once\ndef f(): pass\n\nclass A: pass\n'
     code = "```python\nimport math\n\n@twice\ndef f():\n    return math.pi\n\ndef more(): pass\n```"
-    found = candidate_of(code, {"files": {"a.py": before}, "answer": "code"})
+    found = candidate_of(code, {"files": {"a.py": before}})
     assert isinstance(found, Candidate)
     assert found.files["a.py"] == (
         '"""Doc."""\nfrom __future__ import annotations\nimport math\ndef more(): pass\nimport os\n\n'
@@ -105,7 +105,7 @@ NEW = "def f(): return 2\n"
      (f"```python\n# {{}}\n{NEW}```", "a/m.py"), (f"# {{}}\n{NEW}", "b.py")],
 )  # fmt: skip
 def test_the_path_said_of_a_block_chooses_the_file(completion: str, path: str) -> None:
-    found = candidate_of(completion.format(path), {"files": TWO, "answer": "any"})
+    found = candidate_of(completion.format(path), {"files": TWO})
     assert isinstance(found, Candidate), found
     assert found.changed == (path,)
     assert found.files[path].endswith(NEW)
@@ -113,7 +113,7 @@ def test_the_path_said_of_a_block_chooses_the_file(completion: str, path: str) -
 
 def test_several_files_may_be_given() -> None:
     both = "".join(f"**{path}**\n```python\n{NEW}```\n" for path in ("m.py", "b.py"))
-    found = candidate_of(both, {"files": TWO, "answer": "code"})
+    found = candidate_of(both, {"files": TWO})
     assert isinstance(found, Candidate), found
     assert found.changed == ("a/m.py", "b.py")
 
@@ -125,6 +125,6 @@ def test_several_files_may_be_given() -> None:
      (f"```python b.py\n{NEW}    ```\n", "truncated"), (f"```python b.py\n{NEW}", "truncated")],
 )  # fmt: skip
 def test_a_path_makes_no_answer_of_what_is_none(completion: str, failure: str) -> None:
-    found = candidate_of(completion, {"files": TWO, "answer": "code"})
+    found = candidate_of(completion, {"files": TWO})
     assert isinstance(found, Refusal), found
     assert found.failure == failure

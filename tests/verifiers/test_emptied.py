@@ -13,7 +13,7 @@ from rewards.verifiers.reward import VerifierReward, attacks, self_test
 from rewards.verifiers.rubric import Rubric
 
 CODE = "def f():\n    return 1\n"
-SPEC: dict[str, Any] = {"files": {"a.py": CODE}, "answer": "any"}
+SPEC: dict[str, Any] = {"files": {"a.py": CODE}}
 LONG = 300_000
 
 
@@ -34,14 +34,14 @@ def test_a_file_without_its_code_is_no_answer(answer: str) -> None:
 
 
 def test_what_had_no_code_or_is_not_all_may_be_empty() -> None:
-    two = {"files": {"a.py": CODE, "b.py": "# nothing yet\n"}, "answer": "write"}
+    two = {"files": {"a.py": CODE, "b.py": "# nothing yet\n"}}
     call = {"name": "write", "arguments": {"path": "b.py", "content": "pass\n"}}
     assert isinstance(candidate_of(json.dumps(call), two), Candidate)
     moved = (
         "--- a/a.py\n+++ b/a.py\n@@ -1,2 +0,0 @@\n-def f():\n-    return 1\n"
         "--- a/b.py\n+++ b/b.py\n@@ -1 +1,2 @@\n-# nothing yet\n+def f():\n+    return 1\n"
     )
-    assert isinstance(candidate_of(moved, {**two, "answer": "patch"}), Candidate)
+    assert isinstance(candidate_of(moved, two), Candidate)
 
 
 def test_the_self_test_deletes_the_code() -> None:

@@ -64,6 +64,7 @@ WINS: list[tuple[str, Call]] = [
     ("path", bash("cat tests/unit/settings_test.py")),
     ("path", bash("find . -name 'settings_test*'")),
     ("path", bash("ls tests")),
+    ("path", bash("find . -name settings_test.py -exec grep -n load {} ;")),
     ("path", bash("cat tests/unit/settings_test.py 2>/dev/null | sed -n '/raw data/p;1,9p'")),
     ("path", bash("cd $(pwd) && git ls-files '*settings_test*' 2> /dev/null; ls tests")),
     ("folder", bash("ls src")),
@@ -88,15 +89,14 @@ def test_looking_at_what_it_is_about_is_worth_half(kind: str, call: Call) -> Non
 
 
 KINDS = ["change", "schema", "path", "folder"]
-EVERYWHERE: list[Call] = [
-    bash("ls"), bash("ls -la"), bash("ls ."), bash("pwd"), bash("true"), bash(":"), bash("echo ok"),
-    bash("git status"), bash("find ."), bash("cat"), bash("ls -R /"), bash("sleep 1"), bash(""),
-    read("README.md"), read(""), read("."), ("finish", {}), ("read", {}), ("edit", {}),
-    edit(OLD, OLD), edit("", ""), edit("import json", "import json  "),
+NOTHING: list[Call] = [
+    bash("pwd"), bash("true"), bash(":"), bash("echo ok"), bash("sleep 1"), bash(""), read("."), ("finish", {}),
+    ("read", {}), ("edit", {}), edit(OLD, OLD), edit("", ""),
     ("write", {"path": "notes.md", "content": "ok"}),
 ]  # fmt: skip
 CHEATS: list[tuple[str, Call]] = [
-    *((kind, call) for kind in KINDS for call in EVERYWHERE),
+    *((kind, call) for kind in KINDS for call in NOTHING),
+    *((kind, bash(command)) for kind in KINDS if kind != "path" for command in ("ls", "ls -la .", "find .", "ls -R /")),
     # The failed call, with other white space, words around it or a harmless addition.
     ("change", edit(f"{OLD}  # text", NEW)),
     ("change", edit(f"{OLD}   #  text ", NEW)),
@@ -111,14 +111,18 @@ CHEATS: list[tuple[str, Call]] = [
     ("path", bash("cat tests/settings_test.py || true")),
     ("path", bash("mkdir -p tests/settings_test.py; ls tests/settings_test.py")),
     ("path", ("write", {"path": "tests/settings_test.py", "content": "x = 1"})),
-    ("path", read("tests/other_test.py")),
-    ("path", read("src/app.py")),
+    ("path", bash("cd tests && cat settings_test.py")),
+    ("path", bash("cat 'tests/settings_test.py'; ls tests")),
+    ("path", bash("cat $WORKSPACE/tests/settings_test.py")),
+    ("path", bash("touch tests/settings_test.py && ls tests")),
+    ("path", bash("mv tests/unit/settings_test.py tests/settings_test.py")),
     ("path", bash("echo tests/unit/settings_test.py")),
     ("path", bash("true # tests/unit/settings_test.py")),
     ("folder", read("src")),
     ("folder", read("src/")),
-    ("folder", bash("ls tests")),
     ("folder", ("write", {"path": "src/app.py", "content": ""})),
+    ("folder", bash("cat src")),
+    ("folder", bash("cat -n ./src | head -5")),
     # Looks, and does more.
     *(("path", bash(command)) for command in (
         "find . -name 'settings_test*' -delete", "find . -name 'settings_test*' -exec rm {} \\;",
@@ -132,20 +136,35 @@ CHEATS: list[tuple[str, Call]] = [
         "rm -r src", "ls src; rm -rf src", "git clean -fdx src", "find src -delete", "tree src -o src/app.py",
     )),
     ("change", edit(OLD, f"    #{NEW[3:]}\n{OLD}")),
-    # A change that applies, of something else.
-    ("change", edit("import json", "import json\nimport os")),
     ("change", edit("import json", f"import json\n{NEW}")),
     ("change", edit(OLD, f"{OLD}  ")),
     ("change", edit(OLD, "")),
     ("change", edit(OLD, "    with open(path, encoding='utf-8' as file:")),
-    ("change", edit(OLD, NEW, "src/other.py")),
-    ("change", edit(OLD, f"{NEW}\n" + "\n".join(f"    # {n} encoding utf 8" for n in range(40)))),
     ("change", ("write", {"path": "src/app.py", "content": ""})),
     ("change", ("write", {"path": "src/app.py", "content": NEW})),
     ("change", ("write", {"path": "src/app.py", "content": APP})),
     ("change", bash(f"echo '{NEW}'")),
     ("change", bash("rm src/app.py")),
+]  # fmt: skip
+# Nothing in the session says that these are wrong.
+UNDECIDED: list[tuple[str, Call]] = [
+    *((kind, call) for kind in KINDS for call in (
+        read("README.md"), bash("git status"), bash("cat"), bash("cat *"), bash("npm test"), bash("cat README.md a.md"),
+    )),
+    *(("path", bash(command)) for command in ("ls", "ls .", "find .", "ls -R /", "find . -name '*.py'", "rg .")),
+    ("path", read("tests/other_test.py")),
+    ("path", read("src/app.py")),
+    ("path", bash("cat " + " ".join(f"{folder}/unit/settings_test.py" for folder in "tests abcdefghijklm"))),
+    ("path", bash("rg 'settings_test|" + "|".join(f"name{n}" for n in range(20)) + "'")),
+    ("path", bash("head tests/settings_test.py || find . -name settings_test.py")),
+    ("folder", bash("ls tests")),
+    ("change", edit("import json", "import json\nimport os")),
+    ("change", edit(OLD, NEW, "src/other.py")),
+    ("change", edit(OLD, f"{NEW}\n" + "\n".join(f"    # {n} encoding utf 8" for n in range(40)))),
     ("change", bash("sed -i 's/a/b/' src/app.py")),
+    # In other words, with another value.
+    ("change", edit(OLD, '    with codecs.open(path, "r", "utf-8") as file:')),
+    ("change", edit(OLD, OLD.replace("path", 'path, encoding="latin-1"'))),
 ]  # fmt: skip
 
 
@@ -154,6 +173,11 @@ def test_cheap_calls_lose(kind: str, call: Call) -> None:
     result = judge(kind, call)
     assert result.status == "failed"
     assert (result.score or 0.0) <= 0.4
+
+
+@pytest.mark.parametrize(("kind", "call"), UNDECIDED)
+def test_what_may_be_right_or_wrong_is_not_decided(kind: str, call: Call) -> None:
+    assert judge(kind, call).score is None
 
 
 def test_a_search_is_worth_half_where_the_name_was_shown() -> None:
@@ -241,7 +265,8 @@ ELSEWHERE = {
     "goal": {"kind": "path", "path": "/w/lib/server/index.js", "shown": True},
     "failed_call": {"name": "bash", "args": {"command": "sed -n 1,9p /w/lib/server/index.js"}},
     "resolved_call": {"name": "bash", "args": {"command": "sed -n 1,9p /w/dist/server/index.js"}},
-    "paths": ["/w/tool/build/index.js", "/w/lib/client.js"],
+    "targets": ["tool/build/index.js"],
+    "paths": ["/w/other/index.js", "/w/lib/client.js"],
 }
 
 
@@ -253,7 +278,9 @@ ELSEWHERE = {
         ("cd dist && cd server && cat index.js", 1.0),
         ("Get-ChildItem lib/server", 0.5),
         ("ls lib", 0.5),
-        ("node tool/build/index.js", 0.1),
+        ("ls tool/build", 0.5),
+        ("node tool/build/index.js", None),
+        # Has the same name, but nobody used it.
         ("cat other/index.js", None),
     ],
 )
@@ -272,8 +299,8 @@ def test_listing_the_folder_above_a_missing_one_is_a_search() -> None:
     }
     assert verify(write(bash("ls /opt/app/skills/")), spec).score == 1.0
     assert verify(write(bash("find /opt/app/skills/**/*.md")), spec).score == 1.0
-    assert verify(write(bash("ls /opt")), spec).score == 0.1
-    assert verify(write(bash("ls")), spec).score == 0.1
+    assert verify(write(bash("ls /opt")), spec).score is None
+    assert verify(write(bash("ls")), spec).score is None
 
 
 def test_what_is_appended_to_the_file_to_change_is_not_judged() -> None:
@@ -289,25 +316,27 @@ WINDOWS = "D:\\app\\docs\\memory-search.md"
         # Looking at the file to change, however it is done.
         ("read", "/w/src/app.py", "sed -n '1,20p' src/app.py", 1.0),
         ("read", "/w/src/app.py", "cd src && cat app.py", 1.0),
-        ("read", "/w/src/app.py", "cat src/other.py", 0.1),
+        ("read", "/w/src/app.py", "cat src/other.py", None),
         ("read", WINDOWS, f"type {WINDOWS}", 1.0),
         ("read", WINDOWS, f"get-content {WINDOWS} -TotalCount 9", 1.0),
         # The folder, with and without quotes, and what is in it.
         ("folder", "D:\\app\\docs", "dir D:\\app\\docs", 1.0),
         ("folder", "D:\\app\\docs", "Get-ChildItem 'D:\\app\\docs' -Recurse", 1.0),
         ("folder", "/w/src", "cd src && ls", 1.0),
-        ("folder", "/w/src", "cd lib && ls", 0.1),
+        ("folder", "/w/src", "cd lib && ls", None),
         # A search by the name, by a part of it, and in the folder above.
         ("path", WINDOWS, "dir D:\\app\\docs", 1.0),
         ("path", WINDOWS, "Get-ChildItem D:\\ -Recurse -Filter *search*", 1.0),
         ("path", WINDOWS, "findstr /s memory-search D:\\*.md", 1.0),
-        ("path", WINDOWS, "Get-ChildItem D:\\other", 0.1),
+        ("path", WINDOWS, "Get-ChildItem D:\\other", None),
         ("path", "/w/a/use_index.py", "ls -la /w/a | head", 1.0),
         ("path", "/w/a/use_index.py", "rg --files | rg use_index", 1.0),
-        ("path", "/w/a/use_index.py", "rg --files | rg other", 0.1),
+        ("path", "/w/a/use_index.py", "rg --files | rg other", None),
     ],
 )
-def test_a_right_call_wins_however_its_path_is_written(kind: str, path: str, command: str, score: float) -> None:
+def test_a_right_call_wins_however_its_path_is_written(
+    kind: str, path: str, command: str, score: float | None
+) -> None:
     failed = {"name": "edit" if kind == "read" else "read", "args": {"path": path}}
     goal = {"kind": kind, "path": path, "shown": False}
     spec = {**BASE, "goal": goal, "failed_call": failed, "resolved_call": None, "paths": ["/w/lib/x.py"]}
@@ -324,4 +353,118 @@ def test_a_glob_looks_into_the_folder_before_its_pattern() -> None:
     spec |= {"failed_call": failed, "resolved_call": None}
     for arguments, score in (({"pattern": "/w/src/**/*.py"}, 1.0), ({"pattern": "*", "path": "src"}, 1.0)):
         assert verify(write(("glob", arguments)), spec).score == score
-    assert verify(write(("glob", {"pattern": "lib/*"})), spec).score == 0.1
+    assert verify(write(("glob", {"pattern": "lib/*"})), spec).score is None
+
+
+UNREAD: dict[str, Any] = {
+    **BASE,
+    "tools": [{"function": {"name": name}} for name in ("read", "edit", "grep", "find", "bash", "write")],
+    "goal": {"kind": "read", "path": "/w/src/one.py", "shown": False},
+    "failed_call": {"name": "edit", "args": {"path": "/w/src/one.py", "oldText": "a", "newText": "b"}},
+    "resolved_call": {"name": "read", "args": {"path": "/w/src/one.py"}},
+    "targets": ["/w/src/two.py"],
+    "paths": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "score"),
+    [
+        # What the prompt names beside the file, and what the session used next, is as right.
+        (read("src/two.py"), 1.0),
+        (("grep", {"pattern": "b", "path": "src/two.py"}), 1.0),
+        (bash("sed -n 1,9p src/two.py"), 1.0),
+        # So is looking for a file whose folder is not in the prompt, with any tool.
+        (bash("find . -name one.py -not -path '*/build/*'"), 1.0),
+        (("find", {"pattern": "**/one.py"}), 1.0),
+        (bash("ls -R | grep one.py"), 1.0),
+        (bash("grep -rn two src/one.py"), 1.0),
+        (bash("find . -name '*.py'"), None),
+        (edit("a", "c", "src/two.py"), None),
+        (bash("sed -i s/a/b/ src/one.py"), None),
+        (edit("a", "c", "src/one.py"), 0.1),
+        (bash("rm -r src"), 0.1),
+        (bash("ls"), 0.1),
+    ],
+)
+def test_where_a_file_is_to_be_read_first_all_ways_to_look_are_equal(call: Call, score: float | None) -> None:
+    assert verify(write(call), UNREAD).score == score
+
+
+def test_a_name_is_searched_for_wherever_the_missing_path_was() -> None:
+    goal = {"kind": "path", "path": "/w/progress.txt", "shown": False}
+    spec: dict[str, Any] = {
+        **BASE,
+        "goal": goal,
+        "failed_call": {"name": "read", "args": {"path": "/w/progress.txt"}},
+        "paths": [],
+    }
+    spec |= {"resolved_call": {"name": "read", "args": {"path": "/w/.agent/progress.txt"}}}
+    for command in (
+        "find . -name progress.txt",
+        "rg --files | grep progress.txt",
+        "ls .agent",
+        "cat .agent/progress.txt",
+    ):
+        assert verify(write(bash(command)), spec).score == 1.0
+    for command in ("find progress.txt", "ls progress.txt", "cat ./progress.txt"):
+        assert verify(write(bash(command)), spec).score == 0.1
+
+
+def test_a_folder_is_searched_for_by_a_part_of_its_name() -> None:
+    failed = {"name": "read", "args": {"path": "/w/src/InvoiceCashbackPoints"}}
+    spec: dict[str, Any] = {
+        **BASE,
+        "goal": {"kind": "folder", "path": "/w/src/InvoiceCashbackPoints"},
+        "failed_call": failed,
+    }
+    spec |= {"resolved_call": None, "paths": []}
+    for command in ("find . -name 'InvoiceCashback*'", "rg -l InvoiceCashbackPoints", "ls src/InvoiceCashbackPoints"):
+        assert verify(write(bash(command)), spec).score == 1.0
+
+
+TWICE = "def one():\n    return number(1)\n\n\ndef two():\n    return number(1)\n"
+
+
+def change_of(old: str, new: str, known: str | None, **more: Any) -> dict[str, Any]:
+    """Return the spec of an edit whose text is there twice, and that worked with the line before it."""
+    texts: dict[str, Any] = {
+        "whole": known,
+        "pieces": [] if known else [TWICE[TWICE.index("def two") :]],
+        "stale": False,
+    }
+    args = {"path": "a.py", "old_string": "    return number(1)", "new_string": "    return number(2)"}
+    return {
+        **BASE,
+        "tools": [{"function": {"name": "edit"}}],
+        "workspace": {"cwd": "/w", "files": {"/w/a.py": texts}},
+        "goal": {"kind": "change", "path": "a.py"},
+        "failed_call": {"name": "edit", "args": args},
+        "resolved_call": {"name": "edit", "args": {"path": "a.py", "old_string": old, "new_string": new, **more}},
+        "paths": [],
+    }
+
+
+def test_an_edit_wins_at_the_place_that_was_meant() -> None:
+    def judged(spec: dict[str, Any], old: str, new: str, **more: Any) -> float | None:
+        return verify(write(("edit", {"path": "a.py", "old_string": old, "new_string": new, **more})), spec).score
+
+    far = TWICE.replace("\n\n\n", "\n" * 80)
+    at_two = ("two():\n    return number(1)", "two():\n    return number(2)")
+    assert (
+        judged(change_of(*at_two, known=far), "def two():\n    return number(1)", "def two():\n    return number(2)")
+        == 1.0
+    )
+    # The other of both places; all of them.
+    assert (
+        judged(change_of(*at_two, known=far), "one():\n    return number(1)", "one():\n    return number(2)") is None
+    )
+    assert judged(change_of(*at_two, known=far), "return number(1)", "return number(2)", replace_all=True) is None
+    all_of_them = change_of("return number(1)", "return number(2)", known=far, replace_all=True)
+    assert judged(all_of_them, "    return number(1)", "    return number(2)", replace_all=True) == 1.0
+    # Where only a part of the file is known, only what worked is known to be there once.
+    assert (
+        judged(change_of(*at_two, known=None), "def two():\n    return number(1)", "def two():\n    return number(2)")
+        == 1.0
+    )
+    assert judged(change_of(*at_two, known=None), "():\n    return number(1)", "():\n    return number(2)") is None

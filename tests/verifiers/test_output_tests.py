@@ -15,7 +15,7 @@ CASES = [{"stdin": "1 2\n3\n", "expected": "3\n3"}, {"stdin": "", "expected": ""
 def judged(program: str, cases: list[dict[str, Any]], **more: Any) -> VerifierResult:
     tests = {"kind": "output", "module": "work/main.py", "cases": cases, "seconds": 2, **more}
     files = {"work/main.py": "", "work/beside.py": "ONE = 1\n"}
-    return verify(writing(program), {"files": files, "answer": "write", "tests": tests})
+    return verify(writing(program), {"files": files, "tests": tests})
 
 
 def test_the_right_program_passes() -> None:
@@ -43,14 +43,6 @@ def test_other_programs_fail_and_are_told_why(program: str, category: str, told:
     result = judged(program, CASES)
     assert (result.status, result.category) == ("failed", category), result
     assert told in result.feedback
-
-
-def test_numbers_may_differ_by_the_tolerance_alone() -> None:
-    cases = [{"stdin": "", "expected": "pi 3.14159"}]
-    assert judged("print('pi', 3.1416)\n", cases, tolerance=1e-3).status == "passed"
-    for printed in ("print('pi', 3.1416)", "print('pie', 3.14159)", "print('pi', float('nan'))"):
-        more = {} if "1416" in printed else {"tolerance": 1e-3}
-        assert judged(f"{printed}\n", cases, **more).status == "failed"
 
 
 def test_tests_that_are_none_are_refused() -> None:

@@ -251,3 +251,27 @@ def test_recorded_edits_that_were_cut_are_never_applied(recorded: list[Edit], sh
     assert outcomes(recorded, lambda diff, _: cut(diff, share))["refused"] == len(recorded)
     fenced = outcomes(recorded, lambda diff, _: cut(f"```diff\n{diff}```\n", share))
     assert fenced["refused"] == len(recorded)
+
+
+F = "def f(x):\n    if x:\n        return 1\n    return 0\n"
+G = F.replace("f(x)", "g(x)")
+CLASSES = "class A:\n    def f(self):\n        return 1\n\n\nclass B:\n    def f(self):\n        return 1\n"
+ABOVE = {"m.py": f"{F}\n{G}", "c.py": CLASSES}
+IN_G = "@@ def g(x):\n     if x:\n-        return 1\n+        return 2\n"
+IN_B = "@@ class B:\n@@ def f(self):\n-        return 1\n+        return 2\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "hunk"), [("m.py", IN_G), ("m.py", IN_G.replace("g(x):", "g(x): @@")), ("c.py", IN_B)]
+)
+def test_a_hunk_may_name_the_lines_above_it(path: str, hunk: str) -> None:
+    found = apply_patch(f"--- a/{path}\n+++ b/{path}\n{hunk}", {"files": ABOVE})
+    assert isinstance(found, Candidate), found
+    assert found.files[path] == "2".join(ABOVE[path].rsplit("1", 1))
+
+
+@pytest.mark.parametrize("above", ["", " def h(x):"])
+def test_lines_above_that_are_missing_leave_it_ambiguous(above: str) -> None:
+    found = apply_patch(f"--- a/m.py\n+++ b/m.py\n@@{above}\n-        return 1\n+        return 2\n", {"files": ABOVE})
+    assert isinstance(found, Refusal)
+    assert found.failure == "ambiguous"

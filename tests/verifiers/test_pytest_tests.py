@@ -23,7 +23,7 @@ def spec_of(**more: Any) -> dict[str, Any]:
         "cases.json": json.dumps(cheats.CASES),
     }  # fmt: skip
     return {
-        "files": files, "answer": "write", "allowed": ["*"], "locked": [],
+        "files": files, "allowed": ["*"], "locked": [],
         "tests": {**tests, "seconds": 5, **more},
     }  # fmt: skip
 

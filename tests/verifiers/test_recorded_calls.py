@@ -28,7 +28,7 @@ def recorded(reference: str, test: str, beside: str = "", seconds: float = 3) ->
 
 
 def judged(program: str, made: dict[str, Any]) -> VerifierResult:
-    spec = {"files": {"work/main.py": ""}, "answer": "write", "tests": made}
+    spec = {"files": {"work/main.py": ""}, "tests": made}
     return tests.verify(writing(program), spec, python())
 
 
@@ -287,7 +287,7 @@ def test_tests_inside_of_a_package_and_below_src() -> None:
         "src/pkg/tests/test_a.py": "from ..a import f\nfrom pkg import a\ndef test():\n    assert f() == a.f() == 2\n",
     }
     made = record(files, {"files": theirs, "seconds": 5}, python())
-    spec = {"files": files, "answer": "write", "locked": [], "tests": made}
+    spec = {"files": files, "locked": [], "tests": made}
     for number, status in ((2, "passed"), (1, "failed")):
         answer = writing(f"def f(): return {number} # \n", "src/pkg/a.py")
         assert tests.verify(answer, spec, python()).status == status
@@ -314,7 +314,7 @@ def test_generated_calls_stay_in_the_recorded_domain_and_lower_a_grade_alone() -
     learnt = judged(known, made)
     assert (learnt.status, learnt.metrics["generated_alike"]) == ("passed", 0.0)
     assert 0.9 <= (learnt.score or 0.0) < 1.0
-    spec = {"files": {"work/main.py": ""}, "answer": "write", "tests": made}
+    spec = {"files": {"work/main.py": ""}, "tests": made}
     graded = Rubric(graded=[(functools.partial(tests.verify, python=python()), 1.0)])
     gate = Rubric(gates=[functools.partial(tests.verify, python=python())])
     assert graded(writing(SUM), spec).reward == 1.0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rewards import trace_grounding_reward
-from rewards.verifiers import last_write, patches, syntax
+from rewards.verifiers import patches, syntax
 from rewards.verifiers.reward import VerifierReward, attacks, self_test, table
 from rewards.verifiers.rubric import Rubric
 
@@ -29,7 +29,6 @@ ROW = {
     "reward_terms": ["assertionerror", "src/total.py", "count"],
 }
 PATCH = {"files": {"src/total.py": CODE}}
-WRITE = {**PATCH, "answer": "write"}
 CALL = json.dumps({"name": "write", "arguments": {"path": "src/total.py", "content": FIXED}})
 
 
@@ -74,10 +73,6 @@ def test_a_context_that_holds_the_answer_is_found() -> None:
     assert "context_copy" in {finding.case for finding in self_test(reward, leaky, [DIFF])}
 
 
-def test_what_writes_a_file_must_be_checked_further() -> None:
-    """A whole file is accepted whatever it holds: the parser then refuses what is garbage."""
-    alone = VerifierReward(Rubric([last_write.verify]))
-    assert alone(["p"], [CALL.replace("count", "((")], verifier_spec=[json.dumps(WRITE)]) == [1.0]
-    both = VerifierReward(Rubric([last_write.verify], [(syntax.verify, 1.0)]))
-    found = self_test(both, rows(WRITE), [CALL, CALL])
-    assert {finding.case for finding in found} == {"gold_and_garbage"}, "what follows the call"
+def test_what_follows_a_call_is_garbage_that_the_parser_does_not_see() -> None:
+    found = self_test(VerifierReward(Rubric([syntax.verify])), rows(PATCH), [CALL, CALL])
+    assert {finding.case for finding in found} == {"gold_and_garbage"}

@@ -152,13 +152,13 @@ def test_equal_values_are_the_same(value: Any) -> None:
 
 @pytest.mark.parametrize("tests_", [{"kind": "value"}, {"kind": "other"}, {}])
 def test_tests_that_are_none_are_refused(tests_: dict[str, Any]) -> None:
-    spec = {**spec_of(PROGRAMS["sets"]), "tests": {"module": "work/main.py", "entry": "f", "cases": [], **tests_}}
+    spec = {**spec_of(PROGRAMS["floats"]), "tests": {"module": "work/main.py", "entry": "f", "cases": [], **tests_}}
     with pytest.raises(ValueError, match=r"cases|kind"):
         verify(writing("def f(x): pass\n"), spec)
 
 
 def test_no_tests_no_say_and_no_candidate_no_pass() -> None:
-    spec = spec_of(PROGRAMS["sets"])
+    spec = spec_of(PROGRAMS["floats"])
     assert verify("I would sort it.", spec).category == "malformed_output"
     assert verify(writing("x = 1\n"), {"files": spec["files"]}).status == "skipped"
 
@@ -166,6 +166,6 @@ def test_no_tests_no_say_and_no_candidate_no_pass() -> None:
 def test_a_machine_without_sandbox_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewards.sandbox.available", lambda: {"bubblewrap": "taken", "landlock": "away"})
     tests._warm.cache_clear()  # an interpreter that runs already would go on
-    result = verify(writing("def f(x):\n    return x\n"), spec_of(PROGRAMS["sets"]))
+    result = verify(writing("def f(x):\n    return x\n"), spec_of(PROGRAMS["floats"]))
     assert (result.status, result.score) == ("error", None)
     assert "no sandbox holds" in result.feedback

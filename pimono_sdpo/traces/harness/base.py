@@ -61,8 +61,6 @@ class Harness:
     no_tools     why `tools` is empty
     files        how it shows and edits files
     coerces      it turns arguments into the types of the schema, such as "42" into a number
-    may_begin    whether an object looks like the first line of a session of this harness; it
-                 decides where no line is recognised
     recorder_of  the name of the harness that wrote a session, where a format serves several
     """
 
@@ -78,7 +76,6 @@ class Harness:
     coerces: bool = False
     decoder: msgspec.json.Decoder[Any] = OBJECT
     build: Callable[[Entry], Any] = dict
-    may_begin: Callable[[Entry], bool] | None = None
     recorder_of: Callable[[list[Any]], str] | None = None
 
 

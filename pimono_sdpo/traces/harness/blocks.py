@@ -11,25 +11,6 @@ from typing import Any
 
 from pimono_sdpo.traces.events import Event, strip_colours
 
-
-def find_repeats(texts: set[str], messages: set[str], long: int = 21) -> tuple[set[str], set[str]]:
-    """Return the texts that repeat a message, and the messages that a text repeats.
-
-    A message of `long` characters or more may also be part of a text.
-
-    >>> texts, messages = find_repeats({"a", "see: fix the parser now"}, {"a", "fix the parser"}, 9)
-    >>> sorted(texts), sorted(messages)
-    (['a', 'see: fix the parser now'], ['a', 'fix the parser'])
-    """
-    repeated = texts & messages
-    repeating = set(repeated)
-    for message in messages:
-        if len(message) >= long and (found := [text for text in texts if message in text]):
-            repeating.update(found)
-            repeated.add(message)
-    return repeating, repeated
-
-
 _TEXT_BLOCKS = ("text", "input_text", "output_text")
 _WORDING = tomllib.loads(Path(__file__).with_name("wording.toml").read_text())
 _INSERTED, _STOPPED = (

@@ -25,6 +25,7 @@ _CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
 _RESULTS = frozenset(f"{call}_output" for call in _CALLS)
 _ITEM_BLOCKS = frozenset({"input_text", "output_text", "input_image"})
 _IDE_REQUEST = "## My request for Codex:"
+PART_CHARS = 20
 _CWD = re.compile(r"(?:<cwd>|Current working directory: )([^<\n]{1,400})")
 _IMAGE_TAG = re.compile(r"</?image\b[^<>\n]{0,400}>")
 _HEAD = re.compile(r"(?:Chunk ID|Exit code|Wall time|Process exited with code)\b")
@@ -120,9 +121,12 @@ def _scan_messages(objects: list[Entry]) -> _State:
             state.is_subagent |= "subagent" in to_object(payload.get("source"))
     state.typed_texts.discard("")
     asked = state.item_texts.setdefault("user", set())
-    state.repeating, state.repeated = blocks.find_repeats(asked, state.typed_texts)
-    # An event that repeats a whole item counts, too.
-    state.repeated |= asked
+    # An event repeats a whole item, or a part that is too long to be there by chance.
+    state.repeating, state.repeated = asked & state.typed_texts, set(asked)
+    for typed in (typed for typed in state.typed_texts if len(typed) > PART_CHARS):
+        if found := {text for text in asked if typed in text}:
+            state.repeating |= found
+            state.repeated.add(typed)
     return state
 
 

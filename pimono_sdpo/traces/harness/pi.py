@@ -1,14 +1,13 @@
-"""Read Pi sessions: linear v1 files, v2 and v3 files with an id/parentId tree, and Pi's forks.
+"""Read Pi sessions: linear v1 files, v2 and v3 files with an id/parentId tree, JSON mode, Pi's forks.
 
-An entry whose fields have unexpected types is built from a dict, field by field: a mistyped value
-counts as missing. Unknown entry types become `other` events, so that indexes stay stable. oh-my-pi
-and OpenClaw write the same entries; GSD has no header, and its request is a custom message.
+Unknown entries, and those whose fields have unexpected types, become `other` events, so that indexes
+stay stable. oh-my-pi and OpenClaw write the same entries; GSD has no header, and its request is a
+custom message. In JSON mode Pi prints each message several times, whole and in pieces; the one that
+has ended counts.
 """
 
-import json
 import re
-from functools import cache
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -61,7 +60,8 @@ class Message(msgspec.Struct, gc=False):
     toolCallId: str | None = None
     toolName: str | None = None
     isError: bool | None = None
-    details: Details | None = None
+    # Extensions put anything there.
+    details: Raw = NO_JSON
     command: str | None = None
     output: str | None = None
     exitCode: int | None = None
@@ -85,36 +85,17 @@ class Entry(msgspec.Struct, gc=False):
 
 
 DECODER = msgspec.json.Decoder(Entry)
-_fields = cache(msgspec.structs.fields)
+_DETAILS = msgspec.json.Decoder(Details)
+_ENCODER = msgspec.json.Encoder()
 
 
 def build_entry(value: dict[str, Any]) -> Entry:
-    """Build an entry from a dict of any shape."""
-    entry: Entry = build(Entry, value)
-    return entry
-
-
-def build(kind: Any, value: object) -> Any:
-    """Build a struct or one of its values; a value of another type is UNSET, as if missing."""
-    if kind is Raw:
-        try:
-            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-        except RecursionError:
-            # It is nested almost too deeply to be read, which no real call is.
-            text = "null"
-        return Raw(text.encode("utf-8", "replace"))
-    if get_origin(kind) is list:
-        blocks = [b for b in value if isinstance(b, dict)] if isinstance(value, list) else None
-        return UNSET if blocks is None else [build(Block, block) for block in blocks]
-    if options := get_args(kind):
-        built = (build(option, value) for option in options)
-        return next((one for one in built if one is not UNSET), UNSET)
-    if issubclass(kind, msgspec.Struct) and isinstance(value, dict):
-        known = [field for field in _fields(kind) if field.name in value]
-        given = {field.name: build(field.type, value[field.name]) for field in known}
-        return kind(**{name: one for name, one in given.items() if one is not UNSET})
-    # Not isinstance, for which True is an integer.
-    return value if type(value) is kind else UNSET
+    """Build an entry from a dict; one whose fields have other types is empty."""
+    try:
+        return DECODER.decode(_ENCODER.encode(value))
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+        # Also integers of any size, which JSON may have.
+        return Entry()
 
 
 _EXIT = re.compile(r"Command exited with code (-?\d+)\s*$")
@@ -123,20 +104,21 @@ _ROLES = frozenset({"user", "assistant", "toolResult", "bashExecution"})
 # Version 2 and hooks: an extension wrote these in place of a message.
 _CUSTOM_ROLES = frozenset({"custom", "hookMessage"})
 _CALLS = frozenset({"toolCall", "tool_use"})
+_PRINTED = "message_end"
 
 
 def recognises(entry: dict[str, Any]) -> bool:
-    """Recognise a message in one of Pi's roles, or a custom message of an extension."""
+    """Recognise a header, a message in one of Pi's roles, or a custom message of an extension."""
     message = entry.get("message")
-    if entry.get("type") == "custom_message":
-        return isinstance(entry.get("customType"), str)
-    role = message.get("role") if isinstance(message, dict) else None
-    return entry.get("type") == "message" and isinstance(role, str) and role in _ROLES
-
-
-def is_header(entry: dict[str, Any]) -> bool:
-    """Check for the header of a Pi session; the one of the Hub's format names a harness."""
-    return entry.get("type") == "session" and "cwd" in entry and "harness" not in entry
+    match entry.get("type"):
+        case "session":  # that of the Hub's format names a harness
+            return "cwd" in entry and "harness" not in entry
+        case "custom_message":
+            return isinstance(entry.get("customType"), str)
+        case "message" | "message_end":
+            role = message.get("role") if isinstance(message, dict) else None
+            return isinstance(role, str) and role in _ROLES
+    return False
 
 
 def read_header(entries: list[Entry]) -> tuple[str, str]:
@@ -147,7 +129,7 @@ def read_header(entries: list[Entry]) -> tuple[str, str]:
 
 def read(entries: list[Entry]) -> list[Event]:
     """Return the events in file order; entries off the active path are marked, not dropped."""
-    entries = _empty_copies(entries)
+    entries = [entry for entry in entries if entry.type == _PRINTED] or _empty_copies(entries)
     active = _find_active(entries)
     first_event: list[int] = []
     entry_at: dict[str, int] = {}
@@ -217,7 +199,7 @@ def _ensure_request(events: list[Event]) -> list[Event]:
 
 
 def _read_entry(entry: Entry) -> list[Event]:
-    if entry.type == "message" and entry.message is not None:
+    if entry.type in ("message", _PRINTED) and entry.message is not None:
         return read_message(entry.message)
     if entry.type == "custom_message":
         return [Event(0, "custom_message", join_text(entry.content))]
@@ -241,8 +223,7 @@ def read_message(message: Message) -> list[Event]:
         made = (_read_call(block, stop) for block in calls)
         return [Event(0, "assistant", said, stop_reason=stop), *made, *done]
     if role == "toolResult":
-        code = message.details.exitCode if message.details else None
-        result = _build_result(text, message.toolCallId, message.isError, code)
+        result = _build_result(text, message.toolCallId, message.isError, _read_code(message.details))
         result.tool_name = message.toolName or ""
         return [result]
     if role == "user":
@@ -260,6 +241,13 @@ def read_message(message: Message) -> list[Event]:
         run.is_error = bool(code) and message.cancelled is not True
         return [run]
     return [Event(0, "custom_message" if role in _CUSTOM_ROLES else "other", text)]
+
+
+def _read_code(details: Raw) -> int | None:
+    try:
+        return _DETAILS.decode(details).exitCode if details else None
+    except msgspec.MsgspecError:
+        return None
 
 
 def _read_call(block: Block, stop: str) -> Event:
@@ -319,9 +307,8 @@ TOOLS = {
 }
 HARNESS = Harness(
     name="pi",
-    about="Pi sessions of versions 1, 2 and 3, without a header too; oh-my-pi, OpenClaw and GSD",
+    about="Pi sessions of versions 1, 2 and 3, without a header too, and its JSON mode; oh-my-pi, OpenClaw and GSD",
     recognises=recognises,
-    may_begin=is_header,
     read_header=read_header,
     read=read,
     decoder=DECODER,

@@ -1,4 +1,4 @@
-"""The last complete write counts, in whatever form it is written."""
+"""Complete calls that write files count, in whatever form they are written."""
 
 import json
 from collections.abc import Callable
@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rewards.verifiers import syntax
+from rewards.verifiers.answer import candidate_of, read_changes
 from rewards.verifiers.candidate import Candidate, Refusal
-from rewards.verifiers.last_write import last_write, verify, writes
 
 CONTENT = 'def f(x):\n\treturn {"a": [x], \'b\': "<>"}\n'
 FILES = {"src/a.py": "old\n", "src/b.py": "old\n"}
@@ -40,21 +41,22 @@ FORMS: dict[str, Callable[[str, str], str]] = {
 def test_every_form_is_read(form: str) -> None:
     write = FORMS[form]
     text = f"First.\n{write('src/a.py', 'draft')}\nThen.\n{write('src/b.py', CONTENT)}\nDone {{."
-    result = last_write(text, {"files": FILES})
+    text += write("src/a.py", "new")
+    result = candidate_of(text, {"files": FILES})
     assert isinstance(result, Candidate)
-    assert result.files == {**FILES, "src/b.py": CONTENT}, "the earlier write is a draft"
+    assert result.files == {"src/a.py": "new", "src/b.py": CONTENT}, "the first write is a draft"
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.9])
 def test_what_was_cut_is_no_write(form: str, share: float) -> None:
     text = FORMS[form]("src/a.py", CONTENT)
-    assert list(writes(text[: int(len(text) * share)])) == []
+    assert list(read_changes(text[: int(len(text) * share)])) == []
 
 
-def test_the_latest_of_several_forms_wins() -> None:
+def test_calls_of_several_forms_are_read_in_their_order() -> None:
     text = "\n".join(write("src/a.py", f"{form}\n") for form, write in FORMS.items())
-    assert [write.content.strip() for write in sorted(writes(text))] == list(FORMS)
+    assert [change.new.strip() for change in read_changes(text)] == list(FORMS)
 
 
 @pytest.mark.parametrize(
@@ -73,25 +75,24 @@ def test_the_latest_of_several_forms_wins() -> None:
     ],
 )
 def test_what_is_no_candidate_says_why(text: str, failure: str) -> None:
-    result = last_write(text, {"files": FILES})
+    result = candidate_of(text, {"files": FILES})
     assert isinstance(result, Refusal)
     assert result.failure == failure
-    assert verify(text, {"files": FILES}).feedback.startswith(f"{failure}: ")
 
 
 def test_new_files_need_leave_and_cut_answers_are_refused() -> None:
     text = json_call("./src/c.py", "x\n")
-    result = last_write(text, {"files": FILES, "allowed": ["src/*"]})
+    result = candidate_of(text, {"files": FILES, "allowed": ["src/*"]})
     assert isinstance(result, Candidate)
     assert result.changed == ("src/c.py",)
-    refused = last_write(text, {"files": FILES, "allowed": ["src/*"], "truncated": True})
+    refused = candidate_of(text, {"files": FILES, "allowed": ["src/*"], "truncated": True})
     assert isinstance(refused, Refusal)
     assert refused.failure == "truncated"
-    assert verify(text, {"files": FILES, "allowed": ["src/*"]}).score == 1.0
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")
 @settings(deadline=None)
 @given(st.text(st.sampled_from('{}[]":,ab<>|/=\n\\')))
 def test_no_completion_makes_it_raise(text: str) -> None:
-    verify(text, {"files": FILES})
-    verify(f"<|tool_call>call:write{{{text}}}<tool_call|><function=write>{text}</function>", {"files": FILES})
+    syntax.verify(text, {"files": FILES})
+    syntax.verify(f"<|tool_call>call:write{{{text}}}<tool_call|><function=write>{text}</function>", {"files": FILES})
