@@ -160,6 +160,11 @@ _SAYS_FIXED = re.compile(
     r"|\bspotlessApply\b|\bspotless:apply\b|\b[1-9]\d* fixed\b|\breformatted\b"
     r"|files were modified by this hook"
 )
+_HIDDEN = re.compile(
+    r"\$\([^)\n]*\b(?:sed\s+-\w*i|perl|tee|mv|cp|rm)\b|"
+    r"`[^`\n]*\b(?:sed|perl|tee|mv|cp|rm|git|python3?|node)\b[^`\n]*`|\b(?:exec\s+)?[3-9]>(?!&)"
+    r"|(?<!\d)2>>?\s*(?!&|/dev/|\$?(?i:null?)\b)\S|\bfd(?:find)?\b.*\s(?:-x|-X|--exec|--exec-batch)\b"
+)
 # They may format what they check, and report it.
 _CHECKS = re.compile(r"\b(?:check|lint|biome|eslint|ruff|commit)\b")
 # They do format, and may not report every file.
@@ -207,7 +212,7 @@ def find_changes(command: str, output: str, show: Show = lambda path: None) -> C
     changes = Changes()
     pipelines = parse_once(command)
     # Only the beginning of a longer one is parsed.
-    changes.anything = len(command) > MAX_CHARS or _runs_for_each(command)
+    changes.anything = len(command) > MAX_CHARS or _runs_for_each(command) or bool(_HIDDEN.search(command))
     for pipeline in pipelines:
         for stage in pipeline.stages:
             changes.anything |= _is_script(stage)
