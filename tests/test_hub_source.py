@@ -7,7 +7,8 @@ from time import sleep
 
 import pytest
 
-from pimono_sdpo.samples import SAMPLE_SESSIONS, is_intact, write_export
+from pimono_sdpo.samples import SAMPLE_SESSIONS
+from tests.exports import is_intact, write_export
 from tests.loopback_hub import TOKEN, LoopbackHub, run_client
 from tests.loopback_hub.call import EXPIRED_TOKEN, OTHER_TOKEN
 
