@@ -347,9 +347,9 @@ class SDPO(Method):
         if not self.job.preflight_rows or self.args.use_vllm or self.job.mode == "smoke":
             return None
         lengths = self.fitted.lengths["teacher_prompt"]
-        probe = preflight.probe(self.build().trainer, self.job.preflight_rows, lengths.index(max(lengths)))
-        found = preflight.summarise(probe, self.args, len(self.fitted.rows), hardware)
-        return found, preflight.stops_of(found, self.args.method), probe.peak_bytes
+        trainer, longest = self.build().trainer, lengths.index(max(lengths))
+        found, peak = preflight.sample(trainer, self.job.preflight_rows, longest, hardware)
+        return found, preflight.stops_of(found, self.args.method), peak
 
     def make_trainer(self) -> DistillationTrainer:
         """Load the model and return the trainer with its teacher."""
