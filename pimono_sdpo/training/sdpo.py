@@ -35,7 +35,6 @@ from pimono_sdpo.training.rewards import (
     PASS_THROUGH,
     SEAM_TOKENS,
     TOKENS_READ_BACK,
-    TRACE_TEMPLATE,
     Feedback,
     FeedbackBuilder,
     Mode,
@@ -275,8 +274,7 @@ class SDPO(Method):
         ends = models.end_ids(self.model_args, self.revision)
         self.scoring = scoring_of(job.reward, job.gate, job.grade, self.tokenizer, ends)
         mode: Mode = job.feedback or ("trace" if self.scoring.feedback is None else "both")
-        trace_template = TRACE_TEMPLATE if job.trace_template is None else job.trace_template
-        self.feedback = Feedback(self.args.feedback_template, mode, trace_template, job.feedback_tokens)
+        self.feedback = Feedback(self.args.feedback_template, mode, tokens=job.feedback_tokens)
 
     def teaching(self) -> Json:
         """Return what decides the result beside TRL's arguments."""
