@@ -12,13 +12,13 @@ from pimono_sdpo.samples import write_samples
 
 
 @options
-class Options:
-    """Options of `demo sessions` and `demo model`."""
+class SessionsOptions:
+    """Options of `demo sessions`."""
 
-    out: Path = option("Folder to write to.")
+    out: Path = option("Folder to write the sessions to.")
 
 
-def sessions(options: Options) -> None:
+def sessions(options: SessionsOptions) -> None:
     """Write the sample sessions of the package in every layout.
 
     pimono-sdpo demo sessions --out traces
@@ -27,7 +27,14 @@ def sessions(options: Options) -> None:
     typer.echo(f"{len(written)} files with hand-written sample sessions are in {options.out}")
 
 
-def model(options: Options) -> None:
+@options
+class ModelOptions:
+    """Options of `demo model`."""
+
+    out: Path = option("Folder to write the model to.")
+
+
+def model(options: ModelOptions) -> None:
     """Write a tiny random model of a Gemma 4's class, for trials.
 
     pimono-sdpo demo model --out tiny-gemma4
