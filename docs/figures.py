@@ -109,7 +109,9 @@ def run_filter(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Filter the sample sessions; return the report and one row."""
     from pimono_sdpo.samples import write_samples
 
-    write_samples(folder / "traces")
+    traces = folder / "traces"
+    traces.mkdir(parents=True)
+    write_samples(traces)
     command = [sys.executable, "-m", "pimono_sdpo", "filter", "traces", "--out", "rows"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
     report = json.loads((folder / "rows" / "report.json").read_text())

@@ -201,8 +201,11 @@ def _list_causes(item: Finding, done: Sequence[Step]) -> list[Step]:
     changes = [one for one in done if one.tool in _CHANGES]
     if not changes:
         return [one for one in done if is_command(one.tool, one.target) and not only_reads(one.target)]
-    named = [one for one in changes if any(file in item["text"] for file in _list_files(one.target))]
-    return named or (changes if len({_find_file(one.target) for one in changes}) == 1 else [])
+    # Files of one name differ in their folder.
+    for parts in (2, 1):
+        if named := [one for one in changes if any(file in item["text"] for file in _list_files(one.target, parts))]:
+            return named
+    return changes if len({_list_files(one.target, 2)[0] for one in changes}) == 1 else []
 
 
 def _asks_for_help(command: str) -> bool:
@@ -254,10 +257,10 @@ def _find_file(target: str) -> str:
     return _list_files(target)[0]
 
 
-def _list_files(target: str) -> list[str]:
-    """Return the names of the files of a call, of which only a patch has several."""
+def _list_files(target: str, parts: int = 1) -> list[str]:
+    """Return the last parts of the paths of a call, of which only a patch has several."""
     paths = _PATCHED.findall(target) or [target]
-    return [re.split(r"[/\\]", path.rstrip("/\\"))[-1] for path in paths]
+    return ["/".join(re.split(r"[/\\]", path.rstrip("/\\"))[-parts:]) for path in paths]
 
 
 def _find_excuse(

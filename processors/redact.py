@@ -162,7 +162,6 @@ def redact(row: Row) -> dict[str, Any]:
     """Redact every text that can reach a training row; then shorten the calls after a failure."""
     found: list[str] = []
     names = row["identity"] if row["identity"] is None else tuple(row["identity"])
-
     known: set[str] = set()
 
     def clean(text: str) -> str:

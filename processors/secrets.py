@@ -95,8 +95,7 @@ def redact_secrets(text: str) -> tuple[str, list[str]]:
 
 def find_secret_values(text: str) -> list[str]:
     """Return the secrets in a text that are known again where nothing names them."""
-    found = (value for _, value in _redact_visible(text)[1])
-    return [value for value in found if re.fullmatch(r"[\w+=.-]+", value) and is_random(value, 12)]
+    return [v for _, v in _redact_visible(text)[1] if re.fullmatch(r"[\w+=.-]+", v) and is_random(v, 12)]
 
 
 def _redact_visible(text: str) -> tuple[str, list[Found]]:

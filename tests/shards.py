@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pimono_sdpo.cli import main
-from pimono_sdpo.samples import SAMPLE_SESSIONS, is_intact, write_export
+from pimono_sdpo.samples import SAMPLE_SESSIONS
+from tests.exports import is_intact, write_export
 from tests.traces import HEADER, bash, call, result, trace, user
 
 SESSIONS = [path for path in sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl")) if is_intact(path)]

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pimono_sdpo.samples import write_samples
 from pimono_sdpo.traces.sources import open_source, read_sessions
+from tests.exports import write_samples
 from tests.loopback_hub.forked import Forked
 
 # Prints the stages that were computed, one a line; what is reused adds no file to the cache.

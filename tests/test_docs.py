@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from pimono_sdpo.cli.command_line import COMMANDS, app, load
 from pimono_sdpo.options import flag_of
-from pimono_sdpo.samples import write_samples
+from tests.exports import write_samples
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])

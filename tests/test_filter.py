@@ -17,9 +17,10 @@ from pimono_sdpo.errors import EmptySelection, OutputError
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.runs import folders
 from pimono_sdpo.runs.folders import only_run
-from pimono_sdpo.samples import SAMPLE_SESSIONS, is_intact, write_export, write_samples
+from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.schema import SDPO_ROW
 from pimono_sdpo.traces import sources
+from tests.exports import is_intact, write_export, write_samples
 from tests.shards import all_bytes, cli, command, killed
 from tests.traces import HEADER, assistant, bash, call, trace, user
 

@@ -26,11 +26,12 @@ from datasets import Dataset
 from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
-from pimono_sdpo.samples import SAMPLE_SESSIONS, write_samples
+from pimono_sdpo.samples import SAMPLE_SESSIONS
 from tests.agent.suite_of_three import knows_some, write_suite
 from tests.chat_server import ChatServer, serve_chat
 from tests.duel.players import play
 from tests.duel.trajectories import write_pull_requests, write_trajectories
+from tests.exports import write_samples
 from tests.rollout_data import FIXED, OTHER, final, prose, read, rollout, write, write_folder
 
 GOLDEN = Path(__file__).parent / "data" / "golden.json"

@@ -165,6 +165,7 @@ def test_a_failure_is_resolved_by_what_does_the_same_or_has_what_was_missing(
         (["src/a.ts", "tailwind.config.ts"], "edit src/a.ts"),
         (["src/b.ts"], "edit src/b.ts"),
         (["src/b.ts", "src/c.ts"], "bash npm test"),
+        (["src/a.ts", "lib/a.ts"], "edit src/a.ts"),
         (["*** Begin Patch\n*** Update File: src/b.ts\n*** Update File: src/a.ts\n", "src/c.ts"], "edit *** Begin"),
     ],
 )
@@ -322,6 +323,8 @@ def test_evidence_belongs_to_its_request() -> None:
         ("C+2", True),
         ("ok", True),
         ("продовжи", True),
+        ("are you back?", True),
+        ("在吗", True),
         ("[media attached: /data/a.ogg (audio/ogg)]\n\n<media:audio>", True),
         ("System: [2026-03-19 12:10 GMT+8] WhatsApp gateway connected.", True),
         ("[Wed 2026-06-17 13:06 UTC] <<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nA task of a subagent has ended.", True),

@@ -11,11 +11,12 @@ import pytest
 
 from pimono_sdpo.errors import OwnCodeError
 from pimono_sdpo.own_code import OwnReward, list_own_files
-from pimono_sdpo.samples import SAMPLE_SESSIONS, write_samples
+from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.schema import Unit
 from pimono_sdpo.stage import source_hash
 from pimono_sdpo.traces.sources import load_sessions
 from processors import pipeline, run_pipeline
+from tests.exports import write_samples
 from tests.plug import ROOT
 
 MINE = """

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pimono_sdpo.filtering import FilterOptions, run_filter
-from pimono_sdpo.samples import write_samples
+from tests.exports import write_samples
 from tests.loopback_hub import TOKEN, LoopbackHub, run_client, run_python
 from tests.loopback_hub.call import EXPIRED_TOKEN, FINE_TOKEN
 from tests.loopback_hub.faults import Fault

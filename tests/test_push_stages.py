@@ -10,7 +10,7 @@ from pimono_sdpo.cli.pairs import write_pairs
 from pimono_sdpo.cli.steps import Options as StepOptions
 from pimono_sdpo.cli.steps import write_steps
 from pimono_sdpo.filtering import FilterOptions, run_filter
-from pimono_sdpo.samples import write_samples
+from tests.exports import write_samples
 from tests.loopback_hub import LoopbackHub, run_client
 from tests.rollout_data import OTHER, final, prose, read, rollout, write, write_folder
 from tests.test_push import push

@@ -7,8 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pimono_sdpo.failures import CATEGORIES
-from pimono_sdpo.samples import SAMPLE_SESSIONS, ExportLayout, write_export, write_samples
+from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.traces.layouts import detect_layout
+from tests.exports import ExportLayout, write_export, write_samples
 
 SESSIONS = sorted(SAMPLE_SESSIONS.glob("*.jsonl"))
 EXPECTED = json.loads((SAMPLE_SESSIONS.parent / "expected.json").read_text())

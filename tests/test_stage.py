@@ -9,12 +9,12 @@ import pytest
 from datasets import Dataset, Features, IterableDataset, Json, List, Value
 
 import pimono_sdpo
-from pimono_sdpo.samples import write_samples
 from pimono_sdpo.schema import PRINT, SDPO_ROW, SESSION, Unit
 from pimono_sdpo.stage import Filter, FlatMap, Map, apply, apply_all, iterate_rows, name_of, run_stages, source_hash
 from pimono_sdpo.traces.sources import load_sessions, open_source, read_sessions
 from processors import PIPELINE, pipeline, run_pipeline
 from processors.threshold import check_score
+from tests.exports import write_samples
 from tests.traces import HEADER, bash, trace, user
 
 NUMBER = Features({"n": Value("int64")})

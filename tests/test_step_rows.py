@@ -15,11 +15,11 @@ from pimono_sdpo.cli.older_names import sft_extract as extract
 from pimono_sdpo.cli.steps import Options as StepOptions
 from pimono_sdpo.cli.steps import run, write_steps
 from pimono_sdpo.errors import EmptySelection, PimonoError
-from pimono_sdpo.samples import write_samples
 from pimono_sdpo.schema import DROPPED_STEP, STEP
 from pimono_sdpo.stage import apply_all, run_stages
 from pimono_sdpo.suites.split import Leakage
 from processors.rollouts import steps, together
+from tests.exports import write_samples
 from tests.rollout_data import BUGGY, FIXED, OTHER, final, prose, read, rollout, write, write_folder
 
 Json = dict[str, Any]

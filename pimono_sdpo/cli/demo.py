@@ -1,4 +1,4 @@
-"""Write samples: sessions in every layout, and a tiny random model."""
+"""Write samples: sessions, and a tiny random model."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,7 @@ class SessionsOptions:
 
 
 def sessions(options: SessionsOptions) -> None:
-    """Write the sample sessions of the package in every layout.
+    """Write the sample sessions of the package.
 
     pimono-sdpo demo sessions --out traces
     """

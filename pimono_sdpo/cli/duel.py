@@ -37,8 +37,7 @@ class Options(PushResult, WriterOptions):
     """Options of `duel`; settings fill in what is None."""
 
     source: str | None = argument(
-        "Trajectories (parquet, or ns/name on the Hub) or recorded sessions; not needed once the turns are drawn.",
-        default=None,
+        "Trajectories: parquet, or ns/name on the Hub; not needed once the turns are drawn.", default=None
     )
     out: Path = option("Folder of the duel; finished work stays.", default=Path("duel"))
     stage: Literal["turns", "answers", "judge", "score", "all"] = option("Run only this stage.", default="all")
@@ -95,7 +94,12 @@ def _run_stages(options: Options) -> Path | None:
         need_prices(settings.judge.models, settings.prices)
     if stage == "turns" or (stage == "all" and options.source):
         if options.source is None:
-            raise SourceError("There is no source of turns; name trajectories or sessions.")
+            raise SourceError("There is no source of turns; name trajectories.")
+        if options.records is None:
+            raise SourceError(
+                "Trajectories need the pull requests that are hidden from the king; give --records, such as "
+                "nebius/SWE-rebench-V2-PRs."
+            )
         excluded = read_excluded_ids(options.exclude) if options.exclude else frozenset[str]()
         drawn = TurnOptions(settings.duel.turns, settings.duel.seed, excluded)
         report = run_turns(options.source, options.records, drawn, out)

@@ -76,7 +76,7 @@ class Plan:
     sha256: str
 
 
-def run_turns(source: str, records: str | None, options: Options, out: Path) -> Json:
+def run_turns(source: str, records: str, options: Options, out: Path) -> Json:
     """Draw turns into `out`, unless the same ones are there already, and return the report."""
     key = json.dumps([source, records, asdict(options)], default=sorted)
     request = hashlib.sha256(key.encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""Draw the turns of a duel from trajectories or recorded sessions.
+"""Draw the turns of a duel from trajectories, and find the pull requests that are hidden from the king.
 
 reads   trajectories (parquet with `instance_id` and `messages`, and `repo` where there is one) and
-        records of pull requests; or recorded sessions of any harness
+        records of pull requests
 writes  DIR/turns/turns-NNNNN.parquet (TURN, at most 200 rows each), DIR/prs/prs-00000.parquet
         (PULL_REQUEST), DIR/turns.json
 
@@ -10,13 +10,9 @@ The same source, seed and options give the same bytes.
 Tasks of trajectories are drawn uniformly: a turn of one run of every task, in random order, then of
 another run of each. The column of ids is read whole; of the rest, only the row groups with a drawn
 run, in batches. Of pull requests, only ids and the records of drawn tasks are read.
-
-A session gives turns, and a record in the columns of a pull request. One without a failure or a
-correction has nothing to hide. Secrets and machine paths are redacted before any model is asked.
 """
 
 import hashlib
-import heapq
 import json
 import random
 import re
@@ -25,7 +21,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +32,11 @@ import pyarrow.parquet as pq
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.runs.parquet import write_atomically, write_rows
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
-from pimono_sdpo.text import replace_surrogates, shorten
-from pimono_sdpo.traces.events import Event, decode_json
-from pimono_sdpo.traces.parse import Trace, read_trace
-from pimono_sdpo.traces.sources import ParquetFiles, Source, find_parquet_files, open_source, read_sessions
+from pimono_sdpo.text import replace_surrogates
+from pimono_sdpo.traces.events import decode_json
+from pimono_sdpo.traces.sources import ParquetFiles, find_parquet_files
 from pimono_sdpo.traces.trajectories.base import join_text
-from processors.context import write_context
 from processors.duel.answers import classify_action
-from processors.evidence import gather_evidence
-from processors.redact import redact, redact_homes, redact_text
 
 Json = dict[str, Any]
 KEY = "instance_id"
@@ -55,9 +46,6 @@ SHARD_ROWS = 200
 BATCH_ROWS = 64
 # No judge reads a longer history to its end.
 MAX_CHARS = 120_000
-# Maximum characters of an observation of a session.
-OBSERVATION = 8_000
-SYSTEM = "You are a coding agent. You work on the user's request in a shell, one step at a time."
 # Names that records of pull requests use for a column; the first one present counts.
 NAMES = {
     "problem_statement": ("problem_statement", "issue", "issue_text", "issue_body"),
@@ -87,34 +75,21 @@ def read_excluded_ids(path: Path) -> frozenset[str]:
     return frozenset(filter(None, (line.partition("#")[0].strip() for line in lines)))
 
 
-def draw_turns(source: str, records: str | None, options: Options, out: Path, request: str = "") -> Json:
+def draw_turns(source: str, records: str, options: Options, out: Path, request: str = "") -> Json:
     """Write the turns and what is hidden from them under `out`; return the report.
 
     The report stores `request`, by which a later run knows these turns.
     """
     drops: Counter[str] = Counter()
-    if is_trajectories(source):
-        if records is None:
-            raise SourceError(
-                "Trajectories need the pull requests that are hidden from the king; give --records, such as "
-                "nebius/SWE-rebench-V2-PRs."
-            )
-        files = find_parquet_files(source)
-        scans = scan_pull_requests(records)
-        turns = list(_select_from_trajectories(files, list_ids(scans), options, drops))
-        hidden = read_records(scans, {turn[KEY] for turn in turns})
-        name, revision = files.source, files.revision
-    else:
-        opened = open_source(source)
-        turns, hidden = _select_from_sessions(opened, options, drops)
-        name, revision = opened.name, opened.revision
+    files, scans = find_parquet_files(source), scan_pull_requests(records)
+    turns = list(_select_from_trajectories(files, list_ids(scans), options, drops))
     dropped = dict(sorted((+drops).items()))
     if not turns:
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in dropped.items()) or "no rows"
         raise EmptySelection(f"`{source}` has no usable turn ({reasons}); give another source.")
     report: Json = {
-        "source": name,
-        "revision": revision,
+        "source": files.source,
+        "revision": files.revision,
         "request": request,
         "options": {**asdict(options), "exclude": sorted(options.exclude)},
         "turns": len(turns),
@@ -132,19 +107,11 @@ def draw_turns(source: str, records: str | None, options: Options, out: Path, re
             for order, turn in enumerate(turns[start : start + SHARD_ROWS], start=1)
         ]
         write_rows(out / TURNS / f"{stem}.parquet", rows, DUEL_TURN.arrow_schema)
+    hidden = read_records(scans, {turn[KEY] for turn in turns})
     write_rows(out / RECORDS / f"{RECORDS}-00000.parquet", hidden, PULL_REQUEST.arrow_schema)
     # Written last: it marks the folder as complete.
     write_atomically(out / REPORT, (json.dumps(report, indent=2) + "\n").encode())
     return report
-
-
-def is_trajectories(source: str) -> bool:
-    """Whether a source is parquet with the columns of trajectories, not recorded sessions."""
-    path = Path(source)
-    if path.exists() and path.suffix != ".parquet" and not any(path.rglob("*.parquet")):
-        return False
-    with find_parquet_files(source).open(0) as parquet:
-        return set(NEEDED) <= set(parquet.schema_arrow.names)
 
 
 def _select_from_trajectories(
@@ -177,7 +144,7 @@ def order_runs(
     for index, name in enumerate(files.names):
         with files.open(index) as parquet:
             if missing := {*NEEDED} - {*parquet.schema_arrow.names}:
-                raise SourceError(f"`{name}` has no column `{min(missing)}`; give trajectories or recorded sessions.")
+                raise SourceError(f"`{name}` has no column `{min(missing)}`; give trajectories.")
             ids = pl.Series("id", parquet.read([KEY])[KEY].combine_chunks(), pl.String)
         rows = pl.DataFrame({"id": ids}).with_columns(file=pl.lit(index, pl.UInt32))
         found.append(rows.with_row_index("row"))
@@ -230,31 +197,19 @@ def _draw_turn(row: Mapping[str, Any], rng: random.Random) -> Json | str:
     """Choose one of the agent's turns: the messages before it are given, it is the reference."""
     instance, repo = row[KEY], row.get("repo")
     messages = read_messages(row["messages"])
-    places = _find_turns(messages)
-    readable = _select_readable(messages, places)
+    roles = [message["role"] for message in messages]
+    turns = [at for at, pair in enumerate(pairwise(roles), start=1) if pair == ("user", "assistant")]
+    before = list(accumulate((len(message["content"]) for message in messages), initial=0))
+    readable = [at for at in turns if before[at] <= MAX_CHARS]
     if not readable:
-        return "too_long" if places else "no_turn"
+        return "too_long" if turns else "no_turn"
     if repo is None or not str(repo).strip():
         # As in django__django-11099.
         repo = instance.rpartition("-")[0].replace("__", "/") if "__" in instance else ""
     at = rng.choice(readable)
-    return _make_turn(messages, at, instance, str(repo), places.index(at) + 1)
-
-
-def _make_turn(messages: list[Json], at: int, instance: str, repo: str, number: int) -> Json:
     answer = messages[at]["content"]
-    about = {KEY: instance, "repo": repo, "messages": messages[:at], "assistant": answer}
-    return {**about, "turn": number, "action_style": classify_action(answer)}
-
-
-def _find_turns(messages: Sequence[Json]) -> list[int]:
-    roles = [message["role"] for message in messages]
-    return [at for at, pair in enumerate(pairwise(roles), start=1) if pair == ("user", "assistant")]
-
-
-def _select_readable(messages: Sequence[Json], places: Sequence[int]) -> list[int]:
-    before = list(accumulate((len(message["content"]) for message in messages), initial=0))
-    return [at for at in places if before[at] <= MAX_CHARS]
+    about = {KEY: instance, "repo": str(repo), "messages": messages[:at], "assistant": answer}
+    return {**about, "turn": turns.index(at) + 1, "action_style": classify_action(answer)}
 
 
 def read_messages(recorded: object) -> list[Json]:
@@ -277,121 +232,6 @@ def read_messages(recorded: object) -> list[Json]:
         else:
             messages.append({"role": role, "content": text})
     return messages
-
-
-def _select_from_sessions(source: Source, options: Options, drops: Counter[str]) -> tuple[list[Json], list[Json]]:
-    """Take one turn of each session, then a second, until there are enough; a hash decides."""
-    sessions = sum(shard.sessions for shard in source.shards)
-    # Many sessions have none, so the others may give more than their share.
-    most = min(4 * -(-options.turns // max(sessions, 1)) + 4, options.turns)
-
-    def draw() -> Iterator[tuple[int, bytes, Json, Json]]:
-        tables = (table for shard in source.shards for table in read_sessions(shard))
-        for session in (row for table in tables for row in table.to_pylist()):
-            drawn = draw_from_session(session, options.seed, most)
-            if isinstance(drawn, str):
-                drops[drawn] += 1
-                continue
-            turns, record = drawn
-            is_excluded = record[KEY] in options.exclude
-            drops["excluded" if is_excluded else "not_drawn"] += len(turns)
-            for rank, turn in enumerate(() if is_excluded else turns):
-                key = json.dumps([options.seed, turn[KEY], turn["turn"], turn["assistant"]])
-                yield rank, hashlib.sha256(key.encode()).digest()[:8], turn, record
-
-    # First turns of sessions come before second ones.
-    best = heapq.nsmallest(options.turns, draw(), key=itemgetter(0, 1))
-    drops["not_drawn"] -= len(best)
-    records: dict[str, Json] = {}
-    kept = []
-    for *_, turn, record in best:
-        # Of two sessions with one id, what is hidden of the first is not true of the second.
-        if records.setdefault(turn[KEY], record) == record:
-            kept.append(turn)
-        else:
-            drops["same_id_as_another_session"] += 1
-    return kept, [records[key] for key in sorted(records)]
-
-
-def draw_from_session(session: Mapping[str, Any], seed: int, most: int) -> tuple[list[Json], Json] | str:
-    """Draw at most `most` turns of a session, and what is hidden; or return why there is none."""
-    found = gather_evidence(session, "session", 0)[0]
-    if found["problem"]:
-        return str(found["problem"])
-    problems = [item["event_index"] for item in found["findings"]]
-    if not found["prompt"] or not problems:
-        return "nothing_hidden" if found["prompt"] else "no_request"
-    trace = read_trace(session["trace"] or b"")
-    conversation = list(_render_events(trace, found["identity"]))
-    messages = [message for message, _ in conversation]
-    turns = _find_turns(messages)
-    before = [at for at in turns if conversation[at][1].index < max(problems)]
-    places = [at for at in before if classify_action(messages[at]["content"]) != "none"]
-    readable = _select_readable(messages, places)
-    if not readable:
-        return "too_long" if places else "no_turn"
-    name = session["source"] or found["session_id"]
-    drawn = random.Random(f"{seed}:{name}").sample(readable, min(most, len(readable)))
-    cleaned = [
-        {**message, "content": redact_text(message["content"], trace.cwd, found["identity"])[0]}
-        for message in messages[: max(drawn) + 1]
-    ]
-    clean = {**found, **redact(found)}
-    instance = redact_text(found["session_id"] or name, trace.cwd)[0]
-    texts = {"problem_statement": clean["prompt"], "description": write_context(clean)["privileged_context"]}
-    record = {KEY: instance, **texts, "patch": "", "files": [], "base_commit": ""}
-    record["pr_chars"] = sum(map(len, texts.values()))
-    # When the workspace is a home folder, this is just $HOME.
-    repo = redact_homes(trace.cwd.rstrip("/")).rpartition("/")[2]
-    made = []
-    for at in drawn:
-        turn = _make_turn(cleaned, at, instance, repo, turns.index(at) + 1)
-        history = read_messages([{"role": "system", "content": SYSTEM}, *turn["messages"]])
-        made.append({**turn, "messages": history})
-    return made, record
-
-
-def _render_events(trace: Trace, names: list[str] | None) -> Iterator[tuple[Json, Event]]:
-    """Yield messages as THOUGHT plus one block; a call takes the text just before it."""
-    thought: Event | None = None
-
-    def cut(text: str) -> str:
-        # Half of a secret would not be recognised later.
-        is_long = len(text) > OBSERVATION
-        return shorten(redact_text(text, trace.cwd, names)[0], OBSERVATION) if is_long else text
-
-    for event in trace.events:
-        if not event.on_active_branch or event.is_subagent:
-            continue
-        if event.kind == "tool_call":
-            words = thought.text.strip() if thought else ""
-            block = f"```json\n{event.tool_name} {cut(event.arguments)}\n```"
-            # The form requires a thought, which many agents do not write down.
-            content = f"THOUGHT: {words or 'I take the next step.'}\n\n{_render_command(event) or block}"
-            yield {"role": "assistant", "content": content}, event
-            thought = None
-            continue
-        if thought is not None and thought.text.strip():
-            yield {"role": "assistant", "content": thought.text}, thought
-        thought = event if event.kind == "assistant" else None
-        if event.kind in ("user", "compaction", "branch_summary"):
-            yield {"role": "user", "content": event.text}, event
-        elif event.kind in ("tool_result", "bash"):
-            code = "" if event.exit_code in (None, 0) else f" (exit code {event.exit_code})"
-            ran = f"$ {event.arguments}\n" if event.kind == "bash" else ""
-            text = f"Observation{code}:\n{ran}{cut(event.text)}"
-            yield {"role": "user", "content": text}, event
-
-
-def _render_command(event: Event) -> str:
-    """Return a shell command as a bash block, "" for any other call."""
-    arguments = decode_json(event.arguments)
-    command = arguments.get("command") if isinstance(arguments, dict) else None
-    if isinstance(command, list):
-        command = " ".join(map(str, command))
-    if isinstance(command, str) and command.strip() and "```" not in command:
-        return f"```bash\n{command.strip()}\n```"
-    return ""
 
 
 def scan_pull_requests(source: str) -> list[pl.LazyFrame]:

@@ -252,8 +252,10 @@ def test_a_judge_that_likes_the_first_answer_decides_nothing(folder: Path, chat_
 def test_bad_input_is_one_sentence(folder: Path) -> None:
     with pytest.raises(SourceError, match="run the stage `turns` first"):
         RUN.invoke(app, ["duel", "--stage", "answers"], catch_exceptions=False)
-    with pytest.raises(SourceError, match="name trajectories or sessions"):
+    with pytest.raises(SourceError, match="name trajectories"):
         RUN.invoke(app, ["duel", "--stage", "turns"], catch_exceptions=False)
+    with pytest.raises(SourceError, match="give --records"):
+        RUN.invoke(app, ["duel", "data"], catch_exceptions=False)
     with pytest.raises(SourceError, match="has no scored duel"):
         write_training_rows(folder / "duel", "sft", folder / "rows")
     Path("chain.toml").write_text("[gate]\nalpha = 2\n")

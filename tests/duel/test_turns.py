@@ -1,6 +1,5 @@
 """Turns are drawn by a seed, from few row groups, with what is hidden from them."""
 
-import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pimono_sdpo.errors import EmptySelection, SourceError
-from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.traces.sources import find_parquet_files
 from processors.duel.answers import check_format, classify_action
 from processors.duel.turns import (
-    OBSERVATION,
     Options,
     draw_runs,
     draw_turns,
@@ -29,7 +26,6 @@ from processors.duel.turns import (
 )
 from tests.duel.trajectories import pull_request, step, trajectory, write_pull_requests, write_trajectories
 from tests.loopback_hub import LoopbackHub, run_client
-from tests.traces import HEADER, bash, trace, user
 
 FEW = Options(turns=25, seed=1)
 
@@ -136,41 +132,6 @@ def test_a_repository_is_named_or_unknown(tmp_path: Path, repo: object, instance
     assert {turn["repo"] for turn in rows_of(tmp_path / "out" / "turns")} == {name}
 
 
-def test_two_sessions_with_one_id_do_not_share_what_is_hidden(tmp_path: Path) -> None:
-    source = tmp_path / "sessions"
-    source.mkdir()
-    for path in SAMPLE_SESSIONS.rglob("*.jsonl"):
-        text = path.read_text()
-        (source / path.name).write_text(text)
-        (source / f"copy-{path.name}").write_text(text.replace(" the ", " that "))
-    report = draw_turns(str(source), None, Options(turns=200), tmp_path / "out")
-    assert report["dropped"]["same_id_as_another_session"] > 0
-    hidden = {row["instance_id"]: row for row in rows_of(tmp_path / "out" / "prs")}
-    turns = rows_of(tmp_path / "out" / "turns")
-    assert len(turns) > 5
-    for turn in turns:
-        request = hidden[turn["instance_id"]]["problem_statement"][:60]
-        assert request in "\n".join(message["content"] for message in turn["messages"])
-
-
-def test_an_observation_is_cut_after_its_secrets_are_gone(tmp_path: Path) -> None:
-    token = "123456789:AAF" + "x9Kd0" * 6 + "qT"
-    seen = [
-        "a" * before + f"\n{token}\n" + "b" * 9000 for before in range(OBSERVATION // 2 - 70, OBSERVATION // 2 + 20, 9)
-    ]
-    entries = [HEADER, user("Fix the parser, it drops the last line of every file")]
-    for at, text in enumerate(seen):
-        entries += bash(f"cat {at}.log", text, call_id=f"c{at}")
-    entries += bash("npm test", "Tests  1 failed\n\nCommand exited with code 1", error=True)
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "one.jsonl").write_text(trace(*entries))
-    draw_turns(str(tmp_path / "in"), None, Options(turns=9), tmp_path / "out")
-    shown = json.dumps(rows_of(tmp_path / "out" / "turns"))
-    assert "[REDACTED:telegram_token]" in shown
-    assert token[:9] not in shown
-    assert token[-9:] not in shown
-
-
 def test_shards_hold_at_most_200_turns(tmp_path: Path) -> None:
     source = write_trajectories(tmp_path / "data", files=2, groups=2, rows=110)
     records = write_pull_requests(tmp_path / "prs.parquet")
@@ -235,36 +196,20 @@ def test_a_hub_dataset_gives_the_turns_of_its_files(loopback_hub: LoopbackHub, t
     assert found.read_bytes() == (tmp_path / "local/turns/turns-00000.parquet").read_bytes()
 
 
-def test_recorded_sessions_hide_what_went_wrong_later(tmp_path: Path) -> None:
-    report = draw_turns(str(SAMPLE_SESSIONS), None, Options(turns=30, seed=3), tmp_path / "out")
-    turns = rows_of(tmp_path / "out" / "turns")
-    hidden = {row["instance_id"]: row for row in rows_of(tmp_path / "out" / "prs")}
-    assert len(turns) == report["turns"] > 5
-    assert {turn["instance_id"] for turn in turns} == set(hidden)
-    assert report["dropped"]["nothing_hidden"] > 0
-    for turn in turns:
-        assert check_format(turn["assistant"]) is None
-        assert turn["messages"][-1]["role"] == "user"
-        assert hidden[turn["instance_id"]]["description"]
-    text = json.dumps([turns, list(hidden.values())])
-    assert "/home/" not in text
-    assert "/Users/" not in text
-
-
 def test_what_is_no_source_is_one_sentence(tmp_path: Path) -> None:
     other = tmp_path / "other.parquet"
     pq.write_table(pa.Table.from_pylist([{"id": 1}]), other)
     source = str(write_trajectories(tmp_path / "data"))
+    known = str(write_pull_requests(tmp_path / "prs.parquet"))
     broken = tmp_path / "broken.parquet"
     broken.write_text("no parquet")
     for given, records, told in (
         (source, str(broken), "broken.parquet` cannot be read"),
         (source, source, "no column that describes a change"),
-        (str(other), None, "column"),
-        (source, None, "--records"),
+        (str(other), known, "column"),
         (source, str(other), "text column `instance_id`"),
         (source, "/nowhere", "does not exist"),
-        (str(tmp_path / "none"), None, "does not exist"),
+        (str(tmp_path / "none"), known, "does not exist"),
     ):
         with pytest.raises(SourceError, match=told) as problem:
             draw_turns(given, records, Options(), tmp_path / "out")

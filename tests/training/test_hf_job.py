@@ -10,7 +10,7 @@ from time import sleep
 
 import pytest
 
-from pimono_sdpo.samples import write_export, write_samples
+from tests.exports import write_export, write_samples
 from tests.loopback_hub import LoopbackHub, run_hf
 from tests.loopback_hub.executor import find_links
 from tests.training.setup import JOBS

@@ -12,7 +12,7 @@ import pytest
 
 from pimono_sdpo import __version__
 from pimono_sdpo.filtering import FilterOptions, run_filter
-from pimono_sdpo.samples import write_samples
+from tests.exports import write_samples
 from tests.loopback_hub import LoopbackHub, run_client, run_python
 from tests.loopback_hub.call import FINE_TOKEN
 from tests.loopback_hub.executor import Job

@@ -12,10 +12,10 @@ from safetensors.torch import save_file as save_weights
 
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.push import PushOptions
-from pimono_sdpo.samples import write_samples
 from pimono_sdpo.training import output, publish
 from pimono_sdpo.training.run import check_same_start, started_with
 from pimono_sdpo.training.tiny_model import write_tiny_model
+from tests.exports import write_samples
 from tests.training.setup import arguments, hand_made, script, sdpo
 
 MARK = {"pimono_sdpo": "0.1.0"}
