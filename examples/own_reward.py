@@ -44,7 +44,7 @@ def main(folder: str) -> None:
     rows = load_dataset(folder, split="train")
     findings = self_test(checks_first_reward, list(rows), threshold=1.0)
     for finding in findings:
-        print(f"row {finding.row}: `{finding.case}` gets {finding.reward}, not {finding.wanted}")
+        print(f"row {finding.row}: `{finding.case}` gets {finding.reward} and must not win")
     print(f"{len(rows)} rows, {len(findings)} attacks that win")
 
 

@@ -1,12 +1,10 @@
 """Score stored completions with a rubric: the same rows with the verdicts beside them.
 
-reads   a folder or file of parquet or JSONL, or a saved dataset; columns `verifier_spec` (JSON text
-        or null; in JSONL an object, too), and `completion` (text, or a conversation) or
-        `completions` (a list of such)
+reads   a folder or file of parquet or JSONL; columns `verifier_spec` (JSON text or null), and
+        `completion` (text, or a conversation) or `completions` (a list of such)
 writes  DIR/data/scored-NNNNN.parquet with all columns and those of VERDICT, DIR/report.json
 
 A row that cannot be judged, such as one without a spec, says why in `rejected` and is counted.
-Lines of JSONL that differ in their shape have the type Json, and are distinguished row by row.
 
 Done in slices of SLICE rows, each by several threads: verifiers mostly wait for programs that they
 have started. A run that is killed goes on behind its last finished slice.
@@ -26,7 +24,7 @@ from typing import Any, cast, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, DatasetDict, Features, Json, List, Value, load_dataset, load_from_disk
+from datasets import Dataset, Features, List, Value, load_dataset
 from datasets.exceptions import DatasetsError
 
 from pimono_sdpo import __version__
@@ -105,7 +103,7 @@ def rescore(row: Row, rubric: Rubric) -> Row:
     if not is_chat and not isinstance(completion, str):
         return _rejected("the completion is neither text nor messages")
     with suppress(ValueError, RecursionError):
-        spec = json.loads(spec) if isinstance(spec, str) else spec
+        spec = json.loads(spec)
     if not isinstance(spec, dict):
         return _rejected(f"`{SPEC}` is not a JSON object")
     try:
@@ -220,31 +218,20 @@ def open_completions(source: str) -> Dataset:
     files = [path] if path.is_file() else sorted(path.rglob("*"))
     parquet = [str(file) for file in files if file.suffix == ".parquet"]
     raw = [str(file) for file in files if file.suffix in {".jsonl", ".json"}]
-    is_saved = any((path / name).exists() for name in ("state.json", "dataset_dict.json"))
-    if not (is_saved or parquet or raw):
-        raise SourceError(
-            f"`{source}` holds neither parquet nor JSONL nor a saved dataset; give a folder or file of completions."
-        )
+    if not (parquet or raw):
+        raise SourceError(f"`{source}` holds neither parquet nor JSONL; give a folder or file of completions.")
     try:
-        if is_saved:
-            found = load_from_disk(source)
-        elif not any(pq.read_metadata(one).num_rows for one in parquet) and not any(map(os.path.getsize, raw)):
+        if not any(pq.read_metadata(one).num_rows for one in parquet) and not any(map(os.path.getsize, raw)):
             raise EmptySelection(f"`{source}` has no rows; give stored completions.")
-        elif parquet:
-            found = load_dataset("parquet", data_files=parquet, split="train")
-        else:
-            found = _with_specs_as_text(load_dataset("json", data_files=raw, split="train"), raw)
+        found = load_dataset("parquet" if parquet else "json", data_files=parquet or raw, split="train")
     except (pa.ArrowException, DatasetsError, ValueError, OSError) as error:
         raise SourceError(
             f"`{source}` cannot be read ({type(error).__name__}); write it again, all files with the same columns."
         ) from error
-    if isinstance(found, DatasetDict):
-        raise SourceError(f"`{source}` has several splits; give the folder of one.")
     there = found.column_names
     if not found.num_rows:
         raise EmptySelection(f"`{source}` has no rows; give stored completions.")
-    spec = found.features.get(SPEC)
-    is_text = isinstance(spec, Json) or getattr(spec, "dtype", "") in ("string", "large_string", "null")
+    is_text = getattr(found.features.get(SPEC), "dtype", "") in ("string", "large_string", "null")
     if not is_text or (ONE in there) == (SEVERAL in there):
         raise SourceError(
             f"`{source}` has the columns {', '.join(there)}; give `{ONE}` or `{SEVERAL}`, and `{SPEC}` as the text "
@@ -270,15 +257,3 @@ def one_each(rows: Dataset) -> Dataset:
     kind = getattr(rows.features[SEVERAL], "feature", rows.features[SEVERAL])
     flat = [completion for _, completion in pairs]
     return alone.add_column(ONE, flat, new_fingerprint=rows._fingerprint, feature=kind)
-
-
-def _with_specs_as_text(rows: Dataset, files: list[str]) -> Dataset:
-    """Take specs that are objects as they stand; one type for all would fill them with nulls."""
-    if not isinstance(rows.features.get(SPEC), dict) or not all(f.endswith("l") for f in files):
-        return rows
-    lines = [line for file in files for line in Path(file).read_text().split("\n") if line.strip()]
-    specs = [json.loads(line).get(SPEC) for line in lines]
-    texts = [None if spec is None else json.dumps(spec) for spec in specs]
-    return rows.remove_columns(SPEC).add_column(
-        SPEC, texts, new_fingerprint=rows._fingerprint, feature=Value("string")
-    )

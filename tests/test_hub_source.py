@@ -87,23 +87,20 @@ def test_the_export_is_read_at_a_pinned_commit(
     assert report["sessions"] == len(sessions())
     assert sources
     assert all(source.startswith(f"lab/traces@{commit}/") for source in sources)
-    assert in_cache(tmp_path) == []
+    assert in_cache(tmp_path) == ["0000.parquet", "0001.parquet", "0002.parquet"]
     assert [path for path in (tmp_path / "hf_home").rglob("*") if path.suffix == ".incomplete"] == []
 
 
-HELD = """
-from huggingface_hub import hf_hub_download
-hf_hub_download("lab/traces", "default/train/0001.parquet", repo_type="dataset", revision=COMMIT)
-"""
-
-
-def test_a_file_that_was_in_the_cache_is_read_there_and_stays(
+def test_a_file_that_is_in_the_cache_is_read_there(
     loopback_hub: LoopbackHub, tmp_path: Path, shards: dict[str, bytes]
 ) -> None:
-    commit = loopback_hub.seed("lab/traces", "dataset", shards, revision=EXPORT)
-    run_client(loopback_hub, tmp_path, HELD.replace("COMMIT", repr(commit)) + FILTER)
-    assert downloads(loopback_hub) == ["0001.parquet", "0000.parquet", "0002.parquet"]
-    assert in_cache(tmp_path) == ["0001.parquet"]
+    loopback_hub.seed("lab/traces", "dataset", shards, revision=EXPORT)
+    first = run_client(loopback_hub, tmp_path, FILTER)
+    assert downloads(loopback_hub) == ["0000.parquet", "0001.parquet", "0002.parquet"]
+    loopback_hub.requests.clear()
+    again = run_client(loopback_hub, tmp_path, FILTER.replace('Path("rows', 'Path("again'))
+    assert downloads(loopback_hub) == []
+    assert again[1] == first[1]
 
 
 def test_connections_that_drop_in_the_middle_of_a_shard_cost_nothing(

@@ -260,6 +260,7 @@ def test_rows_that_cannot_be_judged_are_counted_and_do_not_stop_the_others(tmp_p
         ("x.jsonl", b'{"completion": "a", "verifier_spec": null}\n', "no `verifier_spec`"),
         ("x.jsonl", b"\xff\xfe\x00", "cannot be read"),
         ("x.jsonl", b"", "has no rows"),
+        ("x.jsonl", b'{"completion": "a", "verifier_spec": {"files": {}}}\n', "the text that json.dumps makes"),
         ("x.parquet", b"PAR1 and nothing", "cannot be read"),
         ("x.csv", b"a,b", "neither parquet nor JSONL"),
     ],
@@ -272,24 +273,6 @@ def test_files_that_cannot_be_read_are_one_sentence(tmp_path: Path, name: str, c
     assert f"`{tmp_path / name}` " in done.stderr
     assert told in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_lines_may_give_their_specs_as_objects(tmp_path: Path) -> None:
-    specs = [{"files": {"a.py": "def f(): 1\n"}} for _ in range(2)]
-    specs[1]["files"] = {"b.py": "def g(): 1\n"}
-    lines = [
-        {"completion": f"```python\ndef {name}(): 2\n```", "verifier_spec": spec}
-        for name, spec in zip("fg", specs, strict=True)
-    ]
-    for name, rows in (
-        ("alike", lines[:1]),
-        ("other", lines),
-        ("none", [*lines, {**lines[0], "verifier_spec": None}]),
-    ):
-        source = tmp_path / f"{name}.jsonl"
-        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        report = score_completions(Options(source=str(source), out=tmp_path / name, gate=["syntax"]))
-        assert report["passed"] == min(len(rows), 2), name
 
 
 def test_any_number_of_threads_writes_the_same_bytes(source: Path, tmp_path: Path) -> None:

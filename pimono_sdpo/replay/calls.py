@@ -20,8 +20,6 @@ LONGEST_LINE = 2000
 # A fork may write the arguments of another harness; Pi's come first.
 _OLD_AND_NEW = tuple(dict.fromkeys(h.files.edit for h in reversed(HARNESSES) if h.files.edit))
 _NOTICE = re.compile(r"\n\n(?:\[[^\]\n]{0,400}\]|\.\.\. \([^\n]{0,300}\))\s*\Z")
-# Within a line it is code that speaks of it.
-_REMINDER = re.compile(r"(?:\A|\n)\s*<system-reminder>.*\Z", re.DOTALL)
 _NO_TEXT = re.compile(
     r"\s*(?:\Z|<?(?:tool_use_)?error\b|Read image|Image file|File not found|File unchanged"
     r"|\[(?:Line|Old tool result|Output|Image|Binary|Content)\b|\(no output\)|🔒)",
@@ -158,8 +156,7 @@ def read_edits(given: dict[str, Any]) -> list[Edit]:
         )
         if old is None or new is None:
             return []
-        # Older versions of Claude Code counted.
-        everywhere = one.get("replace_all") in {True, "true"} or one.get("expected_replacements", 1) != 1
+        everywhere = one.get("replace_all") in {True, "true"}
         edits.append(Edit(old, new, everywhere))
     return edits
 
@@ -199,7 +196,7 @@ def parse_read(given: dict[str, Any], text: str, files: FileTools) -> Shown | No
     while notice := _NOTICE.search(text):
         text, cut = text[: notice.start()], True
     if files.numbers_lines:
-        numbered = list(map(_NUMBERED.fullmatch, _REMINDER.sub("", text).split("\n")))
+        numbered = list(map(_NUMBERED.fullmatch, text.split("\n")))
         lines = [match[3] for at, match in enumerate(numbered) if match and int(match[1]) == first + at]
         if len(lines) < len(numbered):
             return None

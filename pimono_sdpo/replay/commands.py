@@ -13,26 +13,8 @@ from pimono_sdpo.shell import MAX_CHARS, Pipeline, Stage, parse_command
 
 # A line with its number, and the name of its file where several were searched.
 _NUMBERED = re.compile(r"(?:(?P<file>[^\s:]{1,300}?\.\w{1,10})[:-])?\s*(?P<at>\d{1,7})[:\t→|-](?P<text>.*)")
-_DIFFED = re.compile(r"\+\+\+ (?:b/)?(\S+)")
 _WORDS_OF = re.compile(r"[^\s'\"`;|&<>=,]+")
 _NAMED = re.compile(r".{0,300}\.[A-Za-z]\w{0,15}(?![\w.])")
-
-
-def find_copies(command: str) -> list[tuple[str, str]]:
-    """Return the files that a command line copies or moves, as (source, target).
-
-    >>> find_copies("cd a && cp x.ts y.ts; rm z")
-    [('a/x.ts', 'a/y.ts')]
-    """
-    folder, found = "", []
-    for pipeline in parse_once(command):
-        stage = pipeline.stages[0]
-        if stage.program == "cd" and len(stage.arguments) == 1:
-            folder = _join_path(folder, stage.arguments[0])
-        names = [word for word in stage.arguments if not word.startswith("-")]
-        if stage.program in {"cp", "mv"} and len(names) == 2:
-            found.append((_join_path(folder, names[0]), _join_path(folder, names[1])))
-    return found
 
 
 def find_shown_lines(command: str, output: str) -> dict[str, str]:
@@ -40,19 +22,11 @@ def find_shown_lines(command: str, output: str) -> dict[str, str]:
 
     >>> find_shown_lines("cd src && grep -n 'let' a.ts", "3:let a = 1;")
     {'src/a.ts': 'let a = 1;'}
-    >>> find_shown_lines("git diff", "+++ b/a.ts\\n@@ -1 +1 @@\\n let a\\n-let b\\n+let c")
-    {'a.ts': 'let a\\nlet c'}
     """
     found: dict[str, list[str]] = {}
-    file, last = "", 0
-    is_diff = "\n+++ " in f"\n{output}"
+    last = 0
     for line in output.split("\n"):
-        if is_diff:
-            header = _DIFFED.match(line)
-            file = header[1] if header else file
-            if not header and not line.startswith(("-", "@@")):
-                found.setdefault(file, []).append(line[1:])
-        elif match := _NUMBERED.match(line):
+        if match := _NUMBERED.match(line):
             lines = found.setdefault(match["file"] or "", [])
             # What follows in the output need not do so in the file.
             lines += ["\ufffd"] * (bool(lines) and int(match["at"]) != last + 1) + [match["text"]]
@@ -147,8 +121,6 @@ _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="u
 _WORDS = {name: frozenset(_TABLE[name].split()) for name in _TABLE if isinstance(_TABLE[name], str)}
 _IN_PLACE = {program: re.compile(option) for program, option in _TABLE["in_place"].items()}
 _PACKAGES = re.compile(rf"\b(?:{'|'.join(sorted(_WORDS['packages']))})\b")
-# They read the manifests, and write elsewhere.
-_INSTALLS = re.compile(r"pip3? |uv (?:tool|pip|sync|run) ")
 _READING_TARGET = re.compile(
     rf"(?::?[\w-]+:)*(?:(?:assemble|bundle|compile)\w*|(?:{'|'.join(sorted(_WORDS['reading_targets']))})(?::[\w-]+)*)"
 )
@@ -171,11 +143,8 @@ def find_git_changes(arguments: Sequence[str]) -> set[str] | None:
     if subcommand == "reset":
         return None if {"--hard", "--merge", "--keep"} & set(rest) else set()
     if subcommand == "restore":
-        staged_only = {"--staged", "-S"} & set(rest) and not {"--worktree", "-W"} & set(rest)
-        return set() if staged_only else named or None
+        return named or None
     if subcommand in {"checkout", "switch"}:
-        if rest[:1] in (["-b"], ["-c"], ["--create"]) and len(rest) == 2:
-            return set()
         return set(rest[rest.index("--") + 1 :]) if "--" in rest else None
     if subcommand in {"rm", "mv"}:
         return set() if "--cached" in rest else named
@@ -191,8 +160,6 @@ _SAYS_FIXED = re.compile(
     r"|\bspotlessApply\b|\bspotless:apply\b|\b[1-9]\d* fixed\b|\breformatted\b"
     r"|files were modified by this hook"
 )
-# Here `-w` names a package, or `--fix` is only proposed.
-_TELLS = re.compile(r"\b(?:npm|pnpm) (?:run )?[\w:-]+ -w\s|(?:run|with|using) (?:the )?`[^`\n]*`|`--fix`")
 _HIDDEN = re.compile(
     r"\$\([^)\n]*\b(?:sed\s+-\w*i|perl|tee|mv|cp|rm)\b|"
     r"`[^`\n]*\b(?:sed|perl|tee|mv|cp|rm|git|python3?|node)\b[^`\n]*`|\b(?:exec\s+)?[3-9]>(?!&)"
@@ -206,8 +173,7 @@ _FIXED = re.compile(
     r"\b(?:[Ff]ixed|[Ff]ormatted|[Rr]eformatted|[Mm]odified) ([1-9]\d*) files?"
     r"|\b([1-9]\d*) files? reformatted"
 )
-_HOOKS = re.compile(r"\b(?:pre-commit|lint-staged|husky)\b")
-_CLEAN = re.compile(r"\bNo fixes applied\b|\b0 files reformatted\b")
+_HOOKS = re.compile(r"\b(?:pre-commit|lint-?staged|husky)|^\[STARTED\] ", re.MULTILINE)
 _INLINE = re.compile(r"<<|\s-(?:c|e)\b")
 _WRITES = re.compile(
     r"(?<!stdout)(?<!stderr)\.write|write_(?:text|bytes)|writeFile|createWriteStream|save\("
@@ -220,9 +186,8 @@ _ANY_PATH = re.compile(
     r"\bglob|walk\(|listdir|iterdir|scandir|readdir|argv|(?:open|Path)\(\s*f['\"]|['\"]\s*\+|\$\{|\$\w|`"
 )
 _LITERAL = re.compile(r"'([^'\n\\{ ]{1,200})'|\"([^\"'\n\\{ ]{1,200})\"")
-# A program that is named by its file, and one that runs tests.
+# A program that is named by its file.
 _SCRIPT = re.compile(r"(?i)\.(?:sh|bash|py|rb|pl|php|[cm]?[jt]s|ps1|bat|cmd)\Z|^\.{1,2}/[^.]*\Z")
-_TESTS = re.compile(r"(?i)(?:^|[/\\_.-])tests?(?:[/\\_.-]|\Z)")
 _FOR_EACH = re.compile(r"\bxargs\b|\s-(?:exec|execdir|delete|ok)\b")
 _IN_FOR_EACH = ("xargs", "-exec", "-delete", "-ok")
 _READS_EACH = re.compile(
@@ -233,14 +198,10 @@ _READS_EACH = re.compile(
 
 @dataclass
 class Changes:
-    """What a command line may have changed: the files that it names, or `anything`.
-
-    `rewrites`: it is made for changing sources, as a formatter or `git checkout` is.
-    """
+    """What a command line may have changed: the files that it names, or `anything`."""
 
     names: set[str] = field(default_factory=set)
     anything: bool = False
-    rewrites: bool = False
 
 
 Show = Callable[[str], str | None]
@@ -253,34 +214,21 @@ def find_changes(command: str, output: str, show: Show = lambda path: None) -> C
     # Only the beginning of a longer one is parsed.
     changes.anything = len(command) > MAX_CHARS or _runs_for_each(command) or bool(_HIDDEN.search(command))
     for pipeline in pipelines:
-        # A pipe or a redirection may hide parts of the output.
-        is_shown = len(pipeline.stages) == 1 and not pipeline.stages[0].targets
         for stage in pipeline.stages:
             changes.anything |= _is_script(stage)
-            changes.anything |= stage.program in _WORDS["runners"] and _says_fixed(output)
+            changes.anything |= stage.program in _WORDS["runners"] and bool(_SAYS_FIXED.search(output))
             changes.names.update(stage.targets)
             if stage.role == "runs" and _CHECKS.search(" ".join((stage.program, *stage.arguments[:3]))):
-                changes.anything |= _may_format(stage, output if is_shown else None)
+                changes.anything |= _may_format(stage, output)
                 continue
             found = _find_stage_changes(stage, command, show)
             changes.anything |= found is None
             changes.names |= found or set()
-            changes.rewrites |= found is None and stage.program == "git"
-    if changes.anything and not changes.rewrites:
-        begin = command[:MAX_CHARS]
-        changes.rewrites = bool(_REWRITES.search(begin) or _SAYS_FIXED.search(begin) or _says_fixed(output))
     return changes
-
-
-def _says_fixed(output: str) -> bool:
-    """Whether an output names more fixers than it says to have found nothing to fix."""
-    return len(_SAYS_FIXED.findall(_TELLS.sub("", output))) > len(_CLEAN.findall(output))
 
 
 def _is_script(stage: Stage) -> bool:
     """Return whether a stage runs a script, or another program, that may change any file."""
-    if stage.program in {"source", "."}:
-        return not re.search(r"(?:activate|\.?env|rc|profile)\Z", " ".join(stage.arguments[:1]))
     if stage.program not in _WORDS["runners"]:
         return False
     words = [
@@ -290,23 +238,15 @@ def _is_script(stage: Stage) -> bool:
     ]
     if stage.program in {"npm", "pnpm", "yarn"} and words[:1] in (["run"], ["run-script"]):
         words = words[1:]
-    if stage.program in {"npm", "pnpm", "yarn"} and words[:1] == ["exec"]:
-        return not set(words[1:2]) <= {*_WORDS["npx_leaves_sources"]}
     if stage.program == "docker":
         return bool({"run", "exec"} & set(words[:2]))
     return bool(words) and not _READING_TARGET.fullmatch(words[0]) and stage.program != "cargo"
 
 
-def _may_format(stage: Stage, output: str | None) -> bool:
-    """Return whether a check may have rewritten files: not if its output says that it has not."""
-    if output is not None and stage.program != "git" and _CLEAN.search(output):
-        return False
-    if output is None:
-        # What a test or a commit did is hidden, but they rarely format.
-        says: object = stage.program in _WORDS["runners"] and stage.program != "cargo"
-    else:
-        says = _FIXED.search(output) or _HOOKS.search(output)
+def _may_format(stage: Stage, output: str) -> bool:
+    """Return whether a check may have rewritten files: it says so, or was asked to."""
     is_asked = _FORMATS.search(" ".join((stage.program, *stage.arguments)))
+    says = _FIXED.search(output) or _HOOKS.search(output)
     return bool(says or (is_asked and "--check" not in stage.arguments and "--diff" not in stage.arguments))
 
 
@@ -329,16 +269,13 @@ def _find_stage_changes(stage: Stage, command: str, show: Show) -> set[str] | No
         return find_git_changes(stage.arguments)
     if stage.program == "gh":
         return None if _WORDS["github_checks_out"] & set(stage.arguments[:3]) else set()
-    if stage.program in _WORDS["editors"]:
-        return words
     if stage.program == "cp" and "-t" not in stage.arguments:
         return set([word for word in stage.arguments if not word.startswith("-")][-1:])
     if stage.program in _WORDS["writers"]:
         return words - _find_code(stage) if _is_in_place(stage) else set()
     if stage.program in _WORDS["unpack"]:
-        lists = stage.program == "tar" and re.match(r"-?[a-z]*t", " ".join(stage.arguments))
-        return set() if lists else None
-    if stage.role != "runs" or (stage.arguments and _WORDS["asks"].issuperset(stage.arguments)):
+        return None
+    if stage.role != "runs":
         return set()
     text = " ".join((stage.program, *stage.arguments))
     program, rest = stage.program, list(stage.arguments)
@@ -349,19 +286,17 @@ def _find_stage_changes(stage: Stage, command: str, show: Show) -> set[str] | No
         program, rest = "".join(rest[named : named + 1]).partition("@")[0], rest[named + 1 :]
         if program not in {*_WORDS["npx_leaves_sources"], *_WORDS["interpreters"]}:
             return None
-    if rest[:1] == ["-m"] and "".join(rest[1:2]) in _WORDS["modules_leave_sources"]:
-        return set()
     if program in _WORDS["interpreters"]:
         if _INLINE.search(command):
             return find_written(command)
         program = next((word for word in rest if not word.startswith("-")), "")
     is_file = program not in _WORDS["runners"] and _SCRIPT.search(program)
-    if is_file and not _TESTS.search(program):
+    if is_file:
         # The code of a script is unknown, unless the session has shown it.
         code = show(program)
         return None if code is None else find_written(code)
     is_manager = stage.program in _WORDS["package_managers"]
-    changes_manifests = is_manager and _PACKAGES.search(text) and not _INSTALLS.match(text)
+    changes_manifests = is_manager and _PACKAGES.search(text)
     return set(_WORDS["manifests"]) if changes_manifests else set()
 
 

@@ -1,6 +1,6 @@
 """What a session knows of one file, all of it or runs of lines, and how an edit of it would end."""
 
-import unicodedata
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -72,7 +72,7 @@ def normalise_line_ends(text: str) -> str:
 def normalise_loosely(text: str) -> str:
     """Unify quotes, dashes and spaces, and strip the ends of lines."""
     if not text.isascii():
-        text = unicodedata.normalize("NFKC", text).translate(_ALIKE)
+        text = text.translate(_ALIKE)
     return "\n".join(map(str.rstrip, text.split("\n")))
 
 
@@ -125,8 +125,12 @@ def _places(bare: str, hunks: Sequence["Edit"]) -> list[tuple[int, int]] | None:
     return found
 
 
+_NOT_FOUND = re.compile(r"(?i)not found|could not find|failed to find")
+_AT = re.compile(r"edits\[(\d{1,4})\]")
 MIN_IN_PARTS = 10
 MIN_ALIKE = 30
+# What shows so many characters of a file as they were shows that nothing has changed it.
+MIN_SAME = 100
 # No text that is looked for has this line.
 _GAP = "\n\ufffd\n"
 # Older texts beyond these are forgotten.
@@ -176,15 +180,16 @@ class File:
     hints: list[str] = field(default_factory=list)
     older: list[str] = field(default_factory=list)
     held: "File | None" = None
-    # What happened since `held` rewrites sources: only an edit can show that it left this one alone.
-    is_rewritten: bool = False
     is_read: bool = False
     is_refused: bool = False
-    # Somebody else has written it while the session ran, and since it was edited last.
-    is_shared: bool = False
+    # Somebody else has written it since it was edited last.
     is_contested: bool = False
     # The user has spoken since it was seen, who may have changed it.
     is_past: bool = False
+    # When a file tool or a command has shown or changed it last.
+    seen_at: str = ""
+    # What the harness did not find in it.
+    missing: set[str] = field(default_factory=set)
     # For some pieces the number of the first line, and whether the last is the file's last.
     placed: dict[str, tuple[int, bool]] = field(default_factory=dict)
 
@@ -202,11 +207,9 @@ class File:
         """Learn the text, or some of its lines, from a read."""
         text = normalise_line_ends(text)
         self.is_past = False
-        if self.is_rewritten:
-            self.held, self.is_rewritten = None, False
-        if self.held and any(text in known for known in self.held.texts):
+        if self.holds([text]):
             self.confirm()
-        elif self.held and self.held.whole is not None:
+        elif self.held and self.held.whole is not None and text not in self.held.whole:
             self.held = None
         if is_whole:
             self.forget()
@@ -252,6 +255,7 @@ class File:
 
     def age(self, certainly: bool = False) -> None:
         """Note that something may have changed the file, or has `certainly` changed it."""
+        self.missing = set()
         if certainly:
             self.held = None
         elif self.held is None and self.is_known:
@@ -261,18 +265,23 @@ class File:
         self.older = list(dict.fromkeys([*self.texts, *self.hints, *self.older]))[:MOST_OLDER]
         self.whole, self.pieces, self.hints, self.placed = None, [], [], {}
 
+    def holds(self, texts: Sequence[str]) -> bool:
+        """Whether texts are long enough, and all in what held before, to show that nothing has changed."""
+        known = self.held.texts if self.held else []
+        return sum(map(len, texts)) >= MIN_SAME and all(any(text in one for one in known) for text in texts)
+
     def confirm(self) -> None:
         """Note that the file is as it was before something that may have changed it."""
         if self.held and self.whole is None:
             self.whole = self.held.whole
             self.pieces = list(dict.fromkeys([*self.held.pieces, *self.pieces]))
             self.hints = list(dict.fromkeys([*self.held.hints, *self.hints]))
-        self.held, self.is_rewritten = None, False
+        self.held = None
 
     def forget(self) -> None:
         """Forget everything."""
         self.whole, self.pieces, self.hints, self.older, self.placed = None, [], [], [], {}
-        self.held, self.is_rewritten = None, False
+        self.held = None
 
     def predict(self, edits: Sequence[Edit], in_turn: bool = False, trusting: bool = False) -> Outcome | None:
         """Predict how edits of the file end; None if what is known does not decide it.
@@ -308,6 +317,8 @@ class File:
         if not old.strip() or "\ufffd" in old:
             return None
         count = max((text.count(old) for text in self.texts), default=0)
+        if count == 0 and not self.is_past and any(text in old for text in self.missing):
+            return "not_found"
         if count > 1:
             return "ok" if edit.everywhere else "multiple"
         if count == 0 and self.whole is not None:
@@ -321,7 +332,8 @@ class File:
         is_twice = any(_stand_apart(old, *pair) for pair in combinations(holding, 2))
         if self.whole is None and (is_twice or not _is_distinctive(old, everything)):
             return None
-        loose = (*self.hints, *(self.older if trusting else ()))
+        # What a command has shown may have been cut, and is no read for a harness that wants one.
+        loose = (*self.hints, *self.older) if trusting else ()
         texts = [text for text in (self.texts if count else loose) if old in text]
         return "ok" if max((count_alike(text, old) for text in texts), default=0) == 1 else None
 
@@ -331,6 +343,14 @@ class File:
         missing = [line for line in map(str.strip, old.split("\n")) if line not in there]
         others = (*self.hints, *self.older)
         return self.is_past or any(all(line in text for line in missing or [old]) for text in others)
+
+    def note_missing(self, edits: Sequence[Edit], error: str) -> None:
+        """Remember the text that the harness says not to have found: it is not there until the file changes."""
+        at = _AT.search(error[:200])
+        named = [edit for edit in edits if edit.old.strip() and edit.old in error] or edits
+        if _NOT_FOUND.search(error[:200]) and (at or len(named) == 1):
+            edit = edits[int(at[1])] if at and int(at[1]) < len(edits) else named[0]
+            self.missing.add(normalise_line_ends(edit.old))
 
     def predict_lines(self, hunks: Sequence[Edit], trusting: bool = False) -> Outcome | None:
         """Predict how a patch ends whose hunks are whole lines, each looked up after the last."""
@@ -342,37 +362,28 @@ class File:
             return None
         placed = _GAP.join(sorted(self.placed, key=self.placed.__getitem__))
         texts = (placed, *self.pieces, *self.hints, *(self.older if trusting else ()))
-        return "ok" if any(_follow(_bare(text), hunks) for text in texts) else None
+        if any(_follow(_bare(text), hunks) for text in texts):
+            return "ok"
+        is_missing = any(text in hunk.old for text in self.missing for hunk in hunks)
+        return "not_found" if is_missing and not self.is_past else None
 
     def apply_lines(self, hunks: Sequence[Edit]) -> None:
         """Apply a patch that the harness has applied."""
-        runs = sorted(self.placed, key=self.placed.__getitem__) if self.whole is None else [self.whole]
-        lines = _GAP.join(runs).split("\n")
-        bare = _bare("\n".join(lines))
+        if self.whole is None:
+            self.apply([hunk for hunk in hunks if hunk.old])
+            return
+        lines = self.whole.split("\n")
+        bare = _bare(self.whole)
         places = _places(bare, hunks)
-        if places is None or (self.whole is None and not all(hunk.old for hunk in hunks)):
-            if self.whole is None:
-                self.apply([hunk for hunk in hunks if hunk.old])
-            else:
-                self.age()  # where they went is unknown
+        if places is None:
+            self.age()  # where they went is unknown
             return
         for (start, stop), hunk in sorted(zip(places, hunks, strict=True), reverse=True):
             first, last = bare.count("\n", 0, start), bare.count("\n", 0, stop)
             if not hunk.old and lines[-1:] == [""]:
                 first = last = len(lines) - 1
             lines[first:last] = hunk.new.split("\n")
-        if self.whole is not None:
-            self.write("\n".join(lines))
-            return
-        texts, added, placed = "\n".join(lines).split(_GAP), 0, {}
-        for run, text in zip(runs, texts, strict=True):
-            first, is_end = self.placed[run]
-            placed[text] = first + added, is_end
-            added += text.count("\n") - run.count("\n")
-        self.pieces = [piece for piece in self.pieces if piece not in self.placed]
-        self.apply(hunks)
-        loose = [piece for piece in self.pieces if not any(piece in text for text in placed)]
-        self.pieces, self.placed = [*loose, *placed], placed
+        self.write("\n".join(lines))
 
     def _may_overlap(self, edits: Sequence[Edit]) -> bool:
         for text in (*self.texts, *self.hints, *self.older):
@@ -384,19 +395,20 @@ class File:
 
     def apply(self, edits: Sequence[Edit]) -> None:
         """Apply edits that the harness has made."""
-        self.is_past = False
+        self.is_past, self.missing = False, set()
         for edit in edits:
             old, new = normalise_line_ends(edit.old), normalise_line_ends(edit.new)
             if self.whole is not None:
                 self.whole = replace_text(self.whole, old, new, edit.everywhere)
-            self._shift(old, new, edit.everywhere)
             is_found = any(old in text for text in (*self.pieces, *self.hints, *self.older))
             self.pieces, self.hints, self.older = (
                 [
                     run
                     for text in texts
                     for run in (
-                        [text] if is_found and old not in text else replace_in_piece(text, old, new, edit.everywhere)
+                        [text]
+                        if texts is self.pieces and is_found and old not in text
+                        else replace_in_piece(text, old, new, edit.everywhere)
                     )
                 ]
                 for texts in (self.pieces, self.hints, self.older)
@@ -404,19 +416,4 @@ class File:
             is_shown = any(new in piece for piece in self.pieces)
             if self.whole is None and new.strip() and not is_shown:
                 self.pieces.append(new)
-        self.placed = {text: place for text, place in self.placed.items() if text in self.pieces}
-
-    def _shift(self, old: str, new: str, everywhere: bool) -> None:
-        """Keep the positions of runs of lines through an edit in one of them."""
-        added = new.count("\n") - old.count("\n")
-        holding = [piece for piece in self.placed if piece.count(old) == 1 and not everywhere]
-        if len(holding) == 1:
-            (piece,), (start, _) = holding, self.placed[holding[0]]
-            self.placed = {
-                piece.replace(old, new) if text == piece else text: (first + added * (first > start), is_end)
-                for text, (first, is_end) in self.placed.items()
-            }
-        elif added:
-            self.placed = {}
-        else:
-            self.placed = {text: place for text, place in self.placed.items() if old not in text}
+        self.placed = {}

@@ -25,14 +25,7 @@ from pimono_sdpo.replay.calls import (
     read_edits,
     read_patch,
 )
-from pimono_sdpo.replay.commands import (
-    Changes,
-    find_changes,
-    find_copies,
-    find_shown_file,
-    find_shown_lines,
-    find_written,
-)
+from pimono_sdpo.replay.commands import Changes, find_changes, find_shown_file, find_shown_lines
 from pimono_sdpo.replay.files import File, Outcome, normalise_line_ends
 from pimono_sdpo.traces.events import Event, has_failed
 from pimono_sdpo.traces.harness import HARNESSES, pi
@@ -64,12 +57,15 @@ def is_read_only(name: str) -> bool:
 
 
 REST_MINUTES = 30
+# After these an edit does not rely on what was seen: another program or the user may have changed it.
+FRESH_MINUTES = 5
 # A shorter line may occur in many places of a file.
 MIN_LINE = 12
 TRUNCATED = re.compile(r"\[(?:Showing|Truncated|Full output|Output truncated)[^\]]{0,300}\]\s*\Z")
-_PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
 # Code in a message; the first MIN_LINE characters tell which lines it may be of.
 _QUOTED = re.compile(r"\"[^\"\n]{16,200}\"|`[^`\n]{16,200}`|'[^'\n]{16,200}'")
+# Claude Code tells of what changed while it ran, and of the file that the user looks at.
+_MODIFIED = re.compile(r"Note: ([^\n]+?) was modified, either by the user or by a linter|<ide_opened_file>")
 _UNREAD = re.compile(r"has not been read yet|modified since read|unexpectedly modified")
 # A user who says that they changed something themselves, or pastes a diff of it.
 _CHANGED_BY_HAND = re.compile(
@@ -83,10 +79,9 @@ _SETTINGS = re.compile(r"/\.claude/settings(?:\.local)?\.json$")
 _SHARED = re.compile(r"/\.openclaw/.*\bmemory/|/\.claude/CLAUDE\.md$")
 # It has read these itself.
 _MEMORIES = frozenset({"MEMORY.md", "CLAUDE.md", "CLAUDE.local.md"})
-# Claude Code puts this where a session was resumed.
-_RESUMED = "No response requested."
 _OF_FILES = frozenset({"read", "write", "edit"})
 _NUMBER = re.compile(r"(?m)^ *\d{1,7}\t")
+_LINE = re.compile(r"(?m)^ *\d{1,7}[→\t](.+)")
 _SPLIT = re.compile(r"[\s'\"`;|&<>=,:()/\\@]+")
 
 
@@ -115,6 +110,8 @@ class Workspace:
     heard: set[str] = field(default_factory=set)
     # What was read before a resumption or a compaction is unknown.
     is_resumed: bool = False
+    # The user, a linter or another session works on the same files.
+    is_shared: bool = False
     # Some versions of Claude Code refuse every edit of a path such as C:/a.ts.
     takes_drives: bool | None = None
 
@@ -137,8 +134,6 @@ class Workspace:
             path = _find_home(self.cwd) + path[1:]
         if path.startswith(("$WORKSPACE", "$HOME", "$TMPDIR")):
             return posixpath.normpath(path)
-        if path.startswith(("/private/tmp/", "/private/var/")):
-            path = path.removeprefix("/private")
         base = "" if _DRIVE.match(path) else _use_slashes(self.cwd)
         return posixpath.normpath(posixpath.join(base, path))
 
@@ -149,7 +144,7 @@ class Workspace:
         """
         given = decode_arguments(call)
         if patches := read_patch(given):
-            return self.predict_patch(patches, trusting)
+            return self.predict_patch(patches, trusting, call.timestamp)
         if is_invalid(given):
             return "invalid"
         path, edits = find_path(given), read_edits(given)
@@ -174,15 +169,17 @@ class Workspace:
         several = given.get("edits")
         may_fail = not self.tools.reads_first and (
             not all(edit.new for edit in edits)
+            or isinstance(several, str)
             or (isinstance(several, list) and ("file" in given or any(len(one) > 2 for one in several)))
         )
-        is_others = file.is_shared or bool(_SHARED.search(self.absolute(path)))
+        is_others = self.is_shared or bool(_SHARED.search(self.absolute(path)))
         may_fail |= file.is_contested or (file.is_past and is_others)
+        may_fail |= not trusting and _count_minutes(file.seen_at, call.timestamp) >= FRESH_MINUTES
         may_fail |= self.tools.reads_first and bool(_SETTINGS.search(self.absolute(path)))
         return None if outcome == "ok" and may_fail else outcome
 
-    def predict_patch(self, patches: Sequence[Patch], trusting: bool = False) -> Outcome | None:
-        """Predict how a patch of several files ends."""
+    def predict_patch(self, patches: Sequence[Patch], trusting: bool = False, at: str = "") -> Outcome | None:
+        """Predict how a patch of several files ends that is made `at` a time."""
         outcomes: list[Outcome | None] = []
         if any(patch.kind == "Bad" for patch in patches):
             return "invalid"
@@ -193,7 +190,8 @@ class Workspace:
         if "not_found" in outcomes:
             return "not_found"
         # Codex does not look whether the user, who has spoken since, has changed a file.
-        is_past = any(file.is_past for patch in patches if (file := self.files.get(self.absolute(patch.path))))
+        files = [file for patch in patches if (file := self.files.get(self.absolute(patch.path)))]
+        is_past = any(file.is_past or _count_minutes(file.seen_at, at) >= FRESH_MINUTES for file in files)
         return None if None in outcomes or (is_past and not trusting) else "ok"
 
     def patched(self, patches: Sequence[Patch]) -> None:
@@ -205,7 +203,7 @@ class Workspace:
             elif patch.kind == "Delete":
                 file.forget()
             else:
-                if file.held and not file.is_rewritten and file.held.predict_lines(patch.hunks) == "ok":
+                if file.holds([hunk.old for hunk in patch.hunks]):
                     file.confirm()
                 file.apply_lines(patch.hunks)
                 if patch.target:
@@ -228,35 +226,32 @@ class Workspace:
             self.cwd = cwd
         elif call.tool_name == "read" and path:
             if not has_failed(result):
-                self._read(path, given, result.text)
+                self._read(path, given, result)
         elif call.tool_name == "write" and path and isinstance(given.get("content"), str):
-            if result.is_error:
-                self.file(path).age()
-            else:
+            if not result.is_error:
                 self.file(path).write(given["content"])
                 self.file(path).is_read, self.file(path).is_refused = True, False
+                self.file(path).seen_at = result.timestamp
         elif call.tool_name == "edit":
             self._edited(given, result)
         elif call.tool_name == "grep":
             self._hint(path, result.text)
         elif call.tool_name.startswith("gsd_"):
             self._spoil(".gsd")
-        elif code := find_text(given, "code"):
-            written = find_written(code)
-            self._note(Changes(written or set(), anything=written is None))
         elif not is_read_only(call.tool_name) or call.tool_name == "write":
             self.spoil_all()
 
     def _edited(self, given: dict[str, Any], result: Event) -> None:
         path, edits = find_path(given), read_edits(given)
-        patched = _PATCHED.findall(str(given.get("input") or given.get("patch") or ""))
         patches = read_patch(given)
         if patches:
             if not has_failed(result):
                 self.patched(patches)
-        elif not path and patched:
-            for name in patched:
-                self._spoil(name.strip())
+            for patch in patches:
+                file = self.file(patch.path)
+                file.is_past, file.seen_at = has_failed(result), result.timestamp
+                if has_failed(result) and len(patches) == 1:
+                    file.note_missing(patch.hunks, result.text)
         elif not path:
             self.spoil_all()
         elif not edits and not has_failed(result):
@@ -269,33 +264,36 @@ class Workspace:
                     self.takes_drives = False
                 file.is_refused = bool(_UNREAD.search(result.text[:200]))
                 file.is_contested = "modified" in result.text[:40]
-                file.is_shared |= file.is_contested
+                self.is_shared |= file.is_contested
+                file.note_missing(edits, result.text)
                 if predicted == "ok" and not file.is_refused:
                     file.forget()  # what is known of the file is wrong
                 return
             if predicted not in {None, "ok"}:
                 file.forget()
             olds = [normalise_line_ends(edit.old) for edit in edits]
-            held = file.held.texts if file.held and not file.is_rewritten else []
             # Where files have to be read first, an edit is refused when the file has changed since.
-            if self.tools.reads_first or all(any(old in text for text in held) for old in olds):
+            if self.tools.reads_first or file.holds(olds):
                 file.confirm()
             file.held = None
             if all(olds):
                 file.apply(edits)
+                if file.whole is not None and any(line not in file.whole for line in _LINE.findall(result.text)):
+                    file.age(certainly=True)
             else:
                 file.age()
             file.is_read, file.is_refused, file.is_contested = True, False, False
+            file.seen_at = result.timestamp
             self.takes_drives = self.takes_drives or bool(_DRIVE.match(path)) or None
             self._hint(path, result.text)
 
-    def _read(self, path: str, given: dict[str, Any], text: str) -> None:
-        file, shown = self.file(path), parse_read(given, text, self.tools)
+    def _read(self, path: str, given: dict[str, Any], result: Event) -> None:
+        file, shown = self.file(path), parse_read(given, result.text, self.tools)
         if shown:
             learn_shown(file, shown)
         if shown is None or not shown.first_line:
-            self._hint(path, text)
-        file.is_read, file.is_refused = True, False
+            self._hint(path, result.text)
+        file.is_read, file.is_refused, file.seen_at = True, False, result.timestamp
 
     def ran(self, command: str, result: Event) -> None:
         """Learn from a command that has run."""
@@ -306,13 +304,7 @@ class Workspace:
         if self._garbles:
             result = msgspec.structs.replace(result, text=_NOT_ASCII.sub("\ufffd", result.text))
         changes = find_changes(command, result.text, self._show)
-        copies = [] if result.is_error or changes.anything else find_copies(command)
-        found = [(target, self.files.get(self.absolute(source))) for source, target in copies]
-        copied = {self.absolute(target): known.copy() for target, known in found if known}
-        for file in copied.values():
-            file.is_read = False  # as the harness sees it
         self._note(changes)
-        self.files |= copied
         self._hint(command, result.text)
         if self.tools.trims_output:
             return
@@ -323,6 +315,7 @@ class Workspace:
             read = parse_read({"offset": shown.first, "limit": count}, text, self.tools)
             if read:
                 learn_shown(self.file(shown.path), read)
+                self.file(shown.path).seen_at = result.timestamp
 
     @property
     def _garbles(self) -> bool:
@@ -339,15 +332,14 @@ class Workspace:
 
     def _note(self, changes: Changes) -> None:
         if changes.anything:
-            self.spoil_all(changes.rewrites)
+            self.spoil_all()
         for name in changes.names:
             self._spoil(name)
 
-    def spoil_all(self, certainly: bool = False) -> None:
+    def spoil_all(self) -> None:
         """Mark all files as stale."""
         for file in self.files.values():
             file.age()
-            file.is_rewritten |= certainly
 
     def _spoil(self, name: str) -> None:
         """Mark the files that a word of a command may name: a file, a folder or a pattern."""
@@ -395,7 +387,11 @@ class Workspace:
                         quoted in text for text in file.texts
                     ):
                         file.age(certainly=True)
-        elif event.kind == "compaction" or event.text == _RESUMED:
+        elif note := _MODIFIED.match(event.text):
+            self.is_shared = True
+            if note[1]:
+                self.file(note[1]).age(certainly=True)
+        elif event.kind == "compaction":
             self.is_resumed = True
             for file in self.files.values():
                 file.is_read = False

@@ -17,15 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import stamina
 from httpx2 import ConnectError, HTTPError
-from huggingface_hub import (
-    HfApi,
-    HfFileSystem,
-    RepoFile,
-    get_token,
-    hf_hub_download,
-    snapshot_download,
-    try_to_load_from_cache,
-)
+from huggingface_hub import HfApi, HfFileSystem, RepoFile, get_token, hf_hub_download, snapshot_download
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -203,26 +195,9 @@ def open_parquet(repo_id: str, name: str, revision: str) -> Iterator[pq.ParquetF
 
 
 def download(repo_id: str, name: str, revision: str | None) -> Path:
-    """Fetch a file of a dataset at a commit into the local cache."""
+    """Fetch a file of a dataset at a commit into the local cache; interrupted downloads are resumed."""
     with translate_errors(repo_id):
         return Path(hf_hub_download(repo_id, name, repo_type="dataset", revision=revision))
-
-
-@contextmanager
-def open_download(repo_id: str, name: str, revision: str | None) -> Iterator[pa.NativeFile]:
-    """Open a file of a dataset at a commit, and delete it afterwards if it had to be downloaded.
-
-    A file that was in the local cache before stays there. Interrupted downloads are resumed.
-    """
-    held = try_to_load_from_cache(repo_id, name, repo_type="dataset", revision=revision)
-    path = download(repo_id, name, revision)
-    try:
-        with pa.OSFile(str(path)) as file:
-            yield file
-    finally:
-        if not isinstance(held, str):
-            for kept in (path.resolve(), path):
-                kept.unlink(missing_ok=True)
 
 
 def fetch_files(address: str, endings: tuple[str, ...]) -> tuple[str, str | None, Path, list[Path]]:

@@ -222,6 +222,7 @@ class Change(NamedTuple):
     path: str
     old: str | None
     new: str
+    everywhere: bool = False
 
 
 def read_changes(completion: str) -> Iterator[Change]:
@@ -233,7 +234,7 @@ def read_changes(completion: str) -> Iterator[Change]:
             contents = (given[name] for name in _CONTENTS if isinstance(given.get(name), str))
             yield from (Change(path, None, text) for text in islice(contents, 1))
         elif path and call.name in EDITS:
-            yield from (Change(path, edit.old, edit.new) for edit in read_edits(given))
+            yield from (Change(path, edit.old, edit.new, edit.everywhere) for edit in read_edits(given))
 
 
 def from_calls(changes: Collection[Change], spec: Mapping[str, Any]) -> Candidate | Refusal:
@@ -244,7 +245,7 @@ def from_calls(changes: Collection[Change], spec: Mapping[str, Any]) -> Candidat
     if times > MAX_TIMES:
         return Refusal("ambiguous", f"The answer writes {often} {times} times; write the file once, whole.")
     files = dict(spec["files"])
-    for path, old, new in changes:
+    for path, old, new, everywhere in changes:
         if refused := refused_path(path, spec):
             return refused
         if old is None:
@@ -256,7 +257,7 @@ def from_calls(changes: Collection[Change], spec: Mapping[str, Any]) -> Candidat
         if times == 0:
             why = f"Could not find the exact text in {path}; copy it from the file as it is."
             return Refusal("context_not_found", why)
-        if times > 1:
+        if times > 1 and not everywhere:
             return Refusal("ambiguous", f"Found {times} occurrences of the text in {path}; give more of its lines.")
         files[path] = files[path].replace(old, new)
     return changed_files(spec["files"], files)

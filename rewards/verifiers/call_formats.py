@@ -2,9 +2,9 @@
 
 A format is a response template, as transformers reads the messages of a model: that of the model's
 tokenizer where it has one, else one of the families in call_formats.toml. Reasoning is left out, a
-closing tag within an argument is text, and nothing may follow the end of the turn. There are also
-`json`, whose whole message is one object {"type": "tool_call", "name", "args"}, and `bash_block`, a
-THOUGHT followed by one ```bash block. A new family is a table in call_formats.toml.
+closing tag within an argument is text, and nothing may follow the end of the turn. There is also
+`json`, whose whole message is one object {"type": "tool_call", "name", "args"}. A new family is a
+table in call_formats.toml.
 """
 
 import json
@@ -71,8 +71,7 @@ MAX_STRINGS = 1_000  # transformers puts Gemma's strings back one by one
 MAX_CLOSES = 16  # closing tags within one call
 
 EXAMPLES = {name: family.example for name, family in FAMILIES.items()} | {
-    "json": '{"type": "tool_call", "name": NAME, "args": {...}} and nothing else',
-    "bash_block": "THOUGHT: ...\n\n```bash\nCOMMAND\n```",
+    "json": '{"type": "tool_call", "name": NAME, "args": {...}} and nothing else'
 }
 _THOUGHTS = ("</think>", "<channel|>", "<|end|>")
 _TAIL = (*_ENDS, "<pad>", *" \t\r\n")
@@ -81,10 +80,6 @@ _SHIELDS = [chr(0xE0C1 + number) for number in range(MAX_CLOSES)]
 _TEXT_END = re.compile(r"\Z")
 _CLOSING_TAGS = re.compile(r"(?:\s|</\w{1,40}>)*")
 _PADS = re.compile(r"(?:\s|<pad>|<\|endoftext\|>|<\|finetune_right_pad_id\|>)*")
-_FOREIGN = re.compile(r"<\|?tool_calls?(?:_section_begin\||\||)>|to=functions\.")
-_BLOCK = re.compile(r"^```bash[ \t\r]*\n(.*?)^```[ \t\r]*$", re.MULTILINE | re.DOTALL)
-_OPENS = re.compile(r"^```bash[ \t\r]*$", re.MULTILINE)
-_THOUGHT = re.compile(r"\A\s*THOUGHT\b:?\s*(?!```)\S", re.IGNORECASE)
 
 
 class Call(NamedTuple):
@@ -95,11 +90,10 @@ class Call(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The calls of a message, or the problem that makes it unreadable; `cut`: it just stops."""
+    """The calls of a message, or the problem that makes it unreadable."""
 
     calls: tuple[Call, ...] = ()
     problem: str = ""
-    cut: bool = False
 
 
 def read_calls(
@@ -116,8 +110,6 @@ def read_calls(
         reading = _read(text, template, tools)
     elif formats == ["json"]:
         reading = _read_json(_bare(text))
-    elif formats == ["bash_block"]:
-        reading = _read_bash_block(_bare(text))
     else:
         marked = [FAMILIES[name] for name in formats if FAMILIES[name].marker in text]
         readings = [_read(text, one.template, tools, "" if one.to_end else one.marker) for one in marked]
@@ -165,7 +157,7 @@ def _read(text: str, template: dict[str, Any], tools: list[dict[str, Any]], mark
         if regions[number] is of_calls:
             reading, at = _read_call(text, opening, compiled, tools)
             if reading.problem:
-                return reading._replace(cut=reading.cut and not (turn_end and _is_end(turn_end.search(text, at))))
+                return reading
             calls += reading.calls
         else:
             closing = (regions[number].close_re or _TEXT_END).search(text, opening.end())
@@ -176,18 +168,12 @@ def _read(text: str, template: dict[str, Any], tools: list[dict[str, Any]], mark
     if turn_end and end and not _PADS.fullmatch(turn_end.sub("", text[end.end() :])):
         return Reading(problem="the message goes on after the end of its turn")
     if marker and marker in outside:
-        is_begun = not _is_end(end) and len(outside.rpartition(marker)[2].split()) <= 1
-        return Reading(problem=f"{marker} does not begin a call that can be read", cut=is_begun)
+        return Reading(problem=f"{marker} does not begin a call that can be read")
     return Reading(tuple(calls))
 
 
 def _turn_end(compiled: Any) -> Any:
     return compiled.fields[compiled.implicit].close_re if compiled.implicit else None
-
-
-def _is_end(found: Any) -> bool:
-    """Whether a token ends the turn, and not just the text."""
-    return bool(found and found.group())
 
 
 def _read_call(text: str, opening: Any, compiled: Any, tools: list[dict[str, Any]]) -> tuple[Reading, int]:
@@ -200,7 +186,9 @@ def _read_call(text: str, opening: Any, compiled: Any, tools: list[dict[str, Any
     body, at = "", opening.end()
     read: list[tuple[Reading, int]] = []
     closings: list[tuple[str, str]] = []
-    for shield, closing in zip(_SHIELDS, (field.close_re or _TEXT_END).finditer(text, at), strict=False):
+    # What has no width may also stand where the call opens.
+    ends = (one for one in (field.close_re or _TEXT_END).finditer(text, at) if one.end() > opening.end())
+    for shield, closing in zip(_SHIELDS, ends, strict=False):
         body += text[at : closing.start()]
         if body.count('<|"|>') > MAX_STRINGS * 2:
             return Reading(problem=f"the call has more than {MAX_STRINGS} texts"), at
@@ -209,7 +197,7 @@ def _read_call(text: str, opening: Any, compiled: Any, tools: list[dict[str, Any
             message = parse_response(call, compiled, prefix="", tools=tools if is_xml else None)
             reading = _calls(_restored(message.get("tool_calls", []), closings))
         except (ValueError, RecursionError) as found:
-            reading = Reading(problem=_why(found), cut=_stops(found))
+            reading = Reading(problem=_why(found))
         read.append((reading, closing.end()))
         rest = regex.sub(field.content_args["tag_pattern"], "", body, flags=regex.DOTALL) if is_xml else ""
         if not reading.problem and _CLOSING_TAGS.fullmatch(rest):
@@ -218,7 +206,7 @@ def _read_call(text: str, opening: Any, compiled: Any, tools: list[dict[str, Any
         end = turn_end.match(text, closing.end()) if turn_end else None
         body, at = body + shield, (end or closing).end()
         closings.append((shield, text[closing.start() : at]))
-    return read[0] if read else (Reading(problem="the call is not closed", cut=True), at)
+    return read[0] if read else (Reading(problem="the call is not closed"), at)
 
 
 def _restored(value: Any, closings: list[tuple[str, str]]) -> Any:
@@ -258,7 +246,7 @@ def _calls(items: list[Any]) -> Reading:
             with suppress(ValueError, RecursionError):
                 found = json.loads(arguments)
                 arguments = found if isinstance(found, dict) else arguments
-        calls.append(Call(name.strip(), arguments))
+        calls.append(Call(name, arguments))
     return Reading(tuple(calls))
 
 
@@ -269,7 +257,7 @@ def _read_json(text: str) -> Reading:
     try:
         action = json.loads(text)
     except (ValueError, RecursionError) as found:
-        return Reading(problem=_why(found), cut=_stops(found))
+        return Reading(problem=_why(found))
     if action.get("type") == "final":
         return Reading()
     if action.get("type") != "tool_call" or not {"args"} <= set(action) <= {"type", "name", "args", "thought"}:
@@ -277,40 +265,16 @@ def _read_json(text: str) -> Reading:
     return _calls([{"name": action.get("name"), "arguments": action["args"]}])
 
 
-def _read_bash_block(text: str) -> Reading:
-    opened = len(_OPENS.findall(text))
-    if opened == 0:
-        return Reading()
-    if opened > 1:
-        return Reading(problem=f"the message has {opened} bash blocks; write exactly one")
-    block = _BLOCK.search(text)
-    if block is None:
-        return Reading(problem="the bash block is not closed", cut=True)
-    if foreign := _FOREIGN.search(text):
-        return Reading(problem=f"{foreign.group()} belongs to another format")
-    if not _THOUGHT.match(text):
-        return Reading(problem="the message does not begin with its THOUGHT")
-    return Reading((Call("bash", {"command": block.group(1).strip()}),))
-
-
 def _bare(text: str) -> str:
     """Return the text without reasoning, and without the tokens that end a turn."""
     for closes in _THOUGHTS:
-        if not text.lstrip().startswith(("{", "THOUGHT")):
+        if not text.lstrip().startswith("{"):
             text = text.partition(closes)[2] if closes in text else text
     text = text.strip().removeprefix("<|channel|>final<|message|>")
     end = len(text)
     while token := next((token for token in _TAIL if text.endswith(token, 0, end)), ""):
         end -= len(token)
     return text[:end].strip()
-
-
-def _stops(problem: BaseException) -> bool:
-    """Whether JSON was fine until it stopped."""
-    cause = problem.__cause__ or problem
-    if not isinstance(cause, json.JSONDecodeError):
-        return False
-    return cause.msg.startswith("Unterminated string") or not cause.doc[cause.pos :].strip()
 
 
 def _why(problem: BaseException) -> str:

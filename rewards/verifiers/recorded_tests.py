@@ -465,7 +465,7 @@ class _Rules:
         ]
         if message["name"] not in self.objects:
             reply["table"] = [
-                ["opaque", row[1] if row[0] == "instance" else ""] if row[0] in OBJECTS else row
+                ["opaque", row[1] if row[0] in ("instance", "function") else ""] if row[0] in OBJECTS else row
                 for row in reply["table"]
             ]
         if message["op"] == "equal":

@@ -9,7 +9,7 @@ the mean of the batch, at most MAX_PARTIAL, or NEUTRAL. Groups that are spread o
 averaged per process. Train with `success_reward_threshold=1.0`: partial credit is not success.
 
 `self_test` tries a reward on answers that must not win before anything is trained on it: empty
-answers, copies, lists of terms, refusals, spoilt and overlong right answers.
+answers, copies, lists of terms, refusals.
 """
 
 import hashlib
@@ -167,42 +167,31 @@ def _decoded(spec: str) -> dict[str, Any]:
     return decoded
 
 
-GARBAGE = "%%zq\n-%%zq ((\n+%%zq )) ]]\n%%zq"
 LONGER = 10
 REFUSALS = ("I'm sorry, but I can't help with that.", "I cannot fix this without more information.")
 
 
 class Finding(NamedTuple):
-    """A case that the reward scored wrongly; `wanted` says what would be right."""
+    """A case that wins and must not."""
 
     row: int
     case: str
-    reward: float | None
-    wanted: str
+    reward: float
 
 
-def self_test(
-    reward: Reward, rows: Sequence[Mapping[str, Any]], gold: Sequence[str] | None = None, threshold: float = 1.0
-) -> list[Finding]:
-    """Return the cases that failed, none for a sound reward.
+def self_test(reward: Reward, rows: Sequence[Mapping[str, Any]], threshold: float = 1.0) -> list[Finding]:
+    """Return the cases that win, none for a sound reward.
 
-    `rows` are dataset rows with `prompt`; `gold` their right answers, when there are any, which
-    must score 1.0. `threshold` is the trainer's `success_reward_threshold`. The reward is called with
-    one case at a time, so that no case depends on its neighbours.
+    `rows` are dataset rows with `prompt`. `threshold` is the trainer's `success_reward_threshold`. The
+    reward is called with one case at a time, so that no case depends on its neighbours.
     """
-    findings: list[Finding] = []
-    answers: Sequence[str | None] = gold or [None] * len(rows)
-    for number, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-        if answer is not None and (scored := _score(reward, row, answer)) != 1.0:
-            findings.append(Finding(number, "gold", scored, "1.0"))
-        for case, completion in attacks(row, answer):
-            scored = _score(reward, row, completion)
-            if scored is not None and scored >= threshold:
-                findings.append(Finding(number, case, scored, f"below {threshold}"))
-    return findings
+    scored = (
+        (number, case, _score(reward, row, text)) for number, row in enumerate(rows) for case, text in attacks(row)
+    )
+    return [Finding(number, case, found) for number, case, found in scored if found is not None and found >= threshold]
 
 
-def attacks(row: Mapping[str, Any], gold: str | None) -> Iterator[tuple[str, str]]:
+def attacks(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the answers that must not win, by name."""
     prompt = text_of(row["prompt"])
     context = row.get("privileged_context") or ""
@@ -227,23 +216,18 @@ def attacks(row: Mapping[str, Any], gold: str | None) -> Iterator[tuple[str, str
         yield "code_deleted", "```python\npass\n```"
         yield "code_deleted_by_a_diff", diff
         yield "code_deleted_by_a_write", f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
-    if gold is not None:
-        yield "gold_and_garbage", gold.rstrip() + GARBAGE
-        at = len(gold) // 2
-        yield "garbage_in_gold", gold[:at] + GARBAGE + gold[at:]
-        yield "gold_ten_times", "\n".join([gold] * LONGER)
 
 
 def table(findings: Sequence[Finding]) -> str:
-    """Return the findings as a Markdown table, "" without any.
+    """Return the findings as a Markdown table.
 
-    >>> print(table([Finding(0, "empty", 1.0, "below 1.0")]))
-    | row | case | reward | wanted |
-    |---|---|---|---|
-    | 0 | empty | 1.0 | below 1.0 |
+    >>> print(table([Finding(0, "empty", 1.0)]))
+    | row | case | reward |
+    |---|---|---|
+    | 0 | empty | 1.0 |
     """
-    lines = [f"| {f.row} | {f.case} | {f.reward} | {f.wanted} |" for f in findings]
-    return "\n".join(["| row | case | reward | wanted |", "|---|---|---|---|", *lines] if lines else [])
+    lines = [f"| {found.row} | {found.case} | {found.reward} |" for found in findings]
+    return "\n".join(["| row | case | reward |", "|---|---|---|", *lines])
 
 
 def _score(reward: Reward, row: Mapping[str, Any], completion: str) -> float | None:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.text import TRIMMED, replace_surrogates, shorten
+from pimono_sdpo.text import replace_surrogates, shorten
 
 Status = Literal["passed", "failed", "error", "skipped"]
 MAX_PARTIAL = 0.99
@@ -101,15 +101,15 @@ class RubricResult:
         """Whether every verifier that applied passed, and one did apply."""
         return self.reward == 1.0
 
-    def feedback(self, max_chars: int = MAX_FEEDBACK) -> str:
-        """Return what failed, for the teacher, head and tail of at most `max_chars` characters.
+    def feedback(self) -> str:
+        """Return what failed, for the teacher, head and tail of at most MAX_FEEDBACK characters.
 
         "" when everything passed, and when there was no verdict: the teacher never sees our errors.
         """
         if self.reward is None:
             return ""
-        texts = "\n\n".join(r.feedback for r in self.results if r.status == "failed" and r.feedback)
-        return shorten(texts, max_chars) if max_chars > len(TRIMMED) else texts[:max_chars]
+        texts = (r.feedback for r in self.results if r.status == "failed" and r.feedback)
+        return shorten("\n\n".join(texts), MAX_FEEDBACK)
 
     def to_row(self) -> dict[str, Any]:
         """Return plain columns: lists with one entry per verifier, `metrics` as JSON text."""

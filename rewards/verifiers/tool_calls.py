@@ -20,9 +20,8 @@ score  by the table, that of the worst call
 | every call is valid | 1.0 |
 
 The tools of a harness are those of its `Harness` object; those of the repository agent are in
-agent_tools.json, and the one tool of agents that write a bash block is here. Pi has taken "42" for
-a number since January 2026, and one edit alone, or edits written as text, since its edits are a
-list.
+agent_tools.json. Pi has taken "42" for a number since January 2026, and one edit alone, or edits
+written as text, since its edits are a list.
 """
 
 import json
@@ -43,20 +42,20 @@ from referencing.exceptions import Unresolvable
 
 from pimono_sdpo.text import shorten, shorten_line
 from pimono_sdpo.traces.harness import HARNESSES
-from pimono_sdpo.traces.harness.base import Schema, describe_object
-from rewards.verifiers.call_formats import EXAMPLES, Call, Reading, read_calls
+from pimono_sdpo.traces.harness.base import Schema
+from rewards.verifiers.call_formats import EXAMPLES, FAMILIES, Call, Reading, read_calls
 from rewards.verifiers.rubric import VerifierResult, error, failed, passed, skipped
 
 NAME = "tool_calls"
 UNKNOWN_TOOL = 0.2
-FAMILIES_ONLY = [name for name in EXAMPLES if name not in ("json", "bash_block")]
+FAMILIES_ONLY = list(FAMILIES)
 MAX_FEEDBACK = 1200  # characters; TRL cuts a long teacher prompt from the left
 MAX_SHOWN = 3  # failed calls, and problems of one
 
 AGENT_TOOLS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("agent_tools.json").read_text(encoding="utf-8")
 )
-DEFAULT_FORMATS = {"repo_agent": ["json"], "bash_block": ["bash_block"]}
+DEFAULT_FORMATS = {"repo_agent": ["json"]}
 HARNESS_TOOLS = {harness.name: harness.tools for harness in HARNESSES if harness.tools}
 # The sets of tools that `definitions` can describe.
 DECLARED = ("repo_agent", *HARNESS_TOOLS)
@@ -65,7 +64,6 @@ COERCING = frozenset(harness.name for harness in HARNESSES if harness.coerces)
 TOOL_SETS: dict[str, dict[str, tuple[Schema, ...]]] = {
     **{harness: {name: tool.schemas for name, tool in tools.items()} for harness, tools in HARNESS_TOOLS.items()},
     "repo_agent": {name: (tool["parameters"],) for name, tool in AGENT_TOOLS.items()},
-    "bash_block": {"bash": (describe_object("command", closed=True, command={"type": "string", "minLength": 1}),)},
 }
 
 
@@ -266,7 +264,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     except BadTools as found:
         return error(NAME, f"The row's spec cannot be used: {found}.")
     form = f"Write it as {EXAMPLES[formats[0]]}." if len(formats) == 1 else ""
-    if reading.cut or spec.get("truncated"):
+    if spec.get("truncated"):
         text = "The message was cut off before its end: it reached the longest length allowed. Make one smaller call."
     elif reading.problem:
         text = f"The tool call could not be parsed: {reading.problem}. {form}"
@@ -307,8 +305,8 @@ def _formats(given: Any, named: Any) -> list[str]:
     formats = list(given) if isinstance(given, list | tuple) else [given]
     if unknown := [name for name in formats if str(name) not in EXAMPLES]:
         raise BadTools(f"format {unknown[0]!r} is not one of {', '.join(EXAMPLES)}")
-    if len(formats) > 1 and (alone := {"json", "bash_block"}.intersection(formats)):
-        raise BadTools(f"format {min(alone)} cannot be mixed with others")
+    if len(formats) > 1 and "json" in formats:
+        raise BadTools("format json cannot be mixed with others")
     return formats
 
 

@@ -9,8 +9,10 @@ import json
 import os
 import signal
 import sys
-from collections import deque
-from collections.abc import Iterator
+from collections import UserString
+from collections.abc import Iterator, KeysView, Mapping, MutableSequence, ValuesView
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from rewards.verifiers.channel import place_of, take_output, writer
@@ -98,18 +100,23 @@ def plain(value: Any, room: list[int]) -> Any:
         raise ValueError(f"the result has more than {MAX_ITEMS} items")
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, str):
-        return str.__str__(value)
+    if isinstance(value, str | UserString):
+        return str.__str__(value) if isinstance(value, str) else str(value)
+    if isinstance(value, Fraction | Decimal):
+        return int(value) if value == int(value) else float(value)
     if isinstance(value, int):
         return int.__index__(value)
     if isinstance(value, float):
         return float.__add__(value, 0.0)
-    if isinstance(value, dict):
-        keys = {_key(key): plain(item, room) for key, item in dict.items(value)}
+    if isinstance(value, Mapping):
+        items = dict.items(value) if isinstance(value, dict) else value.items()
+        keys = {_key(key): plain(item, room) for key, item in items}
         if len(keys) != len(value):
             raise TypeError("two keys of a dict are the same in JSON")
         return keys
-    if isinstance(value, list | tuple | deque | range | Iterator):
+    if isinstance(value, MutableSequence | KeysView | ValuesView | tuple | range | Iterator) and not isinstance(
+        value, bytearray
+    ):
         return [plain(item, room) for item in value]
     raise TypeError(f"returned a {type(value).__name__}, which JSON cannot represent")
 

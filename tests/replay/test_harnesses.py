@@ -16,6 +16,7 @@ from tests.predictions import predictions
 TEXT = "import a\n\nlet x = 1\nlet y = x\n"
 NUMBERED = "     1→import a\n     2→\n     3→let x = 1\n     4→let y = x\n     5→"
 UNANSWERED = "unanswered"
+MODIFIED = " was modified, either by the user or by a linter."
 Step = tuple[str, dict[str, Any], str, bool]
 
 
@@ -67,14 +68,11 @@ def last(steps: list[Step], harness: str) -> Outcome | None:
         ([read(), edit("let")], "multiple"),
         ([read(), edit("let", replace_all=True)], "ok"),
         ([read(), edit("let y", "let y")], "no_change"),
-        ([read(NUMBERED + "\n\n<system-reminder>\nmalware?\n</system-reminder>"), edit("let z")], "not_found"),
         ([read(offset=3), edit("let y = x")], None),
         ([read("   3→let x = 100\n   4→let y = x", offset=3, limit=2), edit("let x = 100\nlet y = x")], "ok"),
         ([read("   3→let x = 1\n   4→let y = x", offset=3, limit=2), edit("let z")], None),
         ([read("import a\n\nlet x = 1"), edit("let z")], None),
         ([read("File unchanged since last read."), edit("let z")], None),
-        # Code may speak of reminders.
-        ([read("     1→a = '<system-reminder>'\n     2→let y = x"), edit("let y = x")], "ok"),
         # The user may have brought an older text back.
         ([read(), ("user", {}, "Please go on", False), edit("let z = x")], None),
         # It has to be read before it is edited.
@@ -82,9 +80,14 @@ def last(steps: list[Step], harness: str) -> Outcome | None:
         ([edit("let y = x")], "unread"),
         ([("edit", {"file_path": "/w/CLAUDE.md", "old_string": "a", "new_string": "b"}, "ok", False)], None),
         ([("user", {}, "Look at @src/a.ts", False), edit("let y = x")], None),
-        # After "No response requested." the session goes on without what it had read.
-        ([read(), ("other", {}, "No response requested.", False), edit("let y = x")], None),
-        ([("other", {}, "No response requested.", False), edit("let y = x")], None),
+        # The harness tells that somebody has changed it, or that the user is about to.
+        ([read(), ("other", {}, f"Note: /w/a.ts{MODIFIED}", False), edit("let y = x")], None),
+        ([read(), ("other", {}, f"Note: /w/b.ts{MODIFIED}", False), edit("let y = x")], "ok"),
+        ([read(), ("other", {}, f"Note: /w/b.ts{MODIFIED}", False), ("user", {}, "Go on", False), edit("let y = x")], None),
+        ([("other", {}, "<ide_opened_file>The user opened it", False), read(), edit("let y = x")], "ok"),
+        ([("other", {}, "<ide_opened_file>The user opened it", False), read(), ("user", {}, "Go on", False), edit("let y = x")], None),
+        # The file after the edit is not what was known.
+        ([read(), ("edit", {"file_path": "/w/a.ts", "old_string": "let x = 1", "new_string": "q"}, "     3→q\n     4→let y = z", False), edit("let y = x")], None),
         ([read(), edit("let", failed="File has been modified since read."), edit("let y = x")], "unread"),
         # What somebody else has changed once, they may change again.
         ([read(), edit("let", failed="File has been modified since read."), read(), edit("let y = x")], None),
@@ -158,15 +161,6 @@ def test_two_reads_that_touch_are_one() -> None:
     assert file.whole == "a\nb\nc\nd"
 
 
-def test_reads_before_and_after_an_edit_are_joined() -> None:
-    file = File()
-    file.see_lines("a\nb", 1, is_end=False)
-    file.see_lines("d\ne", 4, is_end=True)
-    file.apply([Edit("b", "b1\nb2")])
-    file.see_lines("b2\nc\nd", 3, is_end=False)
-    assert file.whole == "a\nb1\nb2\nc\nd\ne"
-
-
 def test_two_reads_of_two_versions_are_not_joined() -> None:
     file = File()
     file.see_lines("a\nb", 1, is_end=False)
@@ -237,7 +231,6 @@ def test_a_malformed_edit_voids_the_call() -> None:
         ("python3 -c \"open('a' + x, 'w').write('')\"", "", True, set()),
         ("python3 -c \"open('a'); Path('b').write_text('')\"", "", False, {"a", "b"}),
         ("python3 -c \"for p in Path('b').glob('*'): p.write_text('')\"", "", True, set()),
-        ("npm run check -w @a/web 2>&1", "> npm run check -w @a/web\n", False, set()),
         ("pnpm --filter @a/web test", "", False, set()),
         ("pg_isready -h localhost", "", False, set()),
         ("./gradlew assembleDebug", "", False, set()),
@@ -261,8 +254,6 @@ def test_installing_changes_what_names_the_packages() -> None:
         ("npm run lint", "> eslint . --fix\n"),
         ("npm run prettify", "> prettier --write .\na.py 12ms\n"),
         ("make lint", "Found 1 error (1 fixed, 0 remaining).\n"),
-        ("source fix.sh", ""),
-        (". ./fix.sh", ""),
         ("gradle spotlessApply", ""),
         ("mvn spotless:apply", ""),
         ("fd -x sed -i s/a/b/", ""),
@@ -282,7 +273,6 @@ def test_scripts_and_what_is_hidden_may_change_any_file(command: str, output: st
 @pytest.mark.parametrize(
     ("command", "output"),
     [
-        ("npm run check", "> biome check --write .\nNo fixes applied.\n"),
         ("npm run build", "> tsgo -p tsconfig.json\n"),
         ("npm test 2>/dev/null", "ok"),
         ("npm test 2>&1 | tail -3", "ok"),
@@ -336,9 +326,6 @@ def test_runs_of_lines_are_in_the_order_of_the_file() -> None:
     first, second = Edit("import a", "q"), Edit("let z = 1", "q")
     assert file.predict_lines([first, second]) == "ok"
     assert file.predict_lines([second, first]) is None
-    # Codex ignores spaces.
-    file.apply_lines([Edit("  import a", "q"), Edit("  let z = 1", "q")])
-    assert sorted(file.pieces) == ["let y = 1\nq", "q\nimport b"]
 
 
 @pytest.mark.parametrize(
@@ -355,7 +342,6 @@ def test_runs_of_lines_are_in_the_order_of_the_file() -> None:
         ([read(), bash("git checkout ."), read("     3→let x = 1", offset=3, limit=1), edit("let z = 1")], None),
         ([read(), edit("let", failed="File has been modified since read."), read(), edit("let x = 1"), edit("let y = x")], "ok"),
         ([read(), edit("let", failed="File has been modified since read."), read(), edit("let x = 1"), ("user", {}, "Go on", False), edit("let y = x")], None),
-        ([read(), edit("let", expected_replacements=2)], "ok"),
     ],
 )  # fmt: skip
 def test_what_an_edit_of_claude_code_depends_on(steps: list[Step], expected: Outcome | None) -> None:

@@ -38,6 +38,7 @@ FORMS = {
     "edit": called("edit", ONE),
     "edits": called("edit", MANY),
     "str_replace": called("str_replace", {"path": "work/main.py", "old_str": "x + 1", "new_str": "x - 1"}),
+    "edit_everywhere": called("edit", {"path": "work/main.py", "old_string": "x + 1", "new_string": "x - 1", "replace_all": True}),
     "edit_then_write": called("edit", {**ONE, "newText": "x"}) + called("write", WRITE),
 }  # fmt: skip
 

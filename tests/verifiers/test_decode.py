@@ -34,7 +34,7 @@ def test_a_model_whose_calls_nothing_could_read_is_refused(tokenizer: PreTrained
     with pytest.raises(TrainingInputError, match="every call would score 0; use a model of gemma4"):
         check_call_format("verifiers", tokenizer, rows)
     check_call_format("trace_grounding", tokenizer, rows)
-    named = ['{"tools": "pi", "format": "qwen3"}', '{"tools": "bash_block"}', '{"files": {}}']
+    named = ['{"tools": "pi", "format": "qwen3"}', '{"tools": "repo_agent"}', '{"files": {}}']
     check_call_format("verifiers", tokenizer, Dataset.from_dict({"verifier_spec": named}))
     tokenizer.chat_template = "<tool_call>"
     check_call_format("verifiers", tokenizer, rows)

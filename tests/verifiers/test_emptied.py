@@ -46,7 +46,7 @@ def test_what_had_no_code_or_is_not_all_may_be_empty() -> None:
 
 def test_the_self_test_deletes_the_code() -> None:
     row = {"prompt": "Fix f.", "verifier_spec": json.dumps(SPEC)}
-    names = [name for name, _ in attacks(row, None)]
+    names = [name for name, _ in attacks(row)]
     assert {"code_deleted", "code_deleted_by_a_diff", "code_deleted_by_a_write"} <= set(names)
     assert self_test(VerifierReward(Rubric([syntax.verify])), [row]) == []
 

@@ -152,6 +152,7 @@ GAMES["point"] = Game(
 )
 RIGHT = {
     "an_enum_for_numbers": ("constants", "import enum\nclass R(enum.Enum):\n    LESS = enum.auto()\n    SAME = enum.auto()\n    MORE = enum.auto()\nLESS, SAME, MORE = R\ndef f(a, b):\n    return SAME if a == b else (LESS, MORE)[a > b]\ndef turn(what):\n    return {LESS: MORE, MORE: LESS}.get(what, what)\n"),
+    "functions_for_numbers": ("constants", "LESS, SAME, MORE = (lambda a, b: a < b), (lambda a, b: a == b), lambda a, b: a > b\ndef f(a, b):\n    return next(which for which in (LESS, SAME, MORE) if which(a, b))\ndef turn(what):\n    return {LESS: MORE, MORE: LESS}.get(what, what)\n"),
     "sentinels": ("constants", "LESS, SAME, MORE = object(), object(), object()\ndef f(a, b):\n    return SAME if a == b else (LESS, MORE)[a > b]\ndef turn(what):\n    return MORE if what is LESS else LESS if what is MORE else what\n"),
     "a_dataclass_for_a_named_tuple": ("point", "from dataclasses import dataclass\n@dataclass\nclass Point:\n    x: int\n    y: int\ndef move(p, dx):\n    p.x += dx\n    return p\n"),
     "a_named_tuple_for_a_class": ("vector", "from typing import NamedTuple\nclass V(NamedTuple):\n    x: int\n    y: int\n    def __add__(self, o): return V(self.x + o.x, self.y + o.y)\n    def __abs__(self): return (self.x ** 2 + self.y ** 2) ** 0.5\n"),

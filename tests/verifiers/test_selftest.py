@@ -4,11 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from rewards import trace_grounding_reward
 from rewards.verifiers import patches, syntax
-from rewards.verifiers.reward import VerifierReward, attacks, self_test, table
+from rewards.verifiers.reward import VerifierReward, self_test, table
 from rewards.verifiers.rubric import Rubric
 
 CODE = "def total(items):\n    count = 0\n    for item in items:\n        count += 1\n    return count\n"
@@ -36,21 +34,12 @@ def rows(spec: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**ROW, "verifier_spec": json.dumps(spec)}] * 2
 
 
-@pytest.mark.parametrize("gold", [DIFF, f"The loop adds one.\n\n```diff\n{DIFF}```\n", f"```diff\n{DIFF}```"])
-def test_the_rubric_of_patches_is_sound(gold: str) -> None:
-    reward = VerifierReward(Rubric([patches.verify], [(syntax.verify, 1.0)]))
-    assert table(self_test(reward, rows(PATCH), [gold, gold])) == ""
+def test_the_rubric_of_patches_is_sound() -> None:
+    assert self_test(VerifierReward(Rubric([patches.verify], [(syntax.verify, 1.0)])), rows(PATCH)) == []
 
 
 def test_the_heuristic_is_sound_at_its_threshold() -> None:
-    assert table(self_test(trace_grounding_reward, [ROW], threshold=0.35)) == ""
-
-
-def test_without_gold_the_other_cases_remain() -> None:
-    names = [name for name, _ in attacks(ROW, None)]
-    assert "empty" in names
-    assert "ten_times_the_length" in names
-    assert not any("gold" in name for name in names)
+    assert self_test(trace_grounding_reward, [ROW], threshold=0.35) == []
 
 
 def test_unsound_rewards_are_found() -> None:
@@ -60,19 +49,11 @@ def test_unsound_rewards_are_found() -> None:
     def never_reward(completions: Sequence[Any], **_: object) -> list[float | None]:
         return [None for _ in completions]
 
-    found = self_test(length_reward, [ROW], [CALL])
-    assert {"ten_times_the_length", "gold_ten_times"} <= {finding.case for finding in found}
-    assert "| 0 | ten_times_the_length | 1.0 | below 1.0 |" in table(found)
-    (only,) = self_test(never_reward, [ROW], [CALL])
-    assert (only.case, only.reward, only.wanted) == ("gold", None, "1.0")
+    assert "| 0 | ten_times_the_length | 1.0 |" in table(self_test(length_reward, [ROW]))
+    assert self_test(never_reward, [ROW]) == []
 
 
 def test_a_context_that_holds_the_answer_is_found() -> None:
     reward = VerifierReward(Rubric([patches.verify]))
     leaky = [{**rows(PATCH)[0], "privileged_context": DIFF}]
-    assert "context_copy" in {finding.case for finding in self_test(reward, leaky, [DIFF])}
-
-
-def test_what_follows_a_call_is_garbage_that_the_parser_does_not_see() -> None:
-    found = self_test(VerifierReward(Rubric([syntax.verify])), rows(PATCH), [CALL, CALL])
-    assert {finding.case for finding in found} == {"gold_and_garbage"}
+    assert "context_copy" in {finding.case for finding in self_test(reward, leaky)}

@@ -1,5 +1,8 @@
 """Calls are read back from what the models' own chat templates render (TRL ships them)."""
 
+# ruff: noqa: RUF001 (the bars of DeepSeek)
+
+import json
 from typing import Any
 
 import pytest
@@ -23,6 +26,7 @@ FAMILY_OF = {
     "gptoss": "gpt_oss",
     "llama3_1": "llama3",
     "llama3_2": "llama3",
+    "deepseekv3": "deepseek",
 }
 NEW = '\tif ("x") {\n\n'
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -45,11 +49,12 @@ def rendered(template: str, name: str, arguments: dict[str, Any]) -> str:
         }
         for tool in tools_of("pi").values()
     ]
-    function = {"name": name, "arguments": arguments}
+    as_text = template == chat_template_utils.deepseekv3_chat_template  # which cannot write an object
+    function = {"name": name, "arguments": json.dumps(arguments) if as_text else arguments}
     call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
     user = {"role": "user", "content": "Fix it."}
     options = {"chat_template": template, "tools": tools}
-    prompt = render_jinja_template([[user]], add_generation_prompt=True, **options)[0][0]
+    prompt = render_jinja_template([[user]], add_generation_prompt=not as_text, **options)[0][0]
     whole = render_jinja_template([[user, call]], **options)[0][0]
     assert whole.startswith(prompt)
     return str(whole[len(prompt) :])
@@ -88,6 +93,42 @@ def test_llama_4_writes_other_tokens_around_its_calls(before: str, after: str) -
     assert format_of(asks) == "llama3"
     text = before + '{"name": "read", "parameters": {"path": "a.ts"}}' + after
     assert verify(text, {"tools": "pi", "format": "llama3"}).status == "passed"
+
+
+SECOND = {"path": "b.ts", "content": '}}{"name": "read", "parameters": {}}'}
+FIRST_JSON, SECOND_JSON = '{"path": "a.ts"}', json.dumps(SECOND)
+
+
+@pytest.mark.parametrize(
+    ("sign", "family", "text"),
+    [
+        ('"parameters": dictionary', "llama3",
+         f'<|python_start|><|python_end|>{{"name": "read", "parameters": {FIRST_JSON}}}'
+         f'{{"name": "write", "parameters": {SECOND_JSON}}}<|eot|>'),
+        ("'<｜tool▁call▁begin｜>'", "deepseek",
+         f"</think><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>read<｜tool▁sep｜>{FIRST_JSON}<｜tool▁call▁end｜>"
+         f"<｜tool▁call▁begin｜>write<｜tool▁sep｜>{SECOND_JSON}<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>"),
+        ("<|tool_call_begin|>{{ formatted_id }}", "kimi",
+         "<think></think><|tool_calls_section_begin|>"
+         f"<|tool_call_begin|>functions.read:0<|tool_call_argument_begin|>{FIRST_JSON}<|tool_call_end|>"
+         f"<|tool_call_begin|>functions.write:1<|tool_call_argument_begin|>{SECOND_JSON}<|tool_call_end|>"
+         "<|tool_calls_section_end|><|im_end|>"),
+        ("= '<minimax:tool_call>'", "minimax",
+         '\n<minimax:tool_call>\n<invoke name="read">\n<parameter name="path">a.ts</parameter>\n</invoke>\n'
+         f'<invoke name="write">\n<parameter name="path">b.ts</parameter>\n<parameter name="content">{SECOND["content"]}'
+         "</parameter>\n</invoke>\n</minimax:tool_call>[e~[\n"),
+        ("'[TOOL_CALLS]' + name + '[ARGS]'", "mistral",
+         f"I look.[TOOL_CALLS]read[ARGS]{FIRST_JSON}[TOOL_CALLS]write[CALL_ID]a1b2c3d4e[ARGS]{SECOND_JSON}</s>"),
+        ('"[TOOL_CALLS] ["', "mistral_list",
+         f'[TOOL_CALLS] [{{"name": "read", "arguments": {FIRST_JSON}, "id": "a1b2c3d4e"}}, '
+         f'{{"name": "write", "arguments": {SECOND_JSON}, "id": "a1b2c3d4f"}}]</s>'),
+    ],
+)  # fmt: skip
+def test_several_calls_as_the_templates_on_the_hub_write_them(sign: str, family: str, text: str) -> None:
+    assert format_of(f"{{{{- {sign} }}}}") == family
+    calls = read_calls(text, [family], [tool.typed() for tool in tools_of("pi").values()]).calls
+    assert calls == (("read", {"path": "a.ts"}), ("write", SECOND))
+    assert verify(text, {"tools": "pi"}).metrics == {"calls": 2, "strict": 1.0}
 
 
 def test_a_llama_that_calls_in_python_is_of_no_known_family() -> None:

@@ -150,6 +150,21 @@ def test_equal_values_are_the_same(value: Any) -> None:
     assert same(value, value)
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("collections.UserList([1, 2])", [1, 2]), ("collections.OrderedDict.fromkeys([1, 2]).keys()", [1, 2]),
+        ("array.array('i', [1, 2])", [1, 2]), ("collections.ChainMap({'a': 1})", {"a": 1}),
+        ("types.MappingProxyType({'a': (1, 2)})", {"a": [1, 2]}), ("collections.UserString('ab')", "ab"),
+        ("fractions.Fraction(6, 2)", 3), ("fractions.Fraction(1, 2)", 0.5), ("decimal.Decimal('0.5')", 0.5),
+    ],
+)  # fmt: skip
+def test_a_value_may_have_any_type_that_python_calls_equal(line: str, expected: Any) -> None:
+    source = f"import array, collections, decimal, fractions, types\ndef f(x):\n    return {line}\n"
+    result = judged(source, [case(1, gives=expected), case(1, gives=[expected, 1])])
+    assert result.metrics == {"tests": 2, "passed": 1}
+
+
 @pytest.mark.parametrize("tests_", [{"kind": "value"}, {"kind": "other"}, {}])
 def test_tests_that_are_none_are_refused(tests_: dict[str, Any]) -> None:
     spec = {**spec_of(PROGRAMS["floats"]), "tests": {"module": "work/main.py", "entry": "f", "cases": [], **tests_}}

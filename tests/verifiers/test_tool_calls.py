@@ -1,5 +1,7 @@
 """What passes and what does not, in every format; and what nobody may get credit for."""
 
+# ruff: noqa: RUF001 (the bars of DeepSeek)
+
 import json
 from typing import Any
 
@@ -57,6 +59,33 @@ def gpt_oss_rendered(name: str, arguments: Any) -> str:
     return f" to=functions.{name}<|channel|>commentary json<|message|>{json.dumps(arguments)}<|call|>"
 
 
+def deepseek(name: str, arguments: Any) -> str:
+    return f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(arguments)}<｜tool▁call▁end｜>"
+
+
+def deepseek_fenced(name: str, arguments: Any) -> str:
+    call = f"function<｜tool▁sep｜>{name}\n```json\n{json.dumps(arguments)}\n```"
+    return f"<｜tool▁call▁begin｜>{call}<｜tool▁call▁end｜>"
+
+
+def kimi(name: str, arguments: Any) -> str:
+    call = json.dumps(arguments)
+    return f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{call}<|tool_call_end|>"
+
+
+def minimax(name: str, arguments: dict[str, Any]) -> str:
+    body = "".join(f'<parameter name="{k}">{text(v)}</parameter>\n' for k, v in arguments.items())
+    return f'<invoke name="{name}">\n{body}</invoke>'
+
+
+def mistral(name: str, arguments: Any) -> str:
+    return f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}"
+
+
+def mistral_list(name: str, arguments: Any) -> str:
+    return f"[TOOL_CALLS] [{json.dumps({'name': name, 'arguments': arguments})}]"
+
+
 WRITERS = {
     "gemma4": (gemma, "<turn|>"),
     "qwen3": (qwen, "<|im_end|>"),
@@ -64,9 +93,17 @@ WRITERS = {
     "glm4": (glm, "<|observation|>"),
     "llama3": (llama, "<|eot_id|>"),
     "gpt_oss": (gpt_oss, ""),
+    "deepseek": (deepseek, "<｜tool▁calls▁end｜><｜end▁of▁sentence｜>"),
+    "kimi": (kimi, "<|tool_calls_section_end|><|im_end|>"),
+    "minimax": (minimax, "\n</minimax:tool_call>[e~["),
+    "mistral": (mistral, "</s>"),
+    "mistral_list": (mistral_list, "</s>"),
 }
 EVERY = [pytest.param(name, *writer, id=name) for name, writer in WRITERS.items()]
 EVERY.append(pytest.param("gpt_oss", gpt_oss_rendered, "", id="gpt_oss_rendered"))
+EVERY.append(
+    pytest.param("deepseek", deepseek_fenced, "<｜tool▁calls▁end｜><｜end▁of▁sentence｜>", id="deepseek_fenced")
+)
 CLOSES = {
     "gemma4": "<tool_call|>",
     "qwen3": "</tool_call>",
@@ -74,7 +111,14 @@ CLOSES = {
     "glm4": "</tool_call>",
     "llama3": "}",
     "gpt_oss": "<|call|>",
+    "deepseek": "<｜tool▁call▁end｜>",
+    "kimi": "<|tool_call_end|>",
+    "minimax": "</invoke>",
+    "mistral": "}</s>",
+    "mistral_list": "}]</s>",
 }
+# Nothing stands between the calls, or behind them.
+WHOLE = ("llama3", "mistral", "mistral_list")
 THOUGHTS = {
     "gemma4": "<|channel>thought\nI call <|tool_call>call:nothing<channel|>",
     "gpt_oss": "<|channel|>analysis<|message|>First read it.<|end|><|start|>assistant",
@@ -125,7 +169,7 @@ def test_tokens_of_the_template_may_be_written_about(name: str, write: Any, end:
 def test_the_closing_tag_may_be_written_about(name: str, write: Any, end: str) -> None:
     given = {"path": "a.md", "content": f"It ends with {CLOSES[name]} or '\"'. {{"}
     good = write("write", given)
-    calls = good if name == "llama3" else f"{good}\nAnd one more:\n{good}"
+    calls = good if name in WHOLE else f"{good}\nAnd one more:\n{good}"
     reading = read_calls(calls + end, [name], [])
     assert [call.arguments for call in reading.calls] == [given] * calls.count("a.md"), reading
 
@@ -173,8 +217,8 @@ def test_reasoning_is_left_out(name: str, write: Any, end: str) -> None:
 
 @pytest.mark.parametrize(("name", "write", "end"), EVERY)
 def test_all_of_several_calls_must_be_valid(name: str, write: Any, end: str) -> None:
-    if name == "llama3":
-        pytest.skip("one call is the whole message")
+    if name in ("llama3", "mistral_list"):
+        pytest.skip("written together, see below")
     good, bad = write("read", READ), write("read", {"offset": 3})
     assert verify(f"{good}\n{good}{end}", PI).metrics == {"calls": 2, "strict": 1.0}
     result = verify(f"Reading both.\n{good}\n{bad}{end}", PI)
@@ -188,8 +232,6 @@ def test_a_message_that_stops_was_cut_off(name: str, write: Any, end: str) -> No
     for size in range(len(whole) - 1, len(whole) // 2, -1):
         result = verify(whole[:size], spec)
         assert (result.score, result.category) == (0.0, "malformed_output"), whole[:size]
-        if name != "llama3" and whole[size - 1] not in "}]>|":
-            assert "cut off" in result.feedback, whole[:size]
     assert "cut off" in verify(whole + end, {**spec, "truncated": True}).feedback
     assert verify(whole + end, {**spec, "truncated": True}).score == 0.0
 
@@ -262,22 +304,8 @@ def test_the_repository_agent_speaks_json_alone() -> None:
     for text in (f"Sure!\n{good}", f"```json\n{good}\n```", f"{good}\n{good}", f"{good} done", "[]"):
         result = verify(text, spec)
         assert (result.score, result.category) == (0.0, "malformed_output"), text
-    assert "cut off" in verify(good[:-5], spec).feedback
+    assert "is not valid JSON" in verify(good[:-5], spec).feedback
     assert verify('{"type":"final","summary":"x","changes":[]}', spec).status == "failed"
-
-
-def test_the_bash_block_is_one_and_has_a_thought() -> None:
-    spec = {"tools": "bash_block"}
-    good = "THOUGHT: look first.\n\n```bash\nls -la && cat a.py\n```"
-    assert verify(good, spec).status == "passed"
-    assert verify(good + "<|im_end|>", spec).status == "passed"
-    two = verify(good + "\n```bash\nls\n```", spec)
-    assert (two.score, "exactly one" in two.feedback) == (0.0, True)
-    assert "cut off" in verify(good[:-3], spec).feedback
-    assert "THOUGHT" in verify("```bash\nls\n```", spec).feedback
-    assert verify("THOUGHT: x\n```bash\n\n```", spec).score == 0.6
-    for text in ("THOUGHT: x\n```sh\nls\n```", "THOUGHT: x", good + "<|tool_calls_section_begin|>"):
-        assert verify(text, spec).score == 0.0, text
 
 
 def test_the_rows_own_tools() -> None:
@@ -332,7 +360,7 @@ def test_another_familys_format_does_not_count() -> None:
             if other != name:
                 result = verify(write("read", READ) + end, {**PI, "format": other})
                 assert result.score == 0.0, (name, other)
-                assert family.example in result.feedback or "cut off" in result.feedback
+                assert family.example in result.feedback
 
 
 SCHEMA = json.dumps({"name": "read", "parameters": {"type": "object", "properties": {"path": {}}}})
@@ -404,7 +432,7 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("tools", ["pi", "repo_agent", "bash_block"])
+@pytest.mark.parametrize("tools", ["pi", "repo_agent"])
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_no_attack_wins(attack: str, tools: str) -> None:
     result = verify(ATTACKS[attack], {"tools": tools})
@@ -424,7 +452,7 @@ WRITTEN = """
 """
 PARTS = st.sampled_from([*WRITTEN.split(), "\n", " ", "\x01", "\ud800", "```bash\n"])
 SPECS = st.fixed_dictionaries(
-    {"tools": st.sampled_from(["pi", "repo_agent", "bash_block", ["edit", "x"]])},
+    {"tools": st.sampled_from(["pi", "repo_agent", ["edit", "x"]])},
     optional={"format": st.sampled_from(list(EXAMPLES)), "truncated": st.booleans()},
 )
 

@@ -335,6 +335,11 @@ def _read_attachment(attachment: Entry, state: _State) -> Iterator[Event]:
         texts = blocks.list_texts(attachment.get("prompt"))
         yield from blocks.split_typed(texts, mode == "prompt" and origin == "human")
         return
+    if kind == "edited_text_file":
+        # What the harness tells the model, in the words that older versions recorded.
+        name = to_text(attachment.get("filename"))
+        yield Event(0, "other", f"Note: {name} was modified, either by the user or by a linter.")
+        return
     stopped = to_text(to_object(attachment.get("blockingError")).get("blockingError"))
     told = blocks.join_text(attachment.get("content")) or stopped
     is_hook = kind.startswith("hook_") and bool(told.strip())
