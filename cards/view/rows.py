@@ -51,9 +51,14 @@ def choose_rows(folder: Path, limit: int, seed: int | None = None) -> Chosen:
     def take(files: list[Path], features: Features, *columns: pl.Expr) -> tuple[list[Json], int]:
         if not files:
             return [], 0
-        expected = type_of(features)
+        rows = pl.scan_parquet(files, row_index_name="row").with_columns(*columns)
         try:
-            listed, total = rank(files, *columns)
+            ranked = rows.select("row", "score").sort(**ranking).collect()["row"]
+            picked = ranked.head(limit)
+            if seed is not None:
+                picked = pl.Series(chooser.sample(range(len(ranked)), min(limit, len(ranked))), dtype=ranked.dtype)
+            chosen = rows.filter(pl.col("row").is_in(picked.implode())).collect(engine="streaming")
+            listed, expected = chosen.sort(**ranking).drop("row").to_dicts(), type_of(features)
             wrong = next(filter(None, (find_mismatch(row, expected) for row in listed)), "")
         except pl.exceptions.PolarsError as error:
             wrong = re.split("[;\n]", str(error))[0]
@@ -61,16 +66,7 @@ def choose_rows(folder: Path, limit: int, seed: int | None = None) -> Chosen:
             raise SourceError(
                 f"The rows in `{files[0].parent}` are not as `filter` writes them ({wrong}); make them again."
             )
-        return listed, total
-
-    def rank(files: list[Path], *columns: pl.Expr) -> tuple[list[Json], int]:
-        rows = pl.scan_parquet(files, row_index_name="row").with_columns(*columns)
-        ranked = rows.select("row", "score").sort(**ranking).collect()["row"]
-        picked = ranked.head(limit)
-        if seed is not None:
-            picked = pl.Series(chooser.sample(range(len(ranked)), min(limit, len(ranked))), dtype=ranked.dtype)
-        listed = rows.filter(pl.col("row").is_in(picked.implode())).collect(engine="streaming")
-        return listed.sort(**ranking).drop("row").to_dicts(), len(ranked)
+        return listed, len(ranked)
 
     data = folder / "data"
     kept, total = take([*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))], SDPO_ROW)

@@ -113,10 +113,6 @@ class SDPOArguments(CommonArguments):
         "row's context, both or nothing; defaults to both with verifiers, else trace."
     )
     feedback_tokens: int = argument("Tokens of the verifiers' text; longer ones are cut.", default=256)
-    trace_template: str | None = argument(
-        "Words around the row's context, with {feedback_raw}; TRL's feedback_template are those "
-        "around the verifiers' text."
-    )
     eval_generations: int = argument("Completions of each row of --eval_split.", default=4)
     preflight_rows: int = argument(
         "Rows of which completions are sampled before the first step; with 0, --mode preflight loads no weights.",

@@ -10,7 +10,6 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from statistics import fmean
 from time import monotonic
@@ -109,28 +108,11 @@ def as_text(found: Json) -> str:
     return str(yaml.safe_dump(rounded, sort_keys=False, default_flow_style=None, width=math.inf)).rstrip()
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What a few real completions showed.
+def sample(trainer: SDPOTrainer, rows: int, longest: int, hardware: Hardware) -> tuple[Json, int | None]:
+    """Sample completions of the longest row and the first ones, and of their teachers' prompts.
 
-    rewards             of the student, one list per group of completions of one prompt
-    student, teacher    rewards of fresh completions without and with the feedback on a failed
-                        completion of the first list; one pair of lists per row
-    generation_seconds  of one generation batch
-    update_seconds      of loss and gradient on one micro-batch of it
-    peak_bytes          of the GPU's memory meanwhile; None on a CPU
+    Return what they show as JSON, with the method that it speaks for, and the peak of the GPU's memory, None on a CPU.
     """
-
-    rewards: list[list[float]]
-    student: list[list[float]]
-    teacher: list[list[float]]
-    generation_seconds: float
-    update_seconds: float
-    peak_bytes: int | None
-
-
-def probe(trainer: SDPOTrainer, rows: int, longest: int = 0) -> Probe:
-    """Sample completions of the longest row and the first ones, and of their teachers' prompts."""
     # The teacher gets feedback on other completions than those it is compared with: a failure
     # picked for its feedback would make the student look worse than it is.
     dataset, group, micro = trainer.train_dataset, trainer.num_generations, trainer.args.per_device_train_batch_size
@@ -162,15 +144,29 @@ def probe(trainer: SDPOTrainer, rows: int, longest: int = 0) -> Probe:
             masks = batch["teacher_attention_mask"][:, :-width].bool()
             taught = [batch["teacher_input_ids"][i, :-width][masks[i]].tolist() for i in reprompted]
             plain = trainer._tokenize_prompts([row["prompt"] for row in again])
-            for found, prompts in ((by_student, plain), (by_teacher, taught)):
+            for by_row, prompts in ((by_student, plain), (by_teacher, taught)):
                 for index, reward in zip(reprompted, sample_rewards(trainer, again, prompts), strict=True):
-                    found[start + index // group].append(reward)
+                    by_row[start + index // group].append(reward)
         if on_gpu:
             # Adam keeps two float32 numbers of each weight that is trained.
             trained = (one.numel() for one in trainer.model.parameters() if one.requires_grad)
             peak = torch.cuda.max_memory_allocated() + 8 * sum(trained)
     generation, update = (max(one) for one in zip(*seconds, strict=True))
-    return Probe(rewards, [*by_student.values()], [*by_teacher.values()], generation, update, peak)
+    of_each = np.array(rewards)
+    found: Json = {
+        "rollouts": {
+            "rows": len(of_each),
+            "completions": of_each.size,
+            "reward_mean": float(of_each.mean()),
+            "reward_min": float(of_each.min()),
+            "reward_max": float(of_each.max()),
+            "success_share": float((of_each >= trainer.args.success_reward_threshold).mean()),
+            "flat_group_share": float((np.ptp(of_each, axis=1) == 0).mean()),
+        },
+        "teacher_gap": teacher_gap([*by_student.values()], [*by_teacher.values()]),
+        "time": step_time(generation, update, trainer.args, len(dataset), hardware),
+    }
+    return found | {"method": recommend(found)}, peak
 
 
 def at_full_length(batch: dict[str, Any], size: int, length: int) -> dict[str, Any]:
@@ -199,48 +195,34 @@ def _update(trainer: SDPOTrainer, part: dict[str, Any]) -> float:
     return monotonic() - began
 
 
-def summarise(probe: Probe, args: SDPOConfig, rows: int, hardware: Hardware) -> Json:
-    """Return what a probe showed and the method that it speaks for, as JSON."""
-    rewards = np.array(probe.rewards)
-    rollouts = {
-        "rows": len(rewards),
-        "completions": rewards.size,
-        "reward_mean": float(rewards.mean()),
-        "reward_min": float(rewards.min()),
-        "reward_max": float(rewards.max()),
-        "success_share": float((rewards >= args.success_reward_threshold).mean()),
-        "flat_group_share": float((np.ptp(rewards, axis=1) == 0).mean()),
-    }
-    time = step_time(probe, args, rows, hardware)
-    found = {"rollouts": rollouts, "teacher_gap": teacher_gap(probe), "time": time}
-    return {**found, "method": recommend(found)}
+def teacher_gap(student: list[list[float]], teacher: list[list[float]]) -> Json | None:
+    """Compare rewards of fresh completions without and with the feedback on failed ones, a list of each row.
 
-
-def teacher_gap(probe: Probe) -> Json | None:
-    """Return the gap with its interval at 90 %; None when nothing was reprompted."""
-    if not probe.teacher:
+    Return the gap with its interval at 90 %; None when nothing was reprompted.
+    """
+    if not teacher:
         return None
-    pairs = zip(probe.teacher, probe.student, strict=True)
+    pairs = zip(teacher, student, strict=True)
     gap = interval([np.subtract(with_it, without).tolist() for with_it, without in pairs], level=0.9)
     return {
-        "rows": len(probe.teacher),
-        "student": fmean(chain(*probe.student)),
-        "teacher": fmean(chain(*probe.teacher)),
+        "rows": len(teacher),
+        "student": fmean(chain(*student)),
+        "teacher": fmean(chain(*teacher)),
         "gap": gap["mean"],
         "interval_90": [gap["low"], gap["high"]],
     }
 
 
-def step_time(probe: Probe, args: SDPOConfig, rows: int, hardware: Hardware) -> Json:
-    """Return the seconds of a step, and the hours and dollars of the whole training."""
+def step_time(generation: float, update: float, args: SDPOConfig, rows: int, hardware: Hardware) -> Json:
+    """Return the seconds of a step by those of sampling and of an update, and hours and dollars of the training."""
     micro = args.gradient_accumulation_steps
-    step = max(1, micro // args.steps_per_generation) * probe.generation_seconds + micro * probe.update_seconds
+    step = max(1, micro // args.steps_per_generation) * generation + micro * update
     epoch = math.ceil(rows * args.num_generations / (args.per_device_train_batch_size * micro * args.world_size))
     steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * epoch)
     hours, price = steps * step / 3600, hardware.dollars_per_hour
     return {
-        "generation_seconds": round(probe.generation_seconds, 3),
-        "update_seconds": round(probe.update_seconds, 3),
+        "generation_seconds": round(generation, 3),
+        "update_seconds": round(update, 3),
         "step_seconds": round(step, 3),
         "steps": steps,
         "hours": round(hours, 3),

@@ -35,7 +35,6 @@ from pimono_sdpo.training.rewards import (
     PASS_THROUGH,
     SEAM_TOKENS,
     TOKENS_READ_BACK,
-    TRACE_TEMPLATE,
     Feedback,
     FeedbackBuilder,
     Mode,
@@ -275,8 +274,7 @@ class SDPO(Method):
         ends = models.end_ids(self.model_args, self.revision)
         self.scoring = scoring_of(job.reward, job.gate, job.grade, self.tokenizer, ends)
         mode: Mode = job.feedback or ("trace" if self.scoring.feedback is None else "both")
-        trace_template = TRACE_TEMPLATE if job.trace_template is None else job.trace_template
-        self.feedback = Feedback(self.args.feedback_template, mode, trace_template, job.feedback_tokens)
+        self.feedback = Feedback(self.args.feedback_template, mode, tokens=job.feedback_tokens)
 
     def teaching(self) -> Json:
         """Return what decides the result beside TRL's arguments."""
@@ -347,9 +345,9 @@ class SDPO(Method):
         if not self.job.preflight_rows or self.args.use_vllm or self.job.mode == "smoke":
             return None
         lengths = self.fitted.lengths["teacher_prompt"]
-        probe = preflight.probe(self.build().trainer, self.job.preflight_rows, lengths.index(max(lengths)))
-        found = preflight.summarise(probe, self.args, len(self.fitted.rows), hardware)
-        return found, preflight.stops_of(found, self.args.method), probe.peak_bytes
+        trainer, longest = self.build().trainer, lengths.index(max(lengths))
+        found, peak = preflight.sample(trainer, self.job.preflight_rows, longest, hardware)
+        return found, preflight.stops_of(found, self.args.method), peak
 
     def make_trainer(self) -> DistillationTrainer:
         """Load the model and return the trainer with its teacher."""

@@ -18,14 +18,13 @@ from pimono_sdpo.training import rows, run
 from pimono_sdpo.training.memory import Hardware, advise, hardware_of
 from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.preflight import (
-    Probe,
     as_text,
     at_full_length,
     is_useless,
     preflight,
-    probe,
     recommend,
     refuse,
+    sample,
     step_time,
     stops_of,
     teacher_gap,
@@ -58,12 +57,12 @@ def test_probing_leaves_the_run_as_it_was(
     prepared = prepare(args, model_args, rows.load_rows(str(filtered)))
     seen = SeenPrompts()
     prepared.trainer.add_callback(seen)
-    found = probe(prepared.trainer, 3)
-    assert [len(group) for group in found.rewards] == [2, 2, 2]
-    assert len(found.student) == len(found.teacher) > 0
-    assert all(0 <= reward <= 1 for group in found.teacher for reward in group)
-    assert found.generation_seconds > 0
-    assert found.peak_bytes is None
+    found, peak = sample(prepared.trainer, 3, 0, HERE)
+    assert (found["rollouts"]["rows"], found["rollouts"]["completions"]) == (3, 6)
+    assert found["teacher_gap"]["rows"] > 0
+    assert 0 <= found["teacher_gap"]["teacher"] <= 1
+    assert found["time"]["generation_seconds"] > 0
+    assert peak is None
     prepared.run_steps()
     for adapter in ("default", "teacher"):
         expected = adapter_state(straight[0].trainer, adapter)
@@ -125,14 +124,12 @@ def test_the_gap_is_what_feedback_adds(
 
 
 def test_noise_around_a_gap_stops_no_training() -> None:
-    noisy = Probe([], [[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], 1, 1, None)
-    found = teacher_gap(noisy)
+    found = teacher_gap([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     assert found is not None
     assert found["gap"] <= 0.0
     assert found["interval_90"][1] > 0
     assert not is_useless(found)
-    worse = Probe([], [[1.0]] * 4, [[0.0], [0.5], [0.0], [0.5]], 1, 1, None)
-    told = teacher_gap(worse)
+    told = teacher_gap([[1.0]] * 4, [[0.0], [0.5], [0.0], [0.5]])
     assert told is not None
     assert is_useless(told)
 
@@ -161,8 +158,7 @@ def test_what_cannot_learn_or_fit_is_stopped(tmp_path: Path, tiny: Path) -> None
 def test_steps_hours_and_dollars_follow_from_the_probe(tmp_path: Path, tiny: Path) -> None:
     args, model_args = arguments(tmp_path, tiny, max_steps=-1, num_train_epochs=3)
     prepared = prepare(args, model_args, hand_made())
-    tried = Probe([[0.0, 1.0]], [[0.0]], [[1.0]], 30.0, 3.0, None)
-    told = step_time(tried, args, 4, Hardware("x", 24.0, 1.5))
+    told = step_time(30.0, 3.0, args, 4, Hardware("x", 24.0, 1.5))
     assert (told["step_seconds"], told["steps"]) == (36.0, 12)
     assert (told["hours"], told["dollars"]) == (0.12, 0.18)
     prepared.run_steps()
