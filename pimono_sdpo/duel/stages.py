@@ -36,7 +36,7 @@ from pimono_sdpo.runs.folders import lock
 from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.schema import ANSWER, JUDGMENT, Opponent
 from pimono_sdpo.stage import source_hash
-from processors.duel.answers import UNKNOWN, AnswerStage
+from processors.duel.answers import AnswerStage
 from processors.duel.judge import SECOND_EVERY, JudgeStage, limit_score, score_judgment
 from processors.duel.turns import KEY, RECORDS, REPORT, TURNS, Options, draw_turns
 
@@ -263,7 +263,7 @@ class Duel:
             if clean and row["leaked_terms"]:
                 continue
             if row["drop_reason"] is not None:
-                unanswered += row["drop_reason"] != UNKNOWN
+                unanswered += 1
                 continue
             turns[row["turn_id"]] = len(turns), limit_score(row)
             clusters.append(cluster)

@@ -47,11 +47,6 @@ SECONDS, OWN_SECONDS = 10.0, 2.0
 PYTEST = "python -m pytest -q"
 OWN = "samples"
 Kind = Literal["quixbugs", "harbor", "samples"]
-ABOUT: dict[Kind, str] = {
-    "quixbugs": "One bug in each program; the tests judge where the program does not run.",
-    "harbor": "Tasks of Harbor whose tests run without a container image.",
-    "samples": "Small programs with a bug each, written for this project.",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +193,7 @@ def build_suite(source: str, out: Path, hide_tests: bool = False) -> tuple[list[
             else:
                 rows, left_out = _build(source, kind, path, finished, hide_tests)
             # The paths of a checkout are relative to `out`.
-            write_suite(Suite(kind, tuple(rows), finished / NAME, ABOUT[kind]), seen_from=out)
+            write_suite(Suite(kind, tuple(rows), finished / NAME), seen_from=out)
             publish_folder(finished, out)
         finally:
             remove(work, LOCK)

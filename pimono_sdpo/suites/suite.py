@@ -177,15 +177,8 @@ def write_suite(suite: Suite, seen_from: Path | None = None) -> Path:
             "verifier_spec": json.loads(task["verifier_spec"] or "null"),
         }
         listed.append({key: value for key, value in written.items() if value is not None})
-    shared = {
-        key: value
-        for key, value in listed[0].items()
-        if key in _Defaults.__struct_fields__
-        if len(listed) > 1 and all(task.get(key) == value for task in listed)
-    }
-    about = {"name": suite.name, "description": suite.description, "split": suite.split, "defaults": shared}
-    content: dict[str, Any] = {key: value for key, value in about.items() if value}
-    content["tasks"] = [{key: value for key, value in task.items() if key not in shared} for task in listed]
+    about = {"name": suite.name, "description": suite.description, "split": suite.split, "tasks": listed}
+    content = {key: value for key, value in about.items() if value}
     with writing(suite.path):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(content, indent=1, ensure_ascii=False)

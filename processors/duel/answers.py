@@ -140,8 +140,6 @@ FILES_SHOWN = 40
 DRAWS, MOST_DRAWS = 2, 20
 # Offset of the seeds of a second king, for the duel of the king against itself.
 OTHER_KING = 1_000
-# Nobody is asked about a turn without a known pull request.
-UNKNOWN = "no_pull_request"
 
 
 @dataclass(frozen=True)
@@ -171,23 +169,18 @@ class AnswerStage:
 
     async def run(self, turn: Row) -> list[Json]:
         """Answer a turn; never raises on what it holds."""
-        record = None if self.equals else self.records.get(turn["instance_id"])
-        hidden = render_hidden(record) if record else ""
-        king = challenger = Answer("", UNKNOWN, None, ())
-        drop_reason: str | None = UNKNOWN
-        error: str | None = None
-        if record or self.equals:
-            blind = informed = build_messages(turn["messages"])
-            if record:
-                # Being last, it leaves the rest to the provider's prompt cache.
-                words = prompt("hidden", privileged_context=hidden)
-                last = {**blind[-1], "content": f"{blind[-1]['content']}\n\n{words}"}
-                informed = [*blind[:-1], last]
-            king, challenger = await asyncio.gather(
-                self._ask(self.players.model, blind, 0),
-                self._ask(self.challenger, informed, OTHER_KING if self.equals else 0),
-            )
-            drop_reason, error = find_faults({"king": king, "challenger": challenger})
+        hidden = "" if self.equals else render_hidden(self.records[turn["instance_id"]])
+        blind = informed = build_messages(turn["messages"])
+        if hidden:
+            # Being last, it leaves the rest to the provider's prompt cache.
+            words = prompt("hidden", privileged_context=hidden)
+            last = {**blind[-1], "content": f"{blind[-1]['content']}\n\n{words}"}
+            informed = [*blind[:-1], last]
+        king, challenger = await asyncio.gather(
+            self._ask(self.players.model, blind, 0),
+            self._ask(self.challenger, informed, OTHER_KING if self.equals else 0),
+        )
+        drop_reason, error = find_faults({"king": king, "challenger": challenger})
         visible = [message["content"] for message in turn["messages"]]
         row = {
             **turn,

@@ -71,7 +71,7 @@ def make_row(duel: Row, kind: Kind) -> Json:
 def drop_row(row: Row, kind: Kind) -> str | None:
     """Return why a row is not for training, None if it is."""
     if kind == "sdpo":
-        return None if row["privileged_context"] else "no_pull_request"
+        return None
     if row["leaked_terms"]:
         return "leaked"
     if kind == "sft":

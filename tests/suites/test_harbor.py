@@ -111,14 +111,12 @@ def test_a_task_of_harbor_is_judged_by_its_own_tests(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"Dockerfile": "FROM swebench/sweb.eval:latest\nWORKDIR /app\n"}, "the image `swebench"),
-        ({"Dockerfile": DOCKERFILE + "RUN apt-get install -y gcc\n"}, "built by `RUN apt-get"),
-        ({"Dockerfile": DOCKERFILE + "COPY total.py /usr/bin/\n"}, "outside of `/app`"),
-        ({"task": TOML + 'docker_image = "me/image:1"\n'}, "the image that `docker_image`"),
+        ({"Dockerfile": "FROM swebench/sweb.eval:latest\nWORKDIR /app\n"}, "fail after its own solution"),
+        ({"Dockerfile": "FROM python:3.13\nCOPY total.py /\n"}, "names no WORKDIR"),
+        ({"Dockerfile": "FROM python:3.13\nWORKDIR /app\nCOPY total.py /usr/bin/\n"}, "fail after its own solution"),
         ({"test": SCRIPT.replace("apt-get update", "make all")}, "more than run pytest: `make all`"),
         ({"test": "echo 1 > /logs/verifier/reward.txt\n"}, "not run by pytest"),
-        ({"test_outputs": "import numpy\n" + TEST}, "need the package `numpy`"),
-        ({"test_outputs": TEST + 'CONFIG = "/etc/nginx/nginx.conf"\n'}, "use `/etc/nginx"),
+        ({"test_outputs": "import of_the_image\n" + TEST}, "fail after its own solution"),
         ({"total": FIXED}, "pass before anything is done"),
         ({"solve": "gcc -o total total.c\n"}, "fail after its own solution"),
     ],
@@ -132,3 +130,12 @@ def test_what_needs_an_image_is_refused_and_counted(changes: dict[str, str], rea
     assert [row["task_id"] for row in rows] == ["good"]
     assert reason in left_out["other"]
     assert [one["task_id"] for one in json.loads((tmp_path / "out/suite.json").read_text())["tasks"]]
+
+
+def test_what_the_image_installs_may_be_missing_where_the_solution_passes_without(tmp_path: Path) -> None:
+    write_task(tmp_path / "tasks", "fix-total", Dockerfile=DOCKERFILE + "RUN apt-get install -y gcc\n")
+    write_task(tmp_path / "tasks", "unknown")
+    (tmp_path / "tasks" / "unknown" / "solution" / "solve.sh").unlink()
+    rows, left_out = build_suite(str(tmp_path / "tasks"), tmp_path / "out")
+    assert [row["task_id"] for row in rows] == ["fix-total"]
+    assert "no solution/solve.sh" in left_out["unknown"]
