@@ -15,7 +15,7 @@ import re2
 
 from pimono_sdpo.suites.suite import decode_text
 from pimono_sdpo.text import replace_surrogates
-from rewards.verifiers.tool_calls import AGENT_TOOLS, describe_problems
+from rewards.verifiers.tool_calls import AGENT_TOOLS, check, tools_of
 
 MAX_FILES, MOST_FILES = 200, 1000
 MAX_HITS, MOST_HITS = 50, 500
@@ -60,8 +60,8 @@ class Workspace:
         given = {key: value for key, value in args.items() if key != "thought"}
         before = dict(self.written)
         try:
-            if wrong := describe_problems(name, args):
-                raise ToolError(f"The arguments of {name} are wrong: {wrong}.")
+            if wrong := check(tools_of("repo_agent")[name], args).errors:
+                raise ToolError(f"The arguments of {name} are wrong: {'; '.join(wrong)}.")
             text = getattr(self, name)(**given)
         except ToolError as error:
             return ToolResult(False, replace_surrogates(str(error)))

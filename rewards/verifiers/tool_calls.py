@@ -2,8 +2,8 @@
 
 spec   tools: what may be called, as in `tools_of`; without it the row is skipped
        harness: the harness to whose tools the names of a list belong (default: Pi)
-       format: a name of EXAMPLES, or several families (default: that of the set of tools, else
-       every family's); with the format of the model's own chat template no other counts
+       format: a name of EXAMPLES (default: that of the set of tools, else every family's); with the
+       format of the model's own chat template no other counts
        response_template: the response template of the model's tokenizer; without `format` it alone counts
        call: "required" (default), or "optional" to skip completions without a call
        truncated: whether the completion stopped without its end token
@@ -40,7 +40,7 @@ from jsonschema.exceptions import SchemaError, ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from pimono_sdpo.text import shorten, shorten_line
+from pimono_sdpo.text import shorten
 from pimono_sdpo.traces.harness import HARNESSES
 from pimono_sdpo.traces.harness.base import Schema
 from rewards.verifiers.call_formats import EXAMPLES, FAMILIES, Call, Reading, read_calls
@@ -133,11 +133,10 @@ NO_OBJECT, MISSING, WRONG, EXTRA = 0.3, 0.4, 0.6, 0.8
 
 
 class Checked(NamedTuple):
-    """The score of arguments, the errors when they do not fit, and whether they do as they stand."""
+    """The score of arguments, and the errors when they do not fit."""
 
     score: float
     errors: tuple[str, ...] = ()
-    strict: bool = False
 
 
 def check(tool: Tool, arguments: Any) -> Checked:
@@ -148,15 +147,15 @@ def check(tool: Tool, arguments: Any) -> Checked:
     for validator in reversed(tool.validators):
         checked = _check(validator, arguments)
         if checked.errors and tool.lenient:
-            checked = _check(validator, coerce(_prepared(tool, arguments), validator.schema))._replace(strict=False)
+            checked = _check(validator, coerce(_prepared(tool, arguments), validator.schema))
         found.append(checked)
-    return max(found, key=lambda one: (one.score, one.strict, -len(one.errors)))
+    return max(found, key=lambda one: (one.score, -len(one.errors)))
 
 
 def _check(validator: Draft202012Validator, arguments: Any) -> Checked:
     errors = list(islice(validator.iter_errors(arguments), MAX_LOOKED_AT))
     if not errors:
-        return Checked(1.0, strict=True)
+        return Checked(1.0)
     kinds = {str(error.validator) for error in errors}
     score = EXTRA if kinds == {"additionalProperties"} else WRONG
     lines = dict.fromkeys(line for error in errors for line in _lines(error))
@@ -235,26 +234,6 @@ def definitions(name: str) -> list[dict[str, Any]]:
     return found
 
 
-def describe_problems(name: str, args: dict[str, Any]) -> str:
-    """Say what is wrong with the arguments of a call of the repository agent, "" when nothing is.
-
-    >>> describe_problems("read_file", {"rel_path": 3})
-    "rel_path: 3 is not of type 'string'"
-    >>> describe_problems("list_files", {"rel_dir": " "})
-    '`rel_dir` is blank'
-    """
-    tool = tools_of("repo_agent")[name]
-    properties = tool.schemas[0]["properties"]
-    found = [
-        shorten_line(": ".join([*map(str, error.absolute_path), error.message]), 200)
-        for error in tool.validators[0].iter_errors(args)
-        if error.validator != "minLength"
-    ]
-    blank = [key for key, value in args.items() if isinstance(value, str) and not value.strip()]
-    found += [f"`{key}` is blank" for key in blank if "minLength" in properties.get(key, {})]
-    return "; ".join(found[:MAX_SHOWN])
-
-
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     """Verify the calls of a completion, decoded with its special tokens (`call_formats.decode`)."""
     if not spec.get("tools"):
@@ -277,7 +256,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
         return skipped(NAME, "The message makes no call, and needs none.")
     else:
         text = f"The message makes no tool call. Call one of {_names(tools)}. {form}"
-    return failed(NAME, "malformed_output", shorten(text.strip(), MAX_FEEDBACK), calls=0, strict=0.0)
+    return failed(NAME, "malformed_output", shorten(text.strip(), MAX_FEEDBACK), calls=0)
 
 
 def calls_of(completion: str, spec: dict[str, Any]) -> tuple[Call, ...]:
@@ -302,21 +281,18 @@ def _read(completion: str, spec: dict[str, Any]) -> tuple[dict[str, Tool], list[
 def _formats(given: Any, named: Any) -> list[str]:
     if given is None:
         return DEFAULT_FORMATS.get(named, FAMILIES_ONLY) if isinstance(named, str) else FAMILIES_ONLY
-    formats = list(given) if isinstance(given, list | tuple) else [given]
-    if unknown := [name for name in formats if str(name) not in EXAMPLES]:
-        raise BadTools(f"format {unknown[0]!r} is not one of {', '.join(EXAMPLES)}")
-    if len(formats) > 1 and "json" in formats:
-        raise BadTools("format json cannot be mixed with others")
-    return formats
+    if str(given) not in EXAMPLES:
+        raise BadTools(f"format {given!r} is not one of {', '.join(EXAMPLES)}")
+    return [given]
 
 
 def _verify_calls(calls: Sequence[Call], tools: dict[str, Tool]) -> VerifierResult:
     failures: list[str] = []
-    score, strict = 1.0, True
+    score = 1.0
     for call in calls:
         tool = tools.get(call.name)
         checked = check(tool, call.arguments) if tool else Checked(UNKNOWN_TOOL)
-        score, strict = min(score, checked.score), strict and checked.strict
+        score = min(score, checked.score)
         if tool is None:
             failures.append(f"Tool {call.name[:80]} not found. Available tools: {_names(tools)}")
         elif checked.errors:
@@ -325,9 +301,9 @@ def _verify_calls(calls: Sequence[Call], tools: dict[str, Tool]) -> VerifierResu
             received = shorten(json.dumps(call.arguments, indent=2, ensure_ascii=False), MAX_FEEDBACK // 2)
             failures.append(f'Validation failed for tool "{call.name}":\n{errors}\n\nReceived arguments:\n{received}')
     if not failures:
-        return passed(NAME, calls=len(calls), strict=float(strict))
+        return passed(NAME, calls=len(calls))
     text = shorten("\n\n".join(failures[:MAX_SHOWN]), MAX_FEEDBACK)
-    return failed(NAME, "tool_schema_validation", text, score, calls=len(calls), strict=float(strict))
+    return failed(NAME, "tool_schema_validation", text, score, calls=len(calls))
 
 
 def _names(tools: dict[str, Tool]) -> str:

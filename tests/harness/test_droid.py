@@ -29,9 +29,6 @@ def one_result(content: Any, tool: str = "Execute", **flags: Any) -> Event:
     return next(event for event in droid.read(turn) if event.kind == "tool_result")
 
 
-UUID = "11111111-2222-3333-4444-555555555555"
-
-
 @given(ENTRIES)
 def test_odd_entries_never_raise(entries: list[Entry]) -> None:
     for entry in entries:
@@ -45,11 +42,8 @@ def test_odd_entries_never_raise(entries: list[Entry]) -> None:
     ("entry", "own"),
     [
         (START, True),
-        (says("assistant", use("Read")) | {"id": UUID}, True),
-        (says("user", result("ok")) | {"id": UUID}, True),
-        (says("assistant", use("Execute")), True),
         # A fork of Pi writes Anthropic's blocks into the same envelope.
-        (says("assistant", use("Read")) | {"id": "0a1b2c3d"}, False),
+        (says("assistant", use("Read")), False),
         ({"type": "compaction_state", "summaryText": "So far"}, True),
         (says("user", "hi"), False),
         ({"type": "session_start"}, False),

@@ -6,7 +6,13 @@ A trace belongs to the first harness that recognises one of its lines.
 from pimono_sdpo.traces.harness import claude_code, codex, droid, pi, simple
 from pimono_sdpo.traces.harness.base import Harness
 
-HARNESSES: tuple[Harness, ...] = (claude_code.HARNESS, codex.HARNESS, droid.HARNESS, simple.HARNESS, pi.HARNESS)
+HARNESSES: tuple[Harness, ...] = (
+    claude_code.HARNESS,
+    codex.HARNESS,
+    droid.HARNESS,
+    simple.HARNESS,
+    pi.HARNESS,
+)  # fmt: skip
 _BY_NAME = {harness.name: harness for harness in HARNESSES}
 
 

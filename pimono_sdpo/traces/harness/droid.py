@@ -1,6 +1,5 @@
 """Read Factory droid sessions: a header, then messages of Anthropic blocks in a parentId tree."""
 
-import re
 from collections.abc import Iterator
 
 from pimono_sdpo.traces.events import Event
@@ -9,36 +8,16 @@ from pimono_sdpo.traces.harness.base import Entry, FileTools, Harness
 from pimono_sdpo.traces.harness.blocks import find_text, to_object, to_text
 
 _HEADER_KEYS = frozenset({"owner", "sessionTitle", "title", "cwd", "hostId", "session", "version"})
-_TOOL_BLOCKS = frozenset({"tool_use", "tool_result"})
-_OWN_FIELDS = frozenset({"openaiMessageId", "chatCompletionReasoningContent", "chatCompletionReasoningField"})
-_OWN_TOOLS = frozenset({"Execute", "ApplyPatch", "ExitSpecMode"})
-_OWN_ID = re.compile(r"(?:context-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-# Pi writes some of these into every message, and its forks use Anthropic's blocks, too.
-_PIS_FIELDS = frozenset({"timestamp", "api", "provider", "model", "usage", "stopReason"})
 
 
 def recognises(entry: Entry) -> bool:
-    """Recognise a droid's own lines, or a message with one of its own fields, ids or tools.
-
-    Anthropic's tool blocks alone do not decide: forks of Pi write them in the same envelope.
-    """
-    kind = to_text(entry.get("type"))
-    if kind == "session_start":
-        return not _HEADER_KEYS.isdisjoint(entry)
-    if kind == "compaction_state":
-        return "summaryText" in entry or "anchorMessage" in entry
-    if kind != "message" or not isinstance(entry.get("message"), dict):
-        return False
-    message = entry["message"]
-    if message.get("visibility") in ("llm_only", "user_only") or _OWN_FIELDS & message.keys():
-        return True
-    tools = [
-        to_text(block.get("name"))
-        for block in blocks.to_blocks(message.get("content"))
-        if to_text(block.get("type")) in _TOOL_BLOCKS
-    ]
-    is_own = bool(_OWN_ID.fullmatch(to_text(entry.get("id")))) or not _OWN_TOOLS.isdisjoint(tools)
-    return bool(tools) and is_own and not _PIS_FIELDS & message.keys()
+    """Recognise a droid's header or compaction; forks of Pi write the same messages."""
+    match to_text(entry.get("type")):
+        case "session_start":
+            return not _HEADER_KEYS.isdisjoint(entry)
+        case "compaction_state":
+            return "summaryText" in entry or "anchorMessage" in entry
+    return False
 
 
 def read_header(objects: list[Entry]) -> tuple[str, str]:
