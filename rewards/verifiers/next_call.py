@@ -60,10 +60,10 @@ _ACTS = {"list": {"ls", "list", "glob", "find", "tree"}, "search": {"grep", "sea
 _CONTENT = frozenset({"read", "change"})
 # They tell something about files, but nothing of what is in them, or of where they are.
 _COUNTERS = frozenset({"wc", "stat", "file"})
-_NO_LINES = re.compile(r"(?<!\S)(?:-[a-zA-Z]*[clLq]\w*|--(?:count|quiet|files\S*))(?!\S)")
+_NO_LINES = re.compile(r"(?<!\S)(?:-[a-zA-Z]{0,9}[clLq]\w{0,9}|--(?:count|quiet|files\S*))(?!\S)")
 _NONE = re.compile(r"(?<!\S)-[-a-zA-Z]*[ =]?0(?!\S)")
-_PRINTS = re.compile(r"(?:(\d+)|/([^/]+)/)(?:,[^p;]*)?p")
-_TAKES_VALUE = re.compile(r"-[ABCm]|--(?:after-|before-)?context|--max-count")
+_PRINTS = re.compile(r"(?:(\d{1,9})|/([^/]{1,99})/)(?:,[^p;]{0,99})?p")
+_TAKES_VALUE = re.compile(r"-[a-zA-Z]{0,9}[ABCm]|--(?:after-|before-)?context|--max-count")
 _NAVIGATES = frozenset("cd pushd set-location pwd export set source true : echo printf sleep".split())
 _CHANGES = frozenset({"edit", "write", "multi_edit", "apply_patch"})
 # Options and code by which programs that look write files or run others.
@@ -131,7 +131,7 @@ class Step:
 
     def knows(self, pattern: str) -> bool:
         """Whether one of the alternatives of a pattern occurs in what is known of the files to look at."""
-        plain = re.sub(r"\[[^]]*\]|\{[\d,]*\}|\\[A-Za-z]|\\(?!\|)|[\^$.*+?()]", " ", pattern.lower())
+        plain = re.sub(r"\[[^]]*\]|\{[\d,]*\}|\\[A-Za-z]|\\(?!\|)|[\^$.*+?()]", " ", pattern.lower()[:999])
         options = [option.split() for option in re.split(r"\\?\|", plain)]
         return any(option and all(word in self.text for word in option) for option in options)
 
@@ -308,7 +308,7 @@ def _searches(sought: list[str], listed: set[str], step: Step) -> bool:
 
 def _split_words(stage: Stage) -> tuple[list[str], list[str]]:
     """Return what a program searches for, and the places that it is given."""
-    given = pairwise(("", *stage.arguments))
+    given = [("" if not _is_search(stage) else before, word) for before, word in pairwise(("", *stage.arguments))]
     words = [word for before, word in given if word[:1] != "-" and not _TAKES_VALUE.fullmatch(before)]
     if stage.program == "find":
         places = list(takewhile(lambda word: not word.startswith("-"), stage.arguments))

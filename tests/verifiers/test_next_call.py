@@ -1,6 +1,7 @@
 """The next call at a failing step: what wins, what is worth something, and what must not win."""
 
 import json
+import time
 from functools import cache
 from typing import Any
 
@@ -327,6 +328,7 @@ WINDOWS = "D:\\app\\docs\\memory-search.md"
         ("folder", "D:\\app\\docs", "dir D:\\app\\docs", 1.0),
         ("folder", "D:\\app\\docs", "Get-ChildItem 'D:\\app\\docs' -Recurse", 1.0),
         ("folder", "/w/src", "cd src && ls", 1.0),
+        ("folder", "/w/src", "ls -lA src", 1.0),
         ("folder", "/w/src", "cd lib && ls", None),
         # A search by the name, by a part of it, and in the folder above.
         ("path", WINDOWS, "dir D:\\app\\docs", 1.0),
@@ -416,7 +418,7 @@ KNOWN: dict[str, Any] = {
         *((command, 1.0) for command in (
             "cat src/one.py", "sed -n 1,2p src/one.py", "sed -n '/load/p' src/one.py", "head -1 src/one.py",
             "grep -n 'return\\|zzz' src/one.py", "grep -A 3 settings_of src/one.py", "rg 'settings_(of|to)|load' src",
-            "grep -rn settings_of src", "cat src/one.py | grep load", "cat ~/src/one.py", "cat ../src/one.py ~/src/one.py",
+            "grep -nC 3 load src/one.py", "grep -rn settings_of src", "cat src/one.py | grep load", "cat ~/src/one.py", "cat ../src/one.py ~/src/one.py",
         )),
         # Nothing of what is in the file.
         *((command, None) for command in (
@@ -439,6 +441,16 @@ KNOWN: dict[str, Any] = {
 )  # fmt: skip
 def test_only_what_prints_lines_of_a_file_reads_it(command: str, score: float | None) -> None:
     assert verify(write(bash(command)), KNOWN).score == score
+
+
+@pytest.mark.parametrize(
+    "command",
+    [f"sed -n {'9' * 5000}p src/one.py", f"grep -{'c' * 9000}! x src/one.py", f"grep '{'[a' * 9000}' src/one.py"],
+)
+def test_no_command_takes_long(command: str) -> None:
+    started = time.monotonic()
+    assert verify(write(bash(command)), KNOWN).score is None
+    assert time.monotonic() - started < 2
 
 
 @pytest.mark.parametrize(
