@@ -207,6 +207,25 @@ def _widen(values: Sequence[float]) -> Point:
     return low - room, high + room
 
 
+def write_comparison_plot(report: Json, path: Path) -> None:
+    """Draw each metric of an evaluation per model, with its interval."""
+    panels, labels = [], list(report["runs"])
+    for number, (metric, of_runs) in enumerate(report["metrics"].items()):
+        row, column = divmod(number, 3)
+        values = [of_runs[label] for label in labels]
+        known = [one[end] for one in values for end in ("mean", "low", "high") if one[end] is not None]
+        place = (60 + 390 * column, HEAD + 270 * row, 320, 190)
+        panel = Panel(*place, metric, (-0.5, len(values) - 0.5), _widen(known))
+        for at, value in enumerate(values):
+            if value["low"] is not None:
+                panel.draw_line([(at, value["low"]), (at, value["high"])], COLOUR)
+            if value["mean"] is not None:
+                panel.draw_dot(at, value["mean"])
+        panel.draw_axes(enumerate(labels), choose_ticks(*panel.y))
+        panels.append(panel)
+    save_picture(path, 1200, 20 + 270 * math.ceil(len(panels) / 3), panels)
+
+
 def write_duel_plot(summary: Json, path: Path) -> None:
     """Draw the scores of the duel and its judges, and those per turn, over which those of the A/A test go."""
     verdict = summary["verdict"]

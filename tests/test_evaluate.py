@@ -50,7 +50,7 @@ def test_the_difference_is_paired_by_task(tmp_path: Path) -> None:
     assert means["tool_call_validity"] == pytest.approx((7 + 5 * 0.75) / 12)
     compare_rollouts(before, before, after, tmp_path / "again")
     assert bytes_of(tmp_path / "report") == bytes_of(tmp_path / "again")
-    assert {"report.json", "report.md"} == set(bytes_of(tmp_path / "again"))
+    assert {"report.json", "report.md", "report.svg"} == set(bytes_of(tmp_path / "again"))
 
 
 def test_the_command_prints_the_table(tmp_path: Path) -> None:

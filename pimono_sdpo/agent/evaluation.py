@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from cards.plots import write_comparison_plot
 from cards.render import render_comparison
 from pimono_sdpo import __version__
 from pimono_sdpo.agent.rollout import Done, RolloutOptions, Tell, check_errors, run_rollouts
@@ -104,10 +105,10 @@ def evaluate_models(
 def evaluate_to_file(
     options: RolloutOptions, made: Path, file: Path, tell: Tell, done: Done, baseline: Path | None = None
 ) -> Json:
-    """Run rollouts, or take those in `made` when no model is named; write NAME.json and NAME.md."""
+    """Run rollouts, or take those in `made` when no model is named; write NAME.json, NAME.md and NAME.svg."""
     if file.suffix != ".json":
         raise OutputError(f"`{file}` is not a name for a JSON file; give NAME.json.")
-    files = [file.with_suffix(ending) for ending in (".json", ".md")]
+    files = [file.with_suffix(ending) for ending in (".json", ".md", ".svg")]
     if read_json(file).get("stage") != STAGE and (there := next(filter(Path.exists, files), None)):
         raise OutputError(f"`{there}` exists and is not the report of an evaluation; give another name.")
     stored = {"baseline": baseline} if baseline else {}
@@ -125,7 +126,9 @@ def evaluate_to_file(
 def _write(report: Json, folder: Path, stem: str) -> None:
     # The report comes first: it marks the others as ours.
     write_atomically(folder / f"{stem}.json", (json.dumps(report, indent=2) + "\n").encode())
-    write_atomically(folder / f"{stem}.md", render_comparison(report).encode())
+    text = f"{render_comparison(report)}\n![Evaluation]({stem}.svg)\n"
+    write_atomically(folder / f"{stem}.md", text.encode())
+    write_comparison_plot(report, folder / f"{stem}.svg")
 
 
 def _compare(suite: Path, given: Mapping[str, Path], limit: int | None = None, written: Sequence[Path] = ()) -> Json:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import typer
 
+from cards.render import render_comparison
 from pimono_sdpo.agent.evaluation import evaluate_models
 from pimono_sdpo.agent.rollout import RolloutOptions
 from pimono_sdpo.cli.rollout import print_as, print_rollout
@@ -46,6 +47,6 @@ def run(options: Options) -> None:
     if not model and not baseline:
         raise SourceError("There is nothing to evaluate; give --model, or --baseline with a folder of rollouts.")
     tell = print_as("evaluate")
-    evaluate_models(options, out, tell, print_rollout(tell), baseline, options.tuned, options.baseline_model)
-    typer.echo((out / "report.md").read_text())
-    typer.echo(f"report.json and report.md are in {out}")
+    report = evaluate_models(options, out, tell, print_rollout(tell), baseline, options.tuned, options.baseline_model)
+    typer.echo(render_comparison(report))
+    typer.echo(f"report.json, report.md and report.svg are in {out}")

@@ -7,6 +7,7 @@ from typing import Literal
 
 import typer
 
+from cards.render import render_comparison
 from pimono_sdpo.agent.evaluation import evaluate_to_file
 from pimono_sdpo.agent.rollout import RolloutOptions, rollouts_folder, run_rollouts
 from pimono_sdpo.cli import evaluate, pairs, steps
@@ -119,7 +120,9 @@ class EvalOptions(RolloutOptions):
     """Options of `eval`."""
 
     suite: Path = same_option(RolloutOptions, "suite")
-    report: Path = option("NAME.json to write; NAME.md is written beside it.", default=Path("report.json"))
+    report: Path = option(
+        "NAME.json to write; NAME.md and NAME.svg are written beside it.", default=Path("report.json")
+    )
     trace_dir: Path | None = option(
         "Folder for the rollouts, which go to its folder `rollouts` if the report lies in it, too.",
         default=None,
@@ -140,12 +143,11 @@ def eval(options: EvalOptions) -> None:
         pimono-sdpo eval --suite test.json --trace-dir runs/tuned --report report.json \\
             --model me/tuned --baseline runs/base
     """
-    report = options.report
-    made = rollouts_folder(options.trace_dir or report.with_name(f"{report.stem}_rollouts"), report)
+    file = options.report
+    made = rollouts_folder(options.trace_dir or file.with_name(f"{file.stem}_rollouts"), file)
     tell = print_as("eval")
-    evaluate_to_file(options, made, report, tell, print_rollout(tell), options.baseline)
-    typer.echo(report.with_suffix(".md").read_text())
-    tell(f"Wrote the report to: {report}")
+    typer.echo(render_comparison(evaluate_to_file(options, made, file, tell, print_rollout(tell), options.baseline)))
+    tell(f"Wrote the report to: {file}")
     tell(f"Wrote rollouts to: {made}")
 
 

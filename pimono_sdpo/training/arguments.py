@@ -16,7 +16,7 @@ from cards.lint import check_licence
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.training import argument, find_recipe, refuse_unknown
-from pimono_sdpo.training.guards import GuardOptions
+from pimono_sdpo.training.guards import LOSS, GuardOptions
 from pimono_sdpo.training.rewards import Mode
 
 
@@ -25,6 +25,7 @@ class GuardedSDPOConfig(GuardOptions, SDPOConfig):  # type: ignore[misc] # TRL s
     """SDPOConfig with guards and rivals (trainer.py)."""
 
     METHOD = "sdpo"
+    WATCHED_LOSS = LOSS
 
     method: Literal["sdpo", "rft", "grpo"] = argument(
         "What is learned from the rollouts: the teacher's distribution (sdpo), the successful ones "
@@ -32,7 +33,7 @@ class GuardedSDPOConfig(GuardOptions, SDPOConfig):  # type: ignore[misc] # TRL s
         default="sdpo",
     )
     diagnostics_warning_interval: int = argument(
-        "Have TRL warn at every Nth step in a row with equal rewards, or without a teacher; 0 for never.", default=0
+        "Have TRL warn, too, at every Nth step of what flat_groups and dead_reprompts watch; 0 for never.", default=0
     )
     sample_at_once: int | None = argument(
         "Completions that a process samples together, of those of a step; fewer need less memory."

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,11 +27,15 @@ from pimono_sdpo.training.output import BEST, BEST_PARTIAL, WEIGHTS, write_json
 # After these the adapter is worse than it was, and the best one is gone back to.
 COLLAPSES = ("reward_collapse", "divergence")
 REWARD = "self_distillation/reward_mean"
+REPROMPTED = "self_distillation/reprompt_sample_fraction"
+FLAT = "self_distillation/flat_group_fraction"
+LOSS = "self_distillation/distillation_loss"
+CLIPPED = "completions/clipped_ratio"
 GRADIENT = "grad_norm"
 ENTROPY = "self_distillation/entropy"
 KL = "self_distillation/kl"
 GAP = "self_distillation/teacher_gap"
-WATCHED = (REWARD, ENTROPY, KL, GAP)
+WATCHED = (REWARD, REPROMPTED, FLAT, CLIPPED, ENTROPY, KL, GAP)
 # Values of these that are averaged, at the start and now.
 DRIFT_OF = 3
 # Below this share of its best the reward does not excuse a drift.
@@ -39,10 +43,30 @@ GOOD = 0.9
 # Of a mean over the window, by the noise from step to step: with 5, a reward that never changes
 # raised an alert in at most 2 of 100 simulated runs of 1000 steps (with 3, in up to 100).
 STANDARD_ERRORS = 5
-# From this share of its best the mean reward has collapsed; by this multiple entropy, divergence or
-# gap have drifted from what they were at first.
-COLLAPSED, DRIFT = 0.5, 4.0
-GUARDS = (*COLLAPSES, "not_finite")
+# What a running median is taken of, and from how many values on it means something.
+MEDIAN_OF, MEDIAN_FROM = 50, 8
+# Shares and multiples from which the mean reward has collapsed, the loss has jumped, and entropy,
+# divergence or gap have drifted from what they were at first.
+COLLAPSED, SPIKE, DRIFT = 0.5, 10.0, 4.0
+# Alerts once they have held for a whole window: metric, its range, sentence.
+STREAKS = {
+    "dead_reprompts": (
+        *(REPROMPTED, 0.0, 0.0),
+        "Nothing was learned {} times in a row: no completion reached success_reward_threshold and "
+        "none got feedback; lower the threshold, or give rows with feedback.",
+    ),
+    "flat_groups": (
+        *(FLAT, 1.0, math.inf),
+        "All completions of every prompt got the same reward {} times in a row, so nothing can be "
+        "learned from it; check the reward, or raise temperature or num_generations.",
+    ),
+    "clipped": (
+        *(CLIPPED, 0.99, math.inf),
+        "All completions ran into max_completion_length {} times in a row; raise it, or check that "
+        "the model ends its turn.",
+    ),
+}
+GUARDS = (*COLLAPSES, *STREAKS, "loss_spike", "not_finite")
 Json = dict[str, Any]
 Logs = Mapping[str, float | None]
 
@@ -51,13 +75,17 @@ Logs = Mapping[str, float | None]
 class GuardOptions:
     """The guards of a run, mixed into a configuration of TRL.
 
-    Without rewards, as in SFT and DPO, only `not_finite` has something to watch: the gradient.
+    Without rewards, as in SFT and DPO, `loss_spike` and `not_finite` alone have something to watch:
+    WATCHED_LOSS and the gradient.
     """
 
     METHOD: ClassVar[str]
+    WATCHED_LOSS: ClassVar[str] = "loss"
 
     stop_on: str = argument(f"Guards that end the training, by comma, or all: {', '.join(GUARDS)}.", default="")
-    guard_window: int = argument("Logged values that a moving mean of the reward is taken of.", default=10)
+    guard_window: int = argument(
+        "Logged values that a moving mean of the reward is taken of, and that must go wrong in a row.", default=10
+    )
 
     def __post_init__(self) -> None:
         """Check the guards; raises ValueError."""
@@ -78,12 +106,14 @@ class Monitors:
     """What was logged so far; a guard is a condition on it, and is raised when it begins to hold.
 
     A fall of the reward must be more than noise, which is known from the differences of neighbours:
-    those hardly see a trend. Entropy, divergence and gap are compared with their means over the
+    those hardly see a trend. The loss is compared with its running median; sampled-token losses
+    have a sign, so sizes count. Entropy, divergence and gap are compared with their means over the
     first DRIFT_OF values: a training that learns changes them, too; one that collapses does so
     while its reward falls.
     """
 
     window: int
+    loss: str = LOSS
     logged: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     # The moving means of the reward, by step.
     means: dict[int, float] = field(default_factory=dict)
@@ -91,7 +121,7 @@ class Monitors:
 
     def add(self, step: int, logs: Logs) -> dict[str, str]:
         """Add what was logged; return a sentence for each guard that has just been triggered."""
-        for name in WATCHED:
+        for name in (*WATCHED, self.loss):
             if (value := logs.get(name)) is not None and math.isfinite(value):
                 self.logged[name].append(value)
         if REWARD in logs and len(self.logged[REWARD]) >= self.window:
@@ -101,6 +131,8 @@ class Monitors:
         found = {
             "reward_collapse": self._collapse(),
             "divergence": self._divergence(),
+            **{guard: self._streak(*streak) for guard, streak in STREAKS.items()},
+            "loss_spike": self._spike(),
             "not_finite": "" if finite else "The gradient is not finite; lower learning_rate or max_grad_norm.",
         }
         new = {guard: text for guard, text in found.items() if text and guard not in self.holding}
@@ -140,6 +172,18 @@ class Monitors:
                 )
         return ""
 
+    def _streak(self, metric: str, low: float, high: float, text: str) -> str:
+        recent = self.logged[metric][-self.window :]
+        holds = len(recent) == self.window and all(low <= value <= high for value in recent)
+        return text.format(self.window) if holds else ""
+
+    def _spike(self) -> str:
+        # Steps without a teacher have the loss 0 and say nothing about its size.
+        *before, size = [abs(value) for value in self.logged[self.loss] if value] or [0.0]
+        if len(before) < MEDIAN_FROM or size <= SPIKE * (usual := median(before[-MEDIAN_OF:])):
+            return ""
+        return f"The loss (`{self.loss}`) is {size:.3g}, its running median {usual:.3g}; lower learning_rate."
+
 
 class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
     """The monitors over the whole run, resumed or not: what it has logged is in every checkpoint."""
@@ -147,7 +191,7 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
     def __init__(self, config: Any) -> None:
         self.stopping = config.stopping()
         self.best = Path(config.output_dir) / BEST
-        self.monitors = Monitors(config.guard_window)
+        self.monitors = Monitors(config.guard_window, config.WATCHED_LOSS)
         self.alerts: list[Json] = []
         self.stopped_by: str | None = None
         self.went_back_to: int | None = None

@@ -21,7 +21,7 @@ from pimono_sdpo.errors import OwnCodeError, TrainingInputError
 from pimono_sdpo.own_code import OwnReward, import_own
 from pimono_sdpo.stage import source_hash
 from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, special_tokens
-from pimono_sdpo.training.tracking import keep_rollouts
+from pimono_sdpo.training.tracking import keep_rollouts, log_rollouts
 from rewards.rescore import rubric_of
 from rewards.trace_grounding import trace_grounding_reward
 from rewards.verifiers.call_formats import FAMILIES
@@ -116,6 +116,8 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
             sampled = zip(prompts, texts, rewards.tolist(), worded, strict=True)
             rollouts = [dict(zip(names, one, strict=True)) for one in sampled]
             keep_rollouts(trainer.state, rollouts)
+            if "trackio" in trainer.args.report_to:
+                log_rollouts(trainer.state.global_step + 1, rollouts)
         context: dict[str, torch.Tensor] = super().build(output, prompts, rewards, worded)
         spoken = [_says(text) and not success for success, text in zip(succeeded, own, strict=True)]
         for name, held in (("rollout_feedback_fraction", spoken), ("success_rate", succeeded)):

@@ -212,7 +212,7 @@ class Run:
             "the adapter, its card, run log and page, to the repository": self.destination
             and self.destination.repo_id,
             "checkpoints, to the private bucket": self.checkpoints and self.checkpoints.bucket,
-            "metrics, to the Space": space if logged else None,
+            "metrics and sampled answers, to the Space": space if logged else None,
         }
         for what, place in places.items():
             if place:

@@ -1,8 +1,10 @@
-"""Log a run to Trackio, so that no fault of Trackio stops the training, and keep some of its rollouts.
+"""Log a run to Trackio, rollouts included, so that no fault of Trackio stops the training.
 
-writes metrics and a config without machine paths, to a Space or to $TRACKIO_DIR on this machine
+writes metrics, sampled rollouts (the Traces tab) and a config without machine paths, to a Space or
+to $TRACKIO_DIR on this machine
 """
 
+import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -27,7 +29,9 @@ MODEL_ARGUMENTS = (
     "dtype load_in_4bit load_in_8bit bnb_4bit_quant_type use_bnb_nested_quant "
     "lora_r lora_alpha lora_dropout use_rslora use_dora"
 ).split()
-# What the run log keeps of the rollouts: so many of about so many steps, with texts of so many characters.
+# Of each step: enough to see what is rewarded, few enough for any number of steps.
+ROLLOUTS = 8
+# What the run log keeps of them: so many of about so many steps, with texts of so many characters.
 KEPT_ROLLOUTS, KEPT_STEPS, KEPT_CHARS = 2, 12, 1000
 # Of the whole training, logged once at its end: no curves.
 ONCE = frozenset("train_runtime train_samples_per_second train_steps_per_second train_loss total_flos".split())
@@ -109,6 +113,25 @@ class SafeTrackio(TrackioCallback):  # type: ignore[misc] # transformers is unty
             config=self.config,
             resume="allow",
         )
+
+
+def log_rollouts(step: int, rollouts: Sequence[Json]) -> None:
+    """Log the first ROLLOUTS completions of a step: prompt, completion, reward, feedback."""
+    if trackio.context_vars.current_run.get() is None:
+        # Sampled by the preflight.
+        return
+    traces = {
+        f"rollout_{number}": trackio.Trace(
+            [*rollout["prompt"], {"role": "assistant", "content": rollout["completion"]}],
+            metadata={
+                "step": step,
+                "reward": rollout["reward"] if math.isfinite(rollout["reward"]) else None,
+                "feedback": rollout["feedback"] or "",
+            },
+        )
+        for number, rollout in enumerate(rollouts[:ROLLOUTS])
+    }
+    trackio.log(traces, step=step)
 
 
 def keep_rollouts(state: Any, rollouts: Sequence[Json]) -> None:

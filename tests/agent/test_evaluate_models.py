@@ -192,6 +192,8 @@ def test_eval_takes_the_flags_it_had_first(own_suite: Path, tmp_path: Path, chat
     assert "| pass_rate | 0.5 (" in said
     report = json.loads((tmp_path / "after.json").read_text())
     assert report["metrics"]["pass_rate"]["difference"]["mean"] == 0.5
+    assert "![Evaluation](after.svg)" in (tmp_path / "after.md").read_text()
+    assert "pass_rate" in (tmp_path / "after.svg").read_text()
     # Without a model, what is there is measured.
     asked = len(chat_server.hits)
     told(["eval", "--suite", str(suite), "--trace-dir", "runs/before", "--report", "again.json"])

@@ -9,9 +9,22 @@ from typing import Any
 import pytest
 
 from pimono_sdpo.training.arguments import GuardedSDPOConfig
-from pimono_sdpo.training.guards import ENTROPY, GAP, GRADIENT, GUARDS, KL, REWARD, Monitors
+from pimono_sdpo.training.guards import (
+    CLIPPED,
+    ENTROPY,
+    FLAT,
+    GAP,
+    GRADIENT,
+    GUARDS,
+    KL,
+    LOSS,
+    REPROMPTED,
+    REWARD,
+    Monitors,
+)
 
-WELL = {GRADIENT: 1.0, REWARD: 0.5, ENTROPY: 0.4, KL: 0.3, GAP: -0.3}
+WELL = {GRADIENT: 1.0, REWARD: 0.5, REPROMPTED: 1.0, FLAT: 0.0, LOSS: 0.1, CLIPPED: 0.2}
+WELL |= {ENTROPY: 0.4, KL: 0.3, GAP: -0.3}
 
 
 def raised(logs: Sequence[Mapping[str, float | None]], window: int = 4) -> list[list[str]]:
@@ -26,8 +39,14 @@ def test_a_training_that_goes_well_raises_nothing() -> None:
 @pytest.mark.parametrize(
     ("guard", "change", "after"),
     [
+        ("dead_reprompts", {REPROMPTED: 0.0}, 4),
+        ("flat_groups", {FLAT: 1.0}, 4),
+        ("clipped", {CLIPPED: 1.0}, 4),
+        ("clipped", {CLIPPED: 0.99}, 4),
+        ("loss_spike", {LOSS: 1.1}, 1),
+        ("loss_spike", {LOSS: -1.1}, 1),
         ("not_finite", {GRADIENT: math.inf}, 1),
-        ("not_finite", {GRADIENT: math.nan}, 1),
+        ("not_finite", {LOSS: 0.0, GRADIENT: math.nan}, 1),
         ("reward_collapse", {REWARD: 0.0}, 3),
         ("divergence", {ENTROPY: 2.0, REWARD: 0.4}, 3),
         ("divergence", {ENTROPY: 0.01, REWARD: 0.4}, 3),
@@ -49,7 +68,12 @@ def test_each_guard_is_raised_once_and_again_after_it_was_well(
 @pytest.mark.parametrize(
     "change",
     [
+        {REPROMPTED: 0.1},
+        {FLAT: 0.9},
+        {CLIPPED: 0.98},
         {GRADIENT: 1e30},
+        {LOSS: 0.9},
+        {LOSS: 0.0},
         {REWARD: 0.26},
         {ENTROPY: 1.5, REWARD: 0.4},
         {KL: 9.0},
@@ -65,6 +89,11 @@ def test_a_guard_without_its_metric_is_silent() -> None:
     """Without distillation no loss is logged; a NaN among the fractions is none."""
     assert not any(raised([{REWARD: math.nan}] * 30))
     assert not any(raised([{}] * 30))
+
+
+def test_a_loss_of_zero_is_no_measure_of_its_size() -> None:
+    """Steps without a teacher have the loss 0, the first one with a teacher is no spike."""
+    assert not any(raised([{LOSS: loss} for loss in [0.0] * 20 + [0.3]]))
 
 
 @pytest.mark.parametrize("completions", [2, 32])
@@ -90,7 +119,7 @@ def test_a_collapse_is_told_from_noise(completions: int, at_last: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"), [({"stop_on": "divergence, kl"}, "--stop_on names kl; give some of reward_collapse, dive")]
+    ("change", "told"), [({"stop_on": "flat_groups, kl"}, "--stop_on names kl; give some of reward_collapse, dive")]
 )
 def test_limits_that_mean_nothing_are_refused(change: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
@@ -98,7 +127,7 @@ def test_limits_that_mean_nothing_are_refused(change: dict[str, Any], told: str)
 
 
 @pytest.mark.parametrize(
-    ("text", "guards"), [("", set()), ("all", {*GUARDS}), ("divergence,not_finite", {"divergence", "not_finite"})]
+    ("text", "guards"), [("", set()), ("all", {*GUARDS}), ("clipped,loss_spike", {"clipped", "loss_spike"})]
 )
 def test_the_guards_that_stop_are_named_by_comma(text: str, guards: set[str]) -> None:
     config = GuardedSDPOConfig(output_dir="x", use_cpu=True, bf16=False, stop_on=text)

@@ -37,7 +37,16 @@ def ran(folder: Path, tiny: Path) -> tuple[Results, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("guard", "step", "ends"), [("not_finite", 2, True), ("reward_collapse", 10, True)])
+@pytest.mark.parametrize(
+    ("guard", "step", "ends"),
+    [
+        ("flat_groups", 3, False),
+        ("dead_reprompts", 3, False),
+        ("clipped", 3, True),
+        ("not_finite", 2, True),
+        ("reward_collapse", 10, True),
+    ],
+)
 def test_each_guard_alerts_where_it_should(ran: tuple[Results, str], guard: str, step: int, ends: bool) -> None:
     result = ran[0][guard]
     (alert,) = (alert for alert in result["alerts"] if alert["guard"] == guard)

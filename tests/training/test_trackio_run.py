@@ -20,7 +20,7 @@ import contextlib, io, json
 from pathlib import Path
 import trackio
 from transformers import TrainerControl, TrainerState
-from pimono_sdpo.training.tracking import SafeTrackio, list_arguments
+from pimono_sdpo.training.tracking import SafeTrackio, list_arguments, log_rollouts
 from tests.training.setup import arguments
 
 args, model_args = arguments(
@@ -28,11 +28,16 @@ args, model_args = arguments(
 state = TrainerState(is_world_process_zero=True, global_step=0)
 control = TrainerControl()
 callback = SafeTrackio(list_arguments(args, model_args))
+def rollout(reward, feedback):
+    return {"prompt": [{"role": "user", "content": "mend it"}], "completion": "like so",
+            "reward": reward, "feedback": feedback}
+log_rollouts(1, [rollout(0.0, None)])
 said = io.StringIO()
 with contextlib.redirect_stderr(said):
     callback.on_train_begin(args, state, control, model=None)
 told = [line for line in said.getvalue().splitlines() if line.startswith("warning: ")]
 for state.global_step in (1, 2, 3):
+    log_rollouts(state.global_step, [rollout(0.5, "it failed"), *[rollout(float("nan"), None)] * 11])
     callback.on_log(args, state, control, logs={"loss": 0.5 / state.global_step, "train_runtime": 1.0})
 callback.on_train_end(args, state, control)
 from trackio.sqlite_storage import SQLiteStorage
@@ -53,7 +58,10 @@ names = [entry.path for entry in list_bucket_tree("me/metrics-bucket", recursive
 folder = Path(tempfile.mkdtemp())
 wanted = [name for name in names if name.endswith(".parquet")]
 download_bucket_files("me/metrics-bucket", files=[(name, str(folder / Path(name).name)) for name in wanted])
-print(json.dumps(len(pandas.read_parquet(folder / "metrics.parquet"))))
+traces = pandas.read_parquet(folder / "traces.parquet")
+metrics = pandas.read_parquet(folder / "metrics.parquet")
+print(json.dumps({"metrics": len(metrics), "traces": len(traces),
+                  "first": str(traces.iloc[0].to_dict())}))
 """
 
 
@@ -93,8 +101,13 @@ def test_without_a_space_nothing_is_lost_and_it_can_follow_later(home: Path, loo
         check=False,
     )
     assert synced.returncode == 0, synced.stderr[-2000:]
+    there = run_client(loopback_hub, home, READ)
     assert "sdk: static" in loopback_hub.files("me/metrics", "space")["README.md"].decode()
-    assert run_client(loopback_hub, home, READ) > 0
+    assert there["metrics"] > 0
+    # Eight of the twelve rollouts of each step.
+    assert there["traces"] == 24, there
+    assert "it failed" in there["first"]
+    assert "mend it" in there["first"]
 
 
 IN_SPACE = """
