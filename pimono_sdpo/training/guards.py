@@ -76,7 +76,7 @@ class GuardOptions:
     """The guards of a run, mixed into a configuration of TRL.
 
     Without rewards, as in SFT and DPO, `loss_spike` and `not_finite` alone have something to watch:
-    WATCHED_LOSS and the gradient.
+    WATCHED_LOSS, and the gradient.
     """
 
     METHOD: ClassVar[str]
@@ -126,14 +126,15 @@ class Monitors:
                 self.logged[name].append(value)
         if REWARD in logs and len(self.logged[REWARD]) >= self.window:
             self.means[step] = fmean(self.logged[REWARD][-self.window :])
-        # TRL leaves NaN out of the means it logs; the norm of the gradients keeps it.
-        finite = math.isfinite(logs.get(GRADIENT) or 0.0)
+        # TRL leaves NaN out of the means it logs, None if nothing is left; the norm of the gradients keeps it.
+        sizes = logs.get(GRADIENT, 0.0), logs.get(self.loss, 0.0)
+        finite = all(size is not None and math.isfinite(size) for size in sizes)
         found = {
             "reward_collapse": self._collapse(),
             "divergence": self._divergence(),
             **{guard: self._streak(*streak) for guard, streak in STREAKS.items()},
             "loss_spike": self._spike(),
-            "not_finite": "" if finite else "The gradient is not finite; lower learning_rate or max_grad_norm.",
+            "not_finite": "" if finite else "Loss or gradient is not finite; lower learning_rate or max_grad_norm.",
         }
         new = {guard: text for guard, text in found.items() if text and guard not in self.holding}
         self.holding = {guard for guard, text in found.items() if text}

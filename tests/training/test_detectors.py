@@ -45,6 +45,8 @@ def test_a_training_that_goes_well_raises_nothing() -> None:
         ("clipped", {CLIPPED: 0.99}, 4),
         ("loss_spike", {LOSS: 1.1}, 1),
         ("loss_spike", {LOSS: -1.1}, 1),
+        ("not_finite", {LOSS: None}, 1),
+        ("not_finite", {LOSS: math.inf}, 1),
         ("not_finite", {GRADIENT: math.inf}, 1),
         ("not_finite", {LOSS: 0.0, GRADIENT: math.nan}, 1),
         ("reward_collapse", {REWARD: 0.0}, 3),
