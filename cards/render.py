@@ -226,12 +226,6 @@ def name_type(feature: Any) -> str:
     return escape_cell(feature.dtype if type(feature).__name__ == "Value" else "list")
 
 
-WHAT = {
-    "steps": "Next-action rows for supervised fine-tuning: what a coding agent had read so far, "
-    "and the tool call it made next.",
-    "pairs": "Preference pairs for DPO: one prompt, a better and a worse continuation.",
-    "sdpo": "Rows for SDPO: a turn, and the feedback that only the teacher may see.",
-}
 TAGS = {"steps": "sft", "pairs": "dpo", "sdpo": "sdpo"}
 
 
@@ -247,9 +241,7 @@ def render_stage_card(report: Json, features: Features) -> str:
         configs.append(describe_config(f"{stage}_rejects", rejects, digest))
     metadata = {"pretty_name": f"Agent {stage} from {report['source']}", "tags": [TAGS[stage], "trl"]}
     columns = [(name, name_type(feature), COLUMNS["stage"][name]) for name, feature in features.items()]
-    return _render_rows_card(
-        "stage_card", report, report["rows"], configs, metadata, what=WHAT[stage], columns=columns
-    )
+    return _render_rows_card("stage_card", report, report["rows"], configs, metadata, columns=columns)
 
 
 def _hash_files(of_files: list[str]) -> str:

@@ -8,7 +8,7 @@ from symtable import symtable
 import msgspec
 
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.suites.build import SECONDS, Task
+from pimono_sdpo.suites.build import Task
 
 PATH, TEST_PATH = "solution.py", "test_solution.py"
 
@@ -26,7 +26,7 @@ class _Function(msgspec.Struct):
     bug_type: str | None = None
 
 
-def read_functions(path: Path, seconds: float = SECONDS) -> Iterator[Task]:
+def read_functions(path: Path, seconds: float = 10.0) -> Iterator[Task]:
     """Yield the tasks in order; `seconds` is the CPU time for all tests of a task."""
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if not line.strip():

@@ -10,7 +10,6 @@ our own. Every message of the source is counted: as a turn, or with the reason w
 
 import gc
 import re
-import shutil
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,7 +34,6 @@ from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.schema import ROLLOUT, Turn
 from pimono_sdpo.stage import text_for_json
 from pimono_sdpo.suites.stored_rollouts import describe_file, write_shards
-from pimono_sdpo.traces.harness.simple import encode_session
 from pimono_sdpo.traces.sources import find_parquet_files
 from pimono_sdpo.traces.trajectories import FORMATS, find_runs, openai_messages
 from pimono_sdpo.traces.trajectories.base import Format, Message, Trajectory, pair_results
@@ -72,9 +70,7 @@ class ImportOptions:
         "Folder or file of runs, or a Hub dataset such as `nebius/SWE-rebench-openhands-trajectories`."
     )
     out: Path = option("Folder to write; an earlier output is replaced.")
-    sessions: bool = option(
-        "Also write each run to OUT/sessions, as the Hub's trace viewer shows it.", default=False, decides="row"
-    )
+    sessions: bool = option("Also write each run to OUT/sessions, as the Hub's trace viewer shows it.", default=False)
 
 
 def import_runs(options: ImportOptions) -> Json:
@@ -84,8 +80,7 @@ def import_runs(options: ImportOptions) -> Json:
     if Path(options.source).exists():
         require_disjoint(Path(options.source).resolve(), out)
     with only_run(out, stage="rollouts") as work:
-        sessions = work / "sessions" if options.sessions else None
-        parts = [_make_part(number, few, sessions) for number, few in enumerate(_divide(files))]
+        parts = [_make_part(number, few) for number, few in enumerate(_divide(files))]
         # Rows are trees, which need no search for cycles; it takes a fifth of the time.
         gc.disable()
         try:
@@ -98,11 +93,9 @@ def import_runs(options: ImportOptions) -> Json:
             problem = next((f" ({why})" for file in rejects for why in pq.read_table(file)["problem"]), "")
             raise EmptySelection(f"`{options.source}` has no run that can be read{problem}; {KNOWN}")
         finished = make_output(work, "data", "rejects")
-        write_shards(rows, finished)
+        write_shards(rows, finished, sessions=options.sessions)
         for number, file in enumerate(rejects):
             link_or_copy(file, finished / "rejects" / f"train-{number:05}-of-{len(parts):05}.parquet")
-            if sessions is not None:
-                shutil.copytree(sessions / f"{number:05}", finished / "sessions" / f"{number:05}")
         report = {
             "pimono_sdpo": __version__,
             "stage": "rollouts",
@@ -141,16 +134,12 @@ def _divide(files: Sequence[Found]) -> Iterator[list[Found]]:
         yield from (few[start : start + most] for start in range(0, len(few), most))
 
 
-def _make_part(number: int, files: Sequence[Found], sessions: Path | None) -> Part:
+def _make_part(number: int, files: Sequence[Found]) -> Part:
     given = {"files": [[name, describe_file(Path(path))] for path, _, name in files]}
-    run = partial(_import_files, files, sessions and sessions / f"{number:05}")
-    return Part(number, files[0][2], sum(map(_count_runs, files)), given, {"sessions": sessions is not None}, run)
+    return Part(number, files[0][2], sum(map(_count_runs, files)), given, {}, partial(_import_files, files))
 
 
-def _import_files(files: Sequence[Found], sessions: Path | None) -> Iterator[Piece]:
-    if sessions is not None:
-        shutil.rmtree(sessions, ignore_errors=True)
-        sessions.mkdir(parents=True)
+def _import_files(files: Sequence[Found]) -> Iterator[Piece]:
     numbers, taken = count(), set[str]()
     found = (
         (file, is_single, one)
@@ -172,8 +161,6 @@ def _import_files(files: Sequence[Found], sessions: Path | None) -> Iterator[Pie
             row, fates = make_rollout(run, form.name, next(numbers))
             _encode_calls(row)
             rows.append(row)
-            if sessions is not None:
-                (sessions / f"{run.run_id}.jsonl").write_bytes(encode_session(row))
             verdict = {True: "PASS", False: "FAIL", None: "not tested"}[run.passed]
             add_counts(counts, {"runs": 1, "messages": dict(fates), "verdicts": {verdict: 1}})
         tables = {

@@ -38,7 +38,6 @@ class Request:
     temperature: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)  # further fields to send
     sample: int = 0  # of several draws of the same request: part of the key, not sent
 
     @cached_property
@@ -53,7 +52,7 @@ class Request:
             "max_tokens": self.max_tokens,
         }
         given = {name: value for name, value in body.items() if value is not None}
-        text = json.dumps({**self.extra, **given}, ensure_ascii=False)
+        text = json.dumps(given, ensure_ascii=False)
         # Half a surrogate pair, which broken traces contain, cannot be sent.
         sent: Json = json.loads(text.encode("utf-8", "replace"))
         return sent

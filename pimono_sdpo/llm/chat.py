@@ -8,10 +8,8 @@ if reply.error is None: ...
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -243,15 +241,8 @@ def map_rows(
 
     options: Json = {"batched": True, "batch_size": None, "features": features, "remove_columns": rows.column_names}
     options |= {"keep_in_memory": True, "load_from_cache_file": False, "new_fingerprint": f"{desc}-of-this-run"}
-    run = partial(rows.map, make, **options)
     with hide_bars():
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return run()
-        # A notebook has a loop of its own, in which no other can run.
-        with ThreadPoolExecutor(1) as beside:
-            return beside.submit(run).result()
+        return rows.map(make, **options)
 
 
 def open_chat(

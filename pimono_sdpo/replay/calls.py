@@ -47,7 +47,7 @@ _VETO = re.compile(
     r"|\s*\"status\": \"error\",\s*\"tool\": \"\w+\",\s*\"error\": \"E(?:ACCES|PERM|ROFS):"
     r"|(?:Operation |Tool |Command |Edit )?(?:blocked|denied|rejected) by\b"
     r"|[\w:]+ hook (?:error|blocked)"
-    r"|User (?:cancelled|declined|denied)|Permission to use)",
+    r"|User (?:cancelled|declined|denied)|Permission to use|Claude requested permissions)",
     re.IGNORECASE,
 )
 _HEADER = re.compile(r"\*\*\* (Add|Update|Delete) File: (.+)")

@@ -59,6 +59,8 @@ def is_read_only(name: str) -> bool:
 REST_MINUTES = 30
 # After these an edit does not rely on what was seen: another program or the user may have changed it.
 FRESH_MINUTES = 5
+# Characters of a command's output that are searched for names of files.
+MAX_HEARD = 20_000
 # A shorter line may occur in many places of a file.
 MIN_LINE = 12
 TRUNCATED = re.compile(r"\[(?:Showing|Truncated|Full output|Output truncated)[^\]]{0,300}\]\s*\Z")
@@ -79,6 +81,8 @@ _SETTINGS = re.compile(r"/\.claude/settings(?:\.local)?\.json$")
 _SHARED = re.compile(r"/\.openclaw/.*\bmemory/|/\.claude/CLAUDE\.md$")
 # It has read these itself.
 _MEMORIES = frozenset({"MEMORY.md", "CLAUDE.md", "CLAUDE.local.md"})
+# Claude Code puts this where a session was resumed.
+_RESUMED = "No response requested."
 _OF_FILES = frozenset({"read", "write", "edit"})
 _NUMBER = re.compile(r"(?m)^ *\d{1,7}\t")
 _LINE = re.compile(r"(?m)^ *\d{1,7}[→\t](.+)")
@@ -155,10 +159,10 @@ class Workspace:
         if self.tools.reads_first:
             if any(edit.old == edit.new for edit in edits):
                 return "no_change"  # refused before the file is looked at
-            if file.is_refused or (self.takes_drives is False and _DRIVE.match(path)):
+            name = posixpath.basename(_use_slashes(path))
+            if (file.is_refused and name not in self.heard) or (self.takes_drives is False and _DRIVE.match(path)):
                 return "unread"
-            if not file.is_read:
-                name = posixpath.basename(_use_slashes(path))
+            if not file.is_read or file.is_refused:
                 may_be_read = (
                     self.is_resumed or name in self.heard or name in _MEMORIES or not all(edit.old for edit in edits)
                 )
@@ -215,14 +219,16 @@ class Workspace:
             return
         given = decode_arguments(call)
         path = find_path(given)
-        if call.tool_name not in _OF_FILES and not ("prompt" in given or is_read_only(call.tool_name)):
-            # A command or another tool may have read what it names; a subagent reads for itself.
-            self.heard.update(_SPLIT.split(" ".join(map(str, given.values()))))
+        is_other = call.tool_name not in _OF_FILES and not ("prompt" in given or is_read_only(call.tool_name))
+        if self.tools.reads_first and is_other:
+            # A command or another tool may have read what it names or shows; a subagent reads for itself.
+            self.heard.update(_SPLIT.split(" ".join([*map(str, given.values()), result.text[:MAX_HEARD]])))
         # Not every harness calls it `command`, nor every version the tool `bash`.
         command = find_text(given, "command", "cmd", "input") if call.tool_name not in _OF_FILES else ""
         if command or call.tool_name == "bash":
             cwd, self.cwd = self.cwd, find_text(given, "workdir") or self.cwd
-            self.ran(command, result)
+            # The tools of a server wrap what a command has printed.
+            self.ran(command, result, is_wrapped="__" in call.tool_name)
             self.cwd = cwd
         elif call.tool_name == "read" and path:
             if not has_failed(result):
@@ -263,6 +269,8 @@ class Workspace:
                 if _DRIVE.match(path) and "unexpectedly modified" in result.text[:200]:
                     self.takes_drives = False
                 file.is_refused = bool(_UNREAD.search(result.text[:200]))
+                if file.is_refused:
+                    self.heard.discard(posixpath.basename(_use_slashes(path)))
                 file.is_contested = "modified" in result.text[:40]
                 self.is_shared |= file.is_contested
                 file.note_missing(edits, result.text)
@@ -295,7 +303,7 @@ class Workspace:
             self._hint(path, result.text)
         file.is_read, file.is_refused, file.seen_at = True, False, result.timestamp
 
-    def ran(self, command: str, result: Event) -> None:
+    def ran(self, command: str, result: Event, is_wrapped: bool = False) -> None:
         """Learn from a command that has run."""
         if "*** Begin Patch" in command and (patches := read_patch({"input": command})):
             if not has_failed(result):
@@ -305,6 +313,8 @@ class Workspace:
             result = msgspec.structs.replace(result, text=_NOT_ASCII.sub("\ufffd", result.text))
         changes = find_changes(command, result.text, self._show)
         self._note(changes)
+        if is_wrapped:
+            return
         self._hint(command, result.text)
         if self.tools.trims_output:
             return
@@ -391,7 +401,7 @@ class Workspace:
             self.is_shared = True
             if note[1]:
                 self.file(note[1]).age(certainly=True)
-        elif event.kind == "compaction":
+        elif event.kind == "compaction" or event.text == _RESUMED:
             self.is_resumed = True
             for file in self.files.values():
                 file.is_read = False

@@ -70,13 +70,7 @@ def describe(shard: Shard) -> Json:
 def _files(shard: Shard) -> Iterator[tuple[str, Path]]:
     """Yield the files that hold the data, named from the source; none for the Hub."""
     for path in shard.files:
-        if path.is_dir():
-            # A saved split; what `datasets` caches beside its data is not input.
-            data = [*path.glob("*.arrow"), *path.glob("state.json")]
-            yield from ((file.name, file) for file in sorted(data) if file.name[:6] != "cache-")
-        else:
-            is_raw = shard.kind == "jsonl"
-            yield path.relative_to(shard.root).as_posix() if is_raw else path.name, path
+        yield path.relative_to(shard.root).as_posix() if shard.kind == "jsonl" else path.name, path
 
 
 def filter_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Piece]:

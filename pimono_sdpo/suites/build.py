@@ -2,10 +2,8 @@
 
 A checkout has python_programs/NAME.py (with a bug, and a text that describes the program),
 correct_python_programs/NAME.py, python_testcases/test_NAME.py with helpers beside it, and for some
-json_testcases/NAME.json, lines of [arguments, expected]. Every program with tests is a task. Where
-the test only compares each case with its expected value, the values are compared directly;
-otherwise the tests run once with the fixed program and their calls are recorded
-(`rewards.verifiers.recorded_tests`).
+json_testcases/NAME.json, which the test reads. Every program with tests is a task; they run once
+with the fixed program, and their calls are recorded (`rewards.verifiers.recorded_tests`).
 
 A program of the project is a TOML file, named like its task: `category`, `goal` (what a user would
 write in an issue, without the place of the bug), `files` and `tests` (texts by path), `judged` (the
@@ -40,10 +38,9 @@ BUGGY, FIXED = "python_programs", "correct_python_programs"
 TESTS, CASES = "python_testcases", "json_testcases"
 # Which files are answers or tests, and which programs give others away.
 QUIXBUGS = tomllib.loads(Path(__file__).with_name("quixbugs.toml").read_text(encoding="utf-8"))
-CALLS = ("{}(*input_data)", "list({}(*input_data))")
 PROGRAMS = Path(__file__).parent / "programs"
 # CPU seconds of a test run. No program of ours needs half a second, but some hang.
-SECONDS, OWN_SECONDS = 10.0, 2.0
+SECONDS, OWN_SECONDS = 20.0, 2.0
 PYTEST = "python -m pytest -q"
 OWN = "samples"
 Kind = Literal["quixbugs", "harbor", "samples"]
@@ -70,7 +67,7 @@ class Task:
 
 
 def read_quixbugs(root: Path, seconds: float = SECONDS) -> Iterator[Task]:
-    """Yield the tasks in order of their names; `seconds` is the CPU time per case."""
+    """Yield the tasks in order of their names; `seconds` is the CPU time of the tests."""
     tested = {path.stem.removeprefix("test_") for path in (root / TESTS).glob("test_*.py")}
     names = sorted(
         tested.intersection(*({path.stem for path in (root / where).glob("*.py")} for where in (BUGGY, FIXED)))
@@ -96,26 +93,8 @@ def read_quixbugs(root: Path, seconds: float = SECONDS) -> Iterator[Task]:
             f"nothing else. What the program is meant to do:\n\n{(texts or [''])[-1]}",
             files={path: source},
             fixed={path: (root / FIXED / f"{name}.py").read_text()},
-            judged=_value_tests(root, name, seconds) or _pytest_tests(root, name, seconds),
+            judged=_pytest_tests(root, name, seconds),
         )
-
-
-def _value_tests(root: Path, name: str, seconds: float) -> dict[str, Any] | None:
-    """Return value tests if the test only compares each case with its expected value."""
-    path, test = root / CASES / f"{name}.json", root / TESTS / f"test_{name}.py"
-    functions = [node.body for node in ast.parse(test.read_text()).body if isinstance(node, ast.FunctionDef)]
-    statements = [ast.unparse(statement) for body in functions for statement in body]
-    compares = [[f"assert {call.format(name)} == expected"] for call in CALLS]
-    if not path.exists() or statements not in compares:
-        return None
-    cases = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    return {
-        "kind": "value", "module": f"{BUGGY}/{name}.py", "entry": name, "seconds": seconds,
-        "cases": [
-            {"args": given if isinstance(given, list) else [given], "expected": expected}
-            for given, expected in cases
-        ],
-    }  # fmt: skip
 
 
 def _pytest_tests(root: Path, name: str, seconds: float) -> dict[str, Any]:
@@ -128,7 +107,7 @@ def _pytest_tests(root: Path, name: str, seconds: float) -> dict[str, Any]:
         for path in sorted(helpers)
         if any(isinstance(node, ast.ClassDef) for node in ast.parse(path.read_text()).body)
     ]
-    return {"kind": "pytest", "files": files, "shared": classes, "seconds": 2 * seconds}
+    return {"kind": "pytest", "files": files, "shared": classes, "seconds": seconds}
 
 
 def load_programs() -> Iterator[Task]:

@@ -216,6 +216,8 @@ class _Reader:
                 break
             elif not _GIT.match(line):
                 break
+            elif line.endswith((" mode 120000", " mode 160000")):
+                raise _Refused("malformed", "The diff makes a symlink or a submodule; write a file.")
             self.at += 1
         return file
 

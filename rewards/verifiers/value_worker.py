@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections import UserString
+from collections import UserString, deque
 from collections.abc import Iterator, KeysView, Mapping, MutableSequence, ValuesView
 from decimal import Decimal
 from fractions import Fraction
@@ -100,24 +100,32 @@ def plain(value: Any, room: list[int]) -> Any:
         raise ValueError(f"the result has more than {MAX_ITEMS} items")
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, str | UserString):
-        return str.__str__(value) if isinstance(value, str) else str(value)
-    if isinstance(value, Fraction | Decimal):
-        return int(value) if value == int(value) else float(value)
+    if isinstance(value, str):
+        return str.__str__(value)
     if isinstance(value, int):
         return int.__index__(value)
     if isinstance(value, float):
         return float.__add__(value, 0.0)
-    if isinstance(value, Mapping):
-        items = dict.items(value) if isinstance(value, dict) else value.items()
-        keys = {_key(key): plain(item, room) for key, item in items}
+    if isinstance(value, dict):
+        keys = {_key(key): plain(item, room) for key, item in dict.items(value)}
         if len(keys) != len(value):
             raise TypeError("two keys of a dict are the same in JSON")
         return keys
-    if isinstance(value, MutableSequence | KeysView | ValuesView | tuple | range | Iterator) and not isinstance(
-        value, bytearray
-    ):
+    if isinstance(value, list | tuple | deque | range | Iterator):
         return [plain(item, room) for item in value]
+    return plain(_built_in(value), room)
+
+
+def _built_in(value: Any) -> Any:
+    """Return the built-in value that equals one of another type."""
+    if isinstance(value, UserString):
+        return str(value)
+    if isinstance(value, Fraction | Decimal):
+        return int(value) if value == int(value) else float(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, MutableSequence | KeysView | ValuesView) and not isinstance(value, bytearray):
+        return list(value)
     raise TypeError(f"returned a {type(value).__name__}, which JSON cannot represent")
 
 

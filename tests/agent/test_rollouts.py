@@ -160,7 +160,7 @@ def test_a_model_that_does_everything_wrong_breaks_nothing(
         assert all(
             part in told
             for part in ("absolute path", "leaves the repository", "Unknown tool `run_tests`", "Write less",
-                         "it is empty", "(no hits)", "of type 'integer'", "def gcd", "Loop detected")
+                         "it is empty", "(no hits)", "must be integer", "def gcd", "Loop detected")
         )  # fmt: skip
         roles = [message["role"] for message in row["messages"][1:]]
         assert all(first != second for first, second in pairwise(roles))

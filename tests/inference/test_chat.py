@@ -49,7 +49,7 @@ def test_an_answer_has_text_calls_tokens_and_cost(chat_server: ChatServer) -> No
     chat_server.policy = lambda body: {**tool_call("grep", pattern="x"), "content": "look", "usage": usage | details}
     chat = chat_of(chat_server)
     chat.prices = {"m": Price(input=1.0, output=10.0, cached=0.5)}
-    (reply,) = asked(chat, question(seed=7, temperature=0.5, max_tokens=9, extra={"top_k": 3}))
+    (reply,) = asked(chat, question(seed=7, temperature=0.5, max_tokens=9))
     assert (reply.text, reply.finish_reason, reply.error) == ("look", "tool_calls", None)
     (call,) = reply.tool_calls
     assert call["function"] == {"name": "grep", "arguments": '{"pattern": "x"}'}
@@ -63,7 +63,6 @@ def test_an_answer_has_text_calls_tokens_and_cost(chat_server: ChatServer) -> No
         "seed": 7,
         "temperature": 0.5,
         "max_tokens": 9,
-        "top_k": 3,
     }
 
 
@@ -175,11 +174,11 @@ def test_an_endpoint_that_only_fails_is_left_alone(chat_server: ChatServer, stat
 
 def test_the_key_of_a_request_sees_what_is_sent_and_nothing_else() -> None:
     with_nulls = {"role": "user", "content": "ping", "tool_calls": None, "name": None}
-    same = [question(), Request(model="m", messages=[with_nulls], tools=[], extra={})]
-    other = [question("pong"), question(seed=0), question(sample=1), question(extra={"n": 1})]
+    same = [question(), Request(model="m", messages=[with_nulls], tools=[])]
+    other = [question("pong"), question(seed=0), question(sample=1)]
     keys = [request.key for request in [*same, *other]]
     assert keys[0] == keys[1]
-    assert len(set(keys)) == 5
+    assert len(set(keys)) == 4
 
 
 def test_one_chat_serves_several_event_loops(chat_server: ChatServer) -> None:

@@ -61,15 +61,6 @@ def test_results_come_in_order_and_a_failure_is_a_row(
     assert "ask" not in capfd.readouterr().err
 
 
-def test_a_notebook_s_running_loop_is_no_hindrance(chat_server: ChatServer, tmp_path: Path) -> None:
-    asker = Asker(chat_of(chat_server.url, tmp_path / "calls.sqlite"))
-
-    async def cell() -> Dataset:
-        return map_rows(rows(3), asker.one, ANSWER, in_flight=2, desc="ask")
-
-    assert asyncio.run(cell())["error"] == [None] * 3
-
-
 def interrupted(url: str, journal: Path, said: Any) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     asker = Asker(chat_of(url, journal))

@@ -80,6 +80,12 @@ def last(steps: list[Step], harness: str) -> Outcome | None:
         ([edit("let y = x")], "unread"),
         ([("edit", {"file_path": "/w/CLAUDE.md", "old_string": "a", "new_string": "b"}, "ok", False)], None),
         ([("user", {}, "Look at @src/a.ts", False), edit("let y = x")], None),
+        # After "No response requested." the session goes on without what it had read.
+        ([read(), ("other", {}, "No response requested.", False), edit("let y = x")], None),
+        ([("other", {}, "No response requested.", False), edit("let y = x")], None),
+        # What a command has shown may count as read, also after a refusal.
+        ([bash("rg -l let", "src/a.ts\nsrc/b.ts"), edit("let y = x")], None),
+        ([read(), edit("let", failed="File has been modified since read."), bash("grep let a.ts", "let y = x"), edit("let y = x")], None),
         # The harness tells that somebody has changed it, or that the user is about to.
         ([read(), ("other", {}, f"Note: /w/a.ts{MODIFIED}", False), edit("let y = x")], None),
         ([read(), ("other", {}, f"Note: /w/b.ts{MODIFIED}", False), edit("let y = x")], "ok"),

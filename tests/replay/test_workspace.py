@@ -104,6 +104,7 @@ def test_several_edits_of_one_call_stand_or_fall_together() -> None:
         "PreToolUse hook blocked this",
         "PreToolUse:Edit hook error: [python3 check.py]: this is a workflow",
         "User cancelled the edit",
+        "Claude requested permissions to write to /w/a.ts, but you haven't granted it yet.",
         "[Fact-Forcing Gate]\n\nBefore editing a.ts, present these facts:",
         '{\n  "status": "error",\n  "tool": "edit",\n  "error": "EACCES: permission denied"\n}',
     ],
@@ -255,6 +256,12 @@ def test_a_script_that_the_session_has_written_tells_what_it_changes() -> None:
     begin, one = read("a.ts", SOURCE), edit("a.ts", "let total = count(items)", "let sum = 0")
     for code, outcome in (("open('b.ts', 'w').write(x)", "ok"), ("open('a.ts', 'w').write(x)", None)):
         assert expected(begin, write("go.py", code), bash("python3 go.py", ""), one, certain=True) == [outcome]
+
+
+def test_what_the_tool_of_a_server_wraps_is_not_the_text_of_a_file() -> None:
+    shown = '{"stdout": "let total = 1\\nlet y = x"}'
+    ran = [call("serena__execute_shell_command", command="cat a.ts"), result("serena__execute_shell_command", shown)]
+    assert expected(ran, edit("a.ts", "let total = 1"))[-1] is None
 
 
 def test_what_windows_garbles_is_not_known() -> None:

@@ -78,6 +78,8 @@ def test_diffs_as_models_write_them_apply(mutation: str) -> None:
         ("malformed", "begins with none of", f"```diff\n{CHANGE}}} // end\n```"),
         ("malformed", "where the diff ends", f"{CHANGE.replace(',3', ',9')}\n+ I hope it helps.\n{CHANGE}"),
         ("malformed", "outside", f"```diff\n{CHANGE}```\n{CHANGE}"),
+        ("malformed", "a symlink",
+         "diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+src/items.py\n"),
         ("path_not_allowed", "leaves the workspace", CHANGE.replace("src/", "../")),
         ("path_not_allowed", "not a relative path", CHANGE.replace("a/src", "/src").replace("b/src", "/src")),
         ("path_not_allowed", "leave it alone", CHANGE.replace("src/items.py", ".git/hooks/pre-commit")),
