@@ -26,16 +26,16 @@ _REASONS = {
     "outside": "service_outage",
     "not_granted": "permission_not_granted",
 }
-LEAST_WORTH, BEST_SHARE = 0.7, 0.87
-INTERCEPT = -0.99
+LEAST_WORTH, BEST_SHARE = 0.75, 0.8
+INTERCEPT = -1.02
 # What each property of `describe` adds to the log-odds.
 LOG_ODDS = {
-    "own_faults": 0.99,
-    "own_code": 0.2,
-    "other_failures": 0.33,
-    "correction": 0.32,
+    "own_faults": 1.05,
+    "own_code": 0.4,
+    "other_failures": 0.38,
+    "correction": 0.39,
     "changed_again": 0.99,
-    "no_call": -0.65,
+    "no_call": -0.82,
 }
 _SURE = 0.997
 _DIGITS = re.compile(r"\d+")

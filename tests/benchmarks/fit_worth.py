@@ -20,7 +20,7 @@ from processors.keep import LOG_ODDS
 
 LABELS = Path(__file__).parent.parent / "data" / "evidence" / "worth.csv"
 PULL = 1.0
-STRICT = {"reader 3", *(f"reader {number}" for number in range(5, 15)), "author 2"}
+STRICT = {"reader 3", *(f"reader {number}" for number in range(5, 13)), "author 2"}
 WORTH = {"y": 1.0, "b": 0.5, "n": 0.0}
 
 Array = npt.NDArray[np.float64]
