@@ -1,29 +1,88 @@
-"""Write rows to train on: a folder with data, rejects, report, card and the lines of an export."""
+"""Write rows to train on: a folder with data, rejects, report, card and the lines of an export.
 
+With a tokenizer, rows that are too long are dropped; a trainer would cut them in the middle of
+their JSON, or drop them silently. Their tokens are counted as the trainer will:
+
+reads   prompt, tools, and completion, or chosen and rejected
+writes  n_tokens (of the longer one of two), problem and detail
+"""
+
+import hashlib
+import json
 import shutil
 from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets import Features
+from datasets import Features, Value
 
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import EmptySelection, SourceError
-from pimono_sdpo.options import argument, check_shares, option, options
+from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, TrainingInputError
+from pimono_sdpo.options import argument, check_shares, option, options, report_options, resume_key
 from pimono_sdpo.report import describe_unreadable
 from pimono_sdpo.runs.engine import Output, Part, run_parts, sum_counts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import SPLITS, join_parts, read_rows
 from pimono_sdpo.runs.sessions import UNREADABLE, list_unreadable
 from pimono_sdpo.source_options import SourceOptions
+from pimono_sdpo.stage import Filter, Map, Row, Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
 from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts
 from pimono_sdpo.suites.suite import load_suite
 from pimono_sdpo.traces.sources import Source
+from pimono_sdpo.training.token_budget import templated_ids
 from processors.redact import redact_text
+from processors.rollouts.steps import PROBLEM, drop_problems
 from processors.rollouts.together import make_dpo_line, make_sft_line, write_lines
 
 Json = dict[str, Any]
+N_TOKENS = {"n_tokens": Value("int32")}
+
+
+@cache
+def load_tokenizer(path: str) -> Any:
+    """Load a tokenizer with a chat template; raises TrainingInputError."""
+    try:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except ImportError as error:
+        raise TrainingInputError(
+            'Tokens are counted with Transformers; install the extra: pip install "pimono-sdpo'
+            '[train]", or leave --tokenizer out.'
+        ) from error
+    except (OSError, ValueError) as error:
+        raise TrainingInputError(
+            f"Cannot load a tokenizer from `{path}` ({type(error).__name__}); give the "
+            "folder or the Hub id of the model to train."
+        ) from error
+    if not tokenizer.chat_template:
+        raise TrainingInputError(f"The tokenizer of `{path}` has no chat template; give an instruction-tuned model.")
+    return tokenizer
+
+
+def count_tokens(row: Row, tokenizer: str, max_length: int) -> Json:
+    """Count the tokens of a row and say whether they are too many."""
+    from jinja2 import TemplateError
+
+    loaded, encoded = load_tokenizer(tokenizer), []
+    try:
+        for end in [row[name] for name in ("completion", "chosen", "rejected") if name in row]:
+            # Templates take no nulls.
+            turns = [
+                {name: value for name, value in turn.items() if value is not None} for turn in (*row["prompt"], *end)
+            ]
+            encoded.append(templated_ids(loaded, turns, prompt=False, tools=list(row["tools"]) or None))
+    # Templates raise many kinds of errors; a conversation that one refuses cannot be trained on.
+    except (TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
+        why = f"the chat template refuses it: {error}"[:300]
+        return {"n_tokens": None, "problem": "template_refused", "detail": why}
+    longest = max(map(len, encoded))
+    if longest <= max_length:
+        return {"n_tokens": longest, "problem": None, "detail": None}
+    return {"n_tokens": longest, "problem": "too_long", "detail": f"{longest} tokens, {max_length} allowed"}
+
 
 Format = Literal["trl", "together"]
 TOGETHER = "together"
@@ -44,6 +103,10 @@ class RunRowsOptions(WriterOptions, SourceOptions):
     source: list[str] = argument(
         "Folder of rollouts, or recorded sessions in any form that `filter` takes, such as `claude`."
     )
+    tokenizer: str | None = option(
+        "Model (folder or Hub id) whose tokenizer counts for --max-length.", default=None, decides="row"
+    )
+    max_length: int | None = option("Drop rows with more tokens, as too_long.", default=None, minimum=1, decides="row")
     test_fraction: float = option(
         "Of sessions: share of repositories whose rows go to the test split.", default=0.0, share=True, decides="row"
     )
@@ -53,8 +116,31 @@ class RunRowsOptions(WriterOptions, SourceOptions):
     test_suite: Path | None = option("Held-out suite: refuse to write training rows of its tasks.", default=None)
 
     def __post_init__(self) -> None:
-        """Check the shares; raises OutputError."""
+        """Check what belongs together; raises OutputError."""
         check_shares(self)
+        if (self.tokenizer is None) != (self.max_length is None):
+            raise OutputError("--tokenizer and --max-length go together: use both, or neither.")
+
+    def length_stages(self) -> list[Stage]:
+        """Return the stages that drop long rows, if any."""
+        if self.tokenizer is None or self.max_length is None:
+            return []
+        count = partial(count_tokens, tokenizer=self.tokenizer, max_length=self.max_length)
+        return [
+            Map(count, reads=("prompt", "tools"), writes=Features({**N_TOKENS, **PROBLEM})),
+            Filter(drop_problems, reads=("problem",)),
+        ]
+
+    def describe(self) -> tuple[Json, Json]:
+        """Return what the rows are made by, and the options for the report; a tokenizer is known by its content."""
+        name, digest = self.tokenizer, None
+        if name is not None:
+            loaded = load_tokenizer(name)
+            known = json.dumps([loaded.chat_template, sorted(loaded.get_vocab().items())])
+            digest = hashlib.sha256(known.encode()).hexdigest()
+            name = Path(name).resolve().name if Path(name).exists() else name
+        made_by = {"options": resume_key(self) | {"tokenizer": name}, "tokenizer": digest}
+        return made_by, report_options(self) | {"tokenizer": name}
 
 
 Table = tuple[Features, Features]

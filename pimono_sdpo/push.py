@@ -1,5 +1,12 @@
 """Push the folder of a finished run to the Hub, as a dataset, in one commit.
 
+    data/ of a folder of steps  ->  steps/            its config `steps`
+    rejects/                    ->  steps_rejects/
+    report.json                 ->  steps/report.json
+
+Rows of the filter keep their places. The card of the dataset has a section for each stage; a push
+replaces its own and leaves the others.
+
 Whoever loads the dataset always finds one whole push: new and changed files and the removal of an
 earlier push's shards are one commit, made on the commit they were compared with or not at all.
 """
@@ -16,6 +23,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 import typer
+import yaml
 from datasets import Features
 from httpx2 import HTTPError
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_download
@@ -35,9 +43,13 @@ CARD = "README.md"
 # Files beside the shards that are published.
 SINGLE_FILES = (CARD, REPORT, "report.md", *PICTURES)
 SHARDS = ("data", "rejects")
+# Stages whose rows are configs of their own; others, such as those of the filter, are the default.
+STAGES = ("steps", "pairs")
 BATCH_ROWS = 1024
 PLACEHOLDER = '"PATH_OR_ID"'
+_FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 _PLACEHOLDER = re.compile(r"\[REDACTED:\w+\]")
+_SECTION = re.compile(r"<!-- pimono-sdpo:(\w+) -->\n.*?<!-- /pimono-sdpo:\1 -->\n", re.DOTALL)
 # What the Hub, the token or the network refuse.
 HUB_ERRORS = (HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled)
 Json = dict[str, Any]
@@ -243,19 +255,26 @@ class RowsUpload(Upload):
                 "dataset."
             )
         there = set(self.api.list_repo_files(repo_id, repo_type=self.KIND, revision=head))
-        starts = tuple(f"{folder}/" for folder in SHARDS)
+
+        def download(name: str) -> Path:
+            return Path(hf_hub_download(repo_id, name, repo_type=self.KIND, revision=head))
+
+        starts = tuple(path_in_repo(f"{folder}/", self.stage) for folder in SHARDS)
         shards = {name for name in there if name.startswith(starts) and name.endswith(".parquet")}
-        if shards or REPORT in there:
-            known: Json = {}
-            if REPORT in there:
-                known = read_json(Path(hf_hub_download(repo_id, REPORT, repo_type=self.KIND, revision=head)))
+        report = path_in_repo(REPORT, self.stage)
+        if shards or report in there:
+            known = read_json(download(report)) if report in there else {}
             if "pimono_sdpo" not in known or known.get("stage") != self.stage:
                 raise OutputError(f"`{repo_id}` holds data that is not of an earlier such run; use another name.")
         # The example of the card is copied from the Hub.
-        card = (self.folder / CARD).read_text().replace(PLACEHOLDER, f'"{repo_id}"')
+        mine = (self.folder / CARD).read_text().replace(PLACEHOLDER, f'"{repo_id}"')
+        # A dataset that was just created may have a card, but no data.
+        has_card = CARD in there and there - {CARD, ".gitattributes"}
+        card = merge_cards(mine, download(CARD).read_bytes() if has_card else None, self.stage, repo_id)
+        files = {path_in_repo(name, self.stage): path for name, path in self.files.items()}
         return [
-            *(CommitOperationAdd(name, card.encode() if name == CARD else path) for name, path in self.files.items()),
-            *(CommitOperationDelete(name, is_folder=False) for name in sorted(shards - self.files.keys())),
+            *(CommitOperationAdd(name, card.encode() if name == CARD else path) for name, path in files.items()),
+            *(CommitOperationDelete(name, is_folder=False) for name in sorted(shards - files.keys())),
         ]
 
 
@@ -350,3 +369,64 @@ def _texts_in(value: object) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for below in [*value, *value.values()] if isinstance(value, dict) else value:
             yield from _texts_in(below)
+
+
+# Where the files of a stage are in the dataset, and its card.
+
+
+def path_in_repo(name: str, stage: str | None) -> str:
+    """Return the path in the dataset of a file of a folder."""
+    if stage not in STAGES or name == CARD:
+        return name
+    folder, _, rest = name.rpartition("/")
+    return f"{stage}_rejects/{rest}" if folder == "rejects" else f"{stage}/{rest}"
+
+
+def merge_cards(mine: str, theirs: bytes | None, stage: str | None, repo_id: str) -> str:
+    """Return the card of a dataset after a push: of all stages whose rows are there then, in any order of pushes.
+
+    A dataset whose files no config names is refused: a new config would hide them.
+    """
+    own, body = _split_card(mine)
+    try:
+        metadata, their_body = _split_card((theirs or b"").decode())
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise OutputError(f"The card of `{repo_id}` cannot be read ({reason}); correct it there.") from error
+    front, sections = own, {match[1]: match[0] for match in _SECTION.finditer(their_body)}
+    if stage in STAGES:
+        if theirs is not None and "configs" not in metadata:
+            raise OutputError(
+                f"The card of `{repo_id}` has no `configs`, so one for {stage} would hide the files that are there; "
+                "add a config for them, or push to another name."
+            )
+        mark = f"pimono-sdpo:{stage} -->\n"
+        sections[stage] = f"<!-- {mark}{body.strip()}\n<!-- /{mark}"
+        front, body = {**own, **metadata}, _SECTION.sub("", their_body)
+    elif not sections:
+        return mine
+
+    def place(name: str | None) -> int:
+        of_stage = str(name).removesuffix("_rejects")
+        return STAGES.index(of_stage) + 1 if of_stage in STAGES else 0
+
+    configs = [
+        {**one, "data_files": [{**file, "path": path_in_repo(file["path"], stage)} for file in one["data_files"]]}
+        for one in own["configs"]
+    ]
+    configs += [one for one in metadata.get("configs", []) if place(one.get("config_name")) != place(stage)]
+    configs.sort(key=lambda one: place(one.get("config_name")))
+    # Only one config of a dataset may be the default.
+    for config in [one for one in configs if one.get("default")][1:]:
+        del config["default"]
+    tags = sorted({*own["tags"], *metadata.get("tags", [])})
+    head = yaml.safe_dump({**front, "configs": configs, "tags": tags}, sort_keys=True, allow_unicode=True)
+    parts = [body, *(sections[name] for name in STAGES if name in sections)]
+    rest = "\n\n".join(part.strip() for part in parts if part.strip())
+    return f"---\n{head}---\n\n{rest}\n"
+
+
+def _split_card(card: str) -> tuple[Json, str]:
+    match = _FRONT_MATTER.match(card)
+    found = yaml.safe_load(match[1]) if match else None
+    return (found if isinstance(found, dict) else {}), card[match.end() :] if match else card

@@ -16,6 +16,7 @@ from pimono_sdpo.cli.pairs import write_pairs
 from pimono_sdpo.dataset_writer import copy_lines
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.suites.suite import load_suite
+from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts import together
 from processors.rollouts.noise import measure_patch
 from processors.rollouts.pairs import TARGETS, Case, Rules, Target, pair_runs, pair_steps, score_run
@@ -287,6 +288,25 @@ def test_pairs_are_written_as_lines(tmp_path: Path) -> None:
     lines = copy_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl", report)
     assert lines == {"written": 2}
     assert len((tmp_path / "dpo_meta.jsonl").read_text().splitlines()) == 2
+
+
+def test_pairs_that_a_trainer_would_cut_are_no_pairs(tmp_path: Path) -> None:
+    model = str(write_tiny_model(tmp_path / "tiny"))
+    long = "x" * 3000
+    one, two = ([read(), write(f"{long}\n{end}", ok)] for end, ok in ((FIXED, True), (OTHER, False)))
+    runs = [rollout("fix_a", 42, one), rollout("fix_a", 43, two)]
+    runs += [rollout("fix_b", 42, PASSES), rollout("fix_b", 43, FAILS)]
+    source = write_folder(tmp_path / "rollouts", runs)
+    given: Json = {"flaky_reruns": 0, "tokenizer": model, "max_length": 600, "format": "together"}
+    report = write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", **given))
+    assert report["drop_reasons"] == {"too_long": 1}
+    assert report["together"]["train"]["written"] == 1
+    cache = str(tmp_path / "cache")
+    (kept,) = load_dataset(str(tmp_path / "pairs"), split="train", cache_dir=cache)
+    given["max_length"] = kept["n_tokens"] - 1
+    report = write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", **given))
+    assert (report["rows"], report["drop_reasons"]) == (0, {"too_long": 2})
+    assert report["together"] == {}
 
 
 def test_a_failed_edit_loses_against_the_one_that_put_it_right(tmp_path: Path) -> None:

@@ -201,6 +201,15 @@ def test_a_failed_push_leaves_no_dataset_that_it_created(loopback_hub: LoopbackH
     assert pushed(loopback_hub) == {}, "a dataset that was there stays"
 
 
+def test_a_card_on_the_hub_that_cannot_be_read_is_one_sentence(loopback_hub: LoopbackHub, rows: Path) -> None:
+    before = as_pushed(rows)
+    for card in (b"---\nlicense: [mit\n---\n", b"\xff\xfe"):
+        theirs = {"README.md": card, "report.json": b'{"pimono_sdpo": "0"}'}
+        loopback_hub.seed(NAME, "dataset", theirs)
+        line = refused(push(loopback_hub, rows), rows, before)
+        assert "The card of `me/rows` cannot be read" in line
+
+
 def test_two_pushes_at_once_leave_one_of_them_whole(loopback_hub: LoopbackHub, made: Path, rows: Path) -> None:
     other = rows.parent / "other"
     run_filter(str(made / "traces"), other, FilterOptions(max_samples=2))

@@ -1,4 +1,4 @@
-"""Rows of the filter, steps and pairs pushed to the Hub."""
+"""Rows of the filter, steps and pairs in one dataset on the Hub, a config for each."""
 
 from pathlib import Path
 from typing import Any
@@ -43,17 +43,38 @@ def loaded(hub: LoopbackHub, home: Path) -> Any:
     return run_client(hub, home, LOADED)
 
 
-def test_rows_of_a_stage_are_replaced_by_those_of_the_same_stage_only(loopback_hub: LoopbackHub, made: Path) -> None:
-    assert push(loopback_hub, made / "steps").returncode == 0
-    assert loaded(loopback_hub, made) == {"configs": {"steps": 3, "steps_rejects": 2}, "default": 3}
-    assert "nothing was uploaded" in push(loopback_hub, made / "steps").stdout
-    for name in ("pairs", "rows"):
+def test_every_stage_has_its_config(loopback_hub: LoopbackHub, made: Path) -> None:
+    for name in ("steps", "pairs", "rows"):
         done = push(loopback_hub, made / name)
-        assert done.returncode == 2
-        assert "holds data that is not of an earlier such run" in done.stderr
+        assert done.returncode == 0, done.stderr
+    counts = {"steps": 3, "steps_rejects": 2, "pairs": 1}
+    found = loaded(loopback_hub, made)
+    assert counts.items() <= found["configs"].items()
+    assert found["default"] == found["configs"]["default"]
+    card = loopback_hub.files("me/rows", "dataset")["README.md"].decode()
+    assert card.count("<!-- pimono-sdpo:steps -->") == card.count("# Agent steps") == 1
+    assert "# SDPO rows" in card
+    # The same again is no commit, and a smaller one takes only its own shards away.
+    assert "nothing was uploaded" in push(loopback_hub, made / "pairs").stdout
     write_steps(StepOptions(source=[str(made / "rollouts")], out=made / "fewer", licence="mit"))
     assert push(loopback_hub, made / "fewer").returncode == 0
-    assert loaded(loopback_hub, made) == {"configs": {"steps": 2, "steps_rejects": 1}, "default": 2}
+    again = loaded(loopback_hub, made)["configs"]
+    assert again == {**{k: v for k, v in found["configs"].items() if k != "steps_rejects"}, **{
+        "steps": 2, "steps_rejects": 1,
+    }}  # fmt: skip
+    # Rows of the filter leave the others as well.
+    assert push(loopback_hub, made / "rows").returncode == 0
+    assert loaded(loopback_hub, made)["configs"] == again
+    assert loopback_hub.files("me/rows", "dataset")["README.md"].decode().count("# Agent steps") == 1
+
+
+def test_a_dataset_without_configs_gets_none_of_ours(loopback_hub: LoopbackHub, made: Path) -> None:
+    theirs = {"README.md": b"---\nlicense: mit\n---\n", "train.csv": b"a\n1\n"}
+    loopback_hub.seed("me/rows", "dataset", theirs)
+    done = push(loopback_hub, made / "steps")
+    assert done.returncode == 2
+    assert "one for steps would hide the files that are there" in done.stderr
+    assert loopback_hub.files("me/rows", "dataset")["README.md"] == theirs["README.md"]
 
 
 def test_a_secret_in_an_argument_stops_the_push(loopback_hub: LoopbackHub, tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from pimono_sdpo.cli.older_names import ExtractOptions as LineOptions
 from pimono_sdpo.cli.older_names import sft_extract as extract
 from pimono_sdpo.cli.steps import Options as StepOptions
 from pimono_sdpo.cli.steps import run, write_steps
-from pimono_sdpo.errors import EmptySelection, PimonoError
+from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.schema import DROPPED_STEP, STEP
 from pimono_sdpo.stage import apply_all, run_stages
 from pimono_sdpo.suites.split import Leakage
+from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts import steps, together
 from tests.exports import write_samples
 from tests.rollout_data import BUGGY, FIXED, OTHER, final, prose, read, rollout, write, write_folder
@@ -232,6 +233,23 @@ def test_recorded_sessions_become_rows(tmp_path: Path) -> None:
         assert call["function"]["name"] in {tool["function"]["name"] for tool in row["tools"]}
         assert isinstance(call["function"]["arguments"], dict)
     assert "/home/" not in json.dumps(rows.to_list())
+
+
+def test_tokens_are_counted_and_long_rows_dropped(tmp_path: Path) -> None:
+    model = str(write_tiny_model(tmp_path / "tiny"))
+    source = write_folder(tmp_path / "rollouts", runs())
+    report = write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps", tokenizer=model, max_length=200))
+    rows = load_dataset(str(tmp_path / "steps"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert report["drop_reasons"]["too_long"] == 6
+    assert max(rows["n_tokens"]) <= 200
+    assert report["options"]["tokenizer"] == "tiny"
+    rejects = load_dataset(str(tmp_path / "steps"), "steps_rejects", split="train", cache_dir=str(tmp_path / "cache"))
+    long = [row for row in rejects if row["drop_reason"] == "too_long"]
+    assert all("200 allowed" in row["detail"] and row["n_tokens"] > 200 for row in long)
+    with pytest.raises(TrainingInputError, match="Cannot load a tokenizer"):
+        write_steps(StepOptions(source=[str(source)], out=tmp_path / "x", tokenizer=str(tmp_path), max_length=9))
+    with pytest.raises(OutputError, match="go together"):
+        write_steps(StepOptions(source=[str(source)], out=tmp_path / "x", max_length=9))
 
 
 def test_the_stages_run_on_a_dataset() -> None:

@@ -12,16 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from pimono_sdpo.agent.task_tests import TaskTests
 from pimono_sdpo.cli.steps import finish
 from pimono_sdpo.dataset_writer import RunRowsOptions, name_source, open_runs, write_dataset
 from pimono_sdpo.errors import OutputError, SourceError
-from pimono_sdpo.options import option, options, report_options, resume_key
+from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult
 from pimono_sdpo.runs.engine import Part, Piece
-from pimono_sdpo.runs.sessions import session_parts
+from pimono_sdpo.runs.sessions import rows_and_rejects, session_parts
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR
-from pimono_sdpo.stage import table_of_rows
+from pimono_sdpo.stage import Stage, table_of_rows
 from pimono_sdpo.suites.stored_rollouts import Rollouts, describe_file, read_rows_at
 from pimono_sdpo.suites.suite import files_of, load_suite
 from processors.rollouts import sessions
@@ -59,7 +61,7 @@ def run(options: Options) -> None:
 
 def write_pairs(options: Options) -> Json:
     """Pair the rollouts of each task, or edits of sessions, under `out`; return the report, also without pairs."""
-    made_by, used = {"options": resume_key(options)}, report_options(options)
+    made_by, used = options.describe()
     runs = open_runs(options, options.out)
     warnings = []
     if isinstance(runs, Rollouts):
@@ -73,7 +75,10 @@ def write_pairs(options: Options) -> Json:
             warnings.append("the target holds the output of the tests, which gives the label away")
     else:
         recorder = None if options.keep_identity else runs.recorder
-        stages = sessions.build_stages(options.test_fraction, recorder=recorder)
+        stages: list[Stage] = [
+            *sessions.build_stages(options.test_fraction, recorder=recorder),
+            *options.length_stages(),
+        ]
         parts = session_parts(dict(enumerate(runs.shards)), stages, made_by, (PAIR, DROPPED_PAIR))
         for field in fields(Rules):
             used.pop(field.name, None)
@@ -81,6 +86,7 @@ def write_pairs(options: Options) -> Json:
 
 
 def _task_parts(rollouts: Rollouts, options: Options, made_by: Json, retest: Retest) -> list[Part]:
+    stages = options.length_stages()
     parts = []
     for number, (task_id, places) in enumerate(rollouts.by_task().items()):
         given = {
@@ -89,27 +95,30 @@ def _task_parts(rollouts: Rollouts, options: Options, made_by: Json, retest: Ret
             "files": [describe_file(file) for file in dict.fromkeys(file for file, _ in places)],
             "rows": [row for _, row in places],
         }
-        run = partial(_pair_task, rollouts, task_id, places, options, retest)
-        parts.append(Part(number, task_id, len(places), given, made_by, run))
+        run = partial(_pair_task, rollouts, task_id, places, options, stages, retest)
+        parts.append(Part(number, task_id, len(places), given, made_by, run, tuple(stages)))
     return parts
 
 
 def _pair_task(
-    rollouts: Rollouts, task_id: str, places: list[tuple[Path, int]], rules: Rules, retest: Retest
+    rollouts: Rollouts, task_id: str, places: list[tuple[Path, int]], rules: Rules, stages: list[Stage], retest: Retest
 ) -> Iterator[Piece]:
     task = rollouts.tasks.get(task_id)
     shown = task and rules.target in {"patch", "last_write"} and Path(task["repo"]).is_dir()
     files = files_of(Path(task["repo"]), task["hide"]) if task and shown else {}
     case = Case(task_id, read_rows_at(places), rollouts.split_of(task_id), task, files, retest)
     made = pair_steps(case, rules) if rules.target == "step" else pair_runs(case, rules)
+    fitting = rows_and_rejects(table_of_rows(made.rows, PAIR), stages, PAIR, DROPPED_PAIR, "pairs")
+    rejected = table_of_rows(made.rejects, DROPPED_PAIR)
     reasons = Counter(row["drop_reason"] for row in made.rejects)
+    reasons.update(fitting.counts["dropped"])
     counts = {**made.counts, "runs": len(places), "tasks": 1, "dropped": reasons}
-    if made.rows:
+    if fitting.tables["rows"].num_rows:
         counts["tasks_with_pairs"] = 1
     elif reasons.keys() <= NO_CONTRAST:
         counts["no_contrast_tasks"] = 1
-    tables = {"rows": table_of_rows(made.rows, PAIR), "rejects": table_of_rows(made.rejects, DROPPED_PAIR)}
-    yield Piece(tables, len(places), counts)
+    rejected = pa.concat_tables([rejected, fitting.tables["rejects"]])
+    yield Piece({"rows": fitting.tables["rows"], "rejects": rejected}, len(places), counts)
 
 
 def check_dpo_lines(suite: Path, target: str, protocol: str) -> None:

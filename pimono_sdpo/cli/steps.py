@@ -17,7 +17,7 @@ import typer
 
 from pimono_sdpo.dataset_writer import RunRowsOptions, name_source, open_runs, summarize, write_dataset
 from pimono_sdpo.errors import EmptySelection
-from pimono_sdpo.options import option, options, report_options, resume_key
+from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.engine import Part, Piece
@@ -64,16 +64,20 @@ def advise(options: steps.Rules) -> str:
 def write_steps(options: Options) -> Json:
     """Cut rollouts or sessions into rows under `out` and return the report."""
     rules = steps.Rules(**{one.name: getattr(options, one.name) for one in fields(steps.Rules)})
-    made_by, used = {"options": resume_key(options)}, report_options(options)
+    made_by, used = options.describe()
     table = (STEP, DROPPED_STEP)
     runs = open_runs(options, options.out)
     if isinstance(runs, Rollouts):
         passing = find_passing(runs)
-        stages: list[Stage] = [*steps.build_stages(rules, passing, runs.tasks)]
+        stages = [*steps.build_stages(rules, passing, runs.tasks), *options.length_stages()]
         parts = _rollout_parts(runs, passing, stages, made_by)
     else:
         recorder = None if options.keep_identity else runs.recorder
-        stages = [sessions.build_stage(options.test_fraction, recorder), *steps.build_stages(rules)]
+        stages = [
+            sessions.build_stage(options.test_fraction, recorder),
+            *steps.build_stages(rules),
+            *options.length_stages(),
+        ]
         parts = session_parts(dict(enumerate(runs.shards)), stages, made_by, table)
     warnings = []
     if options.granularity == "trajectory":

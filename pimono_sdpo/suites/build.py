@@ -181,12 +181,8 @@ def build_suite(source: str, out: Path, hide_tests: bool = False) -> tuple[list[
 
 def _build(source: str, kind: Kind, path: Path, work: Path, hide_tests: bool) -> tuple[list[TaskRow], dict[str, str]]:
     rows, left_out = list[TaskRow](), dict[str, str]()
-    try:
-        tasks = list(read_quixbugs(path) if kind == "quixbugs" else load_programs())
-    except (UnicodeDecodeError, SyntaxError) as error:
-        raise SourceError(f"`{source}` has a file that is not valid Python ({error}).") from error
     with Server(imports=verifier.IMPORTS) as server:
-        for task in tasks:
+        for task in read_quixbugs(path) if kind == "quixbugs" else load_programs():
             try:
                 recorded = record_tests(task, verifier.in_server(server))
                 rows.append(_make_row(recorded, kind, path, work, hide_tests))

@@ -59,6 +59,7 @@ class CommonArguments:
 
     mode: Literal["preflight", "smoke", "train"] = argument("What to do, see above.", default="train")
     dataset: str | None = argument("Rows to train on: a folder, or a Hub dataset id.")
+    dataset_config: str | None = argument("Configuration of the dataset, such as steps.")
     eval_split: str | None = argument("Split whose rows are scored before and after training, such as test.")
     flavor: str | None = argument("Flavor of HF Jobs to estimate memory and cost for; else this machine.")
     time_limit: str | None = argument(

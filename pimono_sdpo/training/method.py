@@ -72,10 +72,10 @@ class Method(ABC):
 
     def load_rows(self, dataset: str) -> tuple[Dataset, Dataset | None]:
         """Return the rows to train on and those of --eval_split, None without one."""
-        split = self.job.eval_split
-        loaded = rows.load_rows(dataset)
+        config, split = self.job.dataset_config, self.job.eval_split
+        loaded = rows.load_rows(dataset, config=config)
         rows.refuse_test_rows(loaded, dataset)
-        return loaded, rows.load_rows(dataset, split) if split else None
+        return loaded, rows.load_rows(dataset, split, config) if split else None
 
     def load_report(self, dataset: str) -> Json | None:
         """Return the report of the filter that made the rows, None without one."""

@@ -110,8 +110,8 @@ def fit_rows(
     return Fitted(fitted, evaluated, len(rows), counts, lengths, budgets, left_out)
 
 
-def load_rows(dataset: str, split: str = "train") -> Dataset:
-    """Return the rows of one split of a folder or a Hub dataset."""
+def load_rows(dataset: str, split: str = "train", config: str | None = None) -> Dataset:
+    """Return the rows of one split of a folder or a Hub dataset, or of a configuration of it."""
     if is_local(dataset) and not Path(dataset).is_dir():
         if Path(dataset).exists():
             raise TrainingInputError(f"`{Path(dataset)}` is a file; give the folder of rows that `filter` wrote.")
@@ -128,11 +128,11 @@ def load_rows(dataset: str, split: str = "train") -> Dataset:
         files = (
             [str(file) for file in sorted(Path(dataset).glob(f"data/{split}-*.parquet"))] if is_local(dataset) else []
         )
-        if files:
+        if files and config is None:
             # Named themselves, they are read again when they change; through a card, `datasets` keeps what it had.
             loaded = load_dataset("parquet", data_files={split: files}, split=split)
         else:
-            loaded = load_dataset(dataset, split=split)
+            loaded = load_dataset(dataset, config, split=split)
     if "prompt" not in loaded.column_names:
         raise TrainingInputError(
             f"`{dataset}` has no column `prompt` but {', '.join(loaded.column_names)}; give rows that `filter`, "

@@ -133,10 +133,11 @@ NO_OBJECT, MISSING, WRONG, EXTRA = 0.3, 0.4, 0.6, 0.8
 
 
 class Checked(NamedTuple):
-    """The score of arguments, and the errors when they do not fit."""
+    """The score of arguments, the errors when they do not fit, and whether they do as they stand."""
 
     score: float
     errors: tuple[str, ...] = ()
+    strict: bool = False
 
 
 def check(tool: Tool, arguments: Any) -> Checked:
@@ -147,15 +148,15 @@ def check(tool: Tool, arguments: Any) -> Checked:
     for validator in reversed(tool.validators):
         checked = _check(validator, arguments)
         if checked.errors and tool.lenient:
-            checked = _check(validator, coerce(_prepared(tool, arguments), validator.schema))
+            checked = _check(validator, coerce(_prepared(tool, arguments), validator.schema))._replace(strict=False)
         found.append(checked)
-    return max(found, key=lambda one: (one.score, -len(one.errors)))
+    return max(found, key=lambda one: (one.score, one.strict, -len(one.errors)))
 
 
 def _check(validator: Draft202012Validator, arguments: Any) -> Checked:
     errors = list(islice(validator.iter_errors(arguments), MAX_LOOKED_AT))
     if not errors:
-        return Checked(1.0)
+        return Checked(1.0, strict=True)
     kinds = {str(error.validator) for error in errors}
     score = EXTRA if kinds == {"additionalProperties"} else WRONG
     lines = dict.fromkeys(line for error in errors for line in _lines(error))
@@ -256,7 +257,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
         return skipped(NAME, "The message makes no call, and needs none.")
     else:
         text = f"The message makes no tool call. Call one of {_names(tools)}. {form}"
-    return failed(NAME, "malformed_output", shorten(text.strip(), MAX_FEEDBACK), calls=0)
+    return failed(NAME, "malformed_output", shorten(text.strip(), MAX_FEEDBACK), calls=0, strict=0.0)
 
 
 def calls_of(completion: str, spec: dict[str, Any]) -> tuple[Call, ...]:
@@ -288,11 +289,11 @@ def _formats(given: Any, named: Any) -> list[str]:
 
 def _verify_calls(calls: Sequence[Call], tools: dict[str, Tool]) -> VerifierResult:
     failures: list[str] = []
-    score = 1.0
+    score, strict = 1.0, True
     for call in calls:
         tool = tools.get(call.name)
         checked = check(tool, call.arguments) if tool else Checked(UNKNOWN_TOOL)
-        score = min(score, checked.score)
+        score, strict = min(score, checked.score), strict and checked.strict
         if tool is None:
             failures.append(f"Tool {call.name[:80]} not found. Available tools: {_names(tools)}")
         elif checked.errors:
@@ -301,9 +302,9 @@ def _verify_calls(calls: Sequence[Call], tools: dict[str, Tool]) -> VerifierResu
             received = shorten(json.dumps(call.arguments, indent=2, ensure_ascii=False), MAX_FEEDBACK // 2)
             failures.append(f'Validation failed for tool "{call.name}":\n{errors}\n\nReceived arguments:\n{received}')
     if not failures:
-        return passed(NAME, calls=len(calls))
+        return passed(NAME, calls=len(calls), strict=float(strict))
     text = shorten("\n\n".join(failures[:MAX_SHOWN]), MAX_FEEDBACK)
-    return failed(NAME, "tool_schema_validation", text, score, calls=len(calls))
+    return failed(NAME, "tool_schema_validation", text, score, calls=len(calls), strict=float(strict))
 
 
 def _names(tools: dict[str, Tool]) -> str:

@@ -28,7 +28,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_steps_train(granularity: Granularity, tiny: str, tmp_path: Path) -> None:
     rows = [rollout(f"fix_{n}", protocol="native") for n in range(2)]
     source = write_folder(tmp_path / "rollouts", rows)
-    write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps", granularity=granularity))
+    write_steps(
+        StepOptions(
+            source=[str(source)], out=tmp_path / "steps", granularity=granularity, tokenizer=tiny, max_length=4096
+        )
+    )
     dataset = load_dataset(str(tmp_path / "steps"), split="train", cache_dir=str(tmp_path / "cache"))
     config = SFTConfig(
         str(tmp_path / "out"),
@@ -61,7 +65,9 @@ def test_pairs_train(protocol: str, tiny: str, tmp_path: Path) -> None:
     fails = [read(), write(OTHER, False), final("done")]
     rows = [rollout("fix_a", 42, protocol=protocol), rollout("fix_a", 43, fails, protocol=protocol)]
     source = write_folder(tmp_path / "rollouts", rows)
-    write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", flaky_reruns=0))
+    write_pairs(
+        PairOptions(source=[str(source)], out=tmp_path / "pairs", tokenizer=tiny, max_length=4096, flaky_reruns=0)
+    )
     dataset = load_dataset(str(tmp_path / "pairs"), split="train", cache_dir=str(tmp_path / "cache"))
     config = DPOConfig(
         str(tmp_path / "out"),

@@ -340,7 +340,7 @@ def test_a_reward_that_can_be_won_trains_nothing(
     assert script().main(argv) == 2
     told = capsys.readouterr().err
     assert "can be won without solving the task (4 of its trials on 4 rows)" in told
-    assert "| 0 | refusal_1 | 1.0 | below 1.0 |" in told
+    assert "| 0 | refusal_1 | 1.0 |" in told
     assert not (tmp_path / "out").exists()
 
 

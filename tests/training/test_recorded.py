@@ -253,6 +253,7 @@ def test_the_preflight_tells_and_trains_nothing(
         ("sft", ("--max_length", "16"), "None of the 6 rows can be trained on (too_long 6;"),
         ("sft", ("--eval_split", "nosuch"), 'Unknown split "nosuch"'),
         ("sft", ("--hub_token", "hf_x"), "HF_TOKEN"),
+        ("sft", ("--dataset_config", "pairs"), "BuilderConfig 'pairs' not found"),
         ("dpo", ("--loss_weights", "1.0"), "`loss_weights` must have the same length"),
         ("dpo", ("--adapter", "./gone"), "The adapter `./gone` cannot be opened"),
     ],

@@ -76,7 +76,7 @@ def test_the_response_template_of_a_tokenizer_is_used(model: str, name: str, arg
     text = rendered(getattr(chat_template_utils, f"{model}_chat_template"), name, arguments)
     template = getattr(chat_template_utils, f"{model.removesuffix('_1')}_template")
     result = verify(text, {"tools": "pi", "response_template": template})
-    assert (result.status, result.metrics) == ("passed", {"calls": 1}), result.feedback
+    assert (result.status, result.metrics) == ("passed", {"calls": 1, "strict": 1.0}), result.feedback
 
 
 @pytest.mark.parametrize("model", FAMILY_OF)
@@ -128,7 +128,7 @@ def test_several_calls_as_the_templates_on_the_hub_write_them(sign: str, family:
     assert format_of(f"{{{{- {sign} }}}}") == family
     calls = read_calls(text, [family], [tool.typed() for tool in tools_of("pi").values()]).calls
     assert calls == (("read", {"path": "a.ts"}), ("write", SECOND))
-    assert verify(text, {"tools": "pi"}).metrics == {"calls": 2}
+    assert verify(text, {"tools": "pi"}).metrics == {"calls": 2, "strict": 1.0}
 
 
 def test_a_llama_that_calls_in_python_is_of_no_known_family() -> None:
