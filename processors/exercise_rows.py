@@ -45,6 +45,7 @@ def write_exercise(row: Row, resolving_call: bool) -> dict[str, Any]:
         "resolved_call": exercise["resolved_call"],
         "targets": exercise["targets"],
         "paths": exercise["paths"],
+        "places": exercise["places"],
         "workspace": write_workspace(row),
     }
     if harness.tools and harness.tools is not pi.TOOLS:

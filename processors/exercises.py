@@ -39,7 +39,7 @@ from pimono_sdpo.replay.calls import (
     read_edits,
     read_patch,
 )
-from pimono_sdpo.replay.commands import parse_once
+from pimono_sdpo.replay.commands import find_changes, parse_once
 from pimono_sdpo.replay.files import Edit
 from pimono_sdpo.replay.initial_state import Beginnings
 from pimono_sdpo.replay.workspace import Workspace
@@ -89,6 +89,8 @@ MIN_ALIKE = 0.5
 MIN_SAME, MIN_KNOWN = 0.8, 0.8
 _CHANGES = frozenset({"edit", "write", "multi_edit"})
 _UNREAD = re.compile(r"not been read yet|modified since|[Rr]ead (?:it|the file) (?:first|again)|must read")
+_PLACES = {"~": "~", "$HOME": "~", "$WORKSPACE/..": ".."}
+_CHANGED = re.compile(r"modified since|unexpectedly modified")
 _IS_FOLDER = re.compile(r"EISDIR|[Ii]s a directory")
 _NO_PATH = re.compile(
     r"(?:access|open|stat|read) ?['\"\u2018]?([^'\"\u2019\n]{1,300})['\"\u2019]?: No such file"
@@ -118,7 +120,7 @@ def gather_exercises(
 ) -> list[dict[str, Any]]:
     """Return a row for each failure, and correction if asked for, of a session; at least one."""
     trace = read_trace(row["trace"] or b"")
-    events = trace.events
+    events, place = trace.events, Workspace(trace.cwd)
     evidence = find_evidence(events, judge)
     matched, requests, described = evidence.matched, evidence.requests, evidence.described
     identity = identify(row["trace"], trace, recorder) if any(described.values()) else recorder
@@ -157,19 +159,21 @@ def gather_exercises(
                 path = str(goal.get("path", ""))
                 is_failure, resolver = item["kind"] == "failure", None
                 if call and is_failure:
-                    resolver = _find_resolver(events, worked, item, call, goal, Workspace(trace.cwd))
+                    resolver = _find_resolver(events, worked, item, call, goal, place)
                     item = _hide_resolver(item, resolver, matched)
                 plan = _find_plan(events, matched, begin) if is_failure else ""
                 turns = _list_turns(events, matched, request, begin, prompt_chars)
                 known = files.known_at(begin, item["event_index"], path, FILE_CHARS)
-                shown = _Prompt(turns, plan, prompt, Workspace(trace.cwd))
+                shown = _Prompt(turns, plan, prompt, place)
                 is_later = any(called.get(at, begin) < begin < at for at in failed - {item["event_index"]})
                 if is_later:
                     problem = "not_decidable"
                 elif is_failure:
                     problem = _find_fault(goal, call, resolver, shown)
                     is_made = any(_makes(one, path) for one in events[begin + 1 :] if one.kind == "tool_call")
-                    if goal["kind"] == "path" and is_made:
+                    calls = [one for one in events[item["request"] : begin] if one.kind == "tool_call"]
+                    by_others = _CHANGED.search(item["text"]) and _was_last(calls, worked, place, path)
+                    if (goal["kind"] == "path" and is_made) or by_others:
                         problem = "not_a_mistake"
                     alike[goal["kind"]] += not problem
                     if alike[goal["kind"]] > MOST_ALIKE:
@@ -185,6 +189,8 @@ def gather_exercises(
                     "failed_call": _describe_call(call),
                     "resolved_call": _describe_call(resolver),
                     "paths": files.nearest[:MOST_PATHS],
+                    # Other ways to write the folders that a path may begin with.
+                    "places": {short: place.absolute(of) for short, of in _PLACES.items()},
                 }
         made.append(
             {
@@ -300,8 +306,10 @@ class _Prompt:
         parts = path.split("/")
         tails = ("/".join(parts[-count:]) for count in range(2, len(parts)))
         tail = next((one for one in tails if not other.endswith(one)), "")
+        # A tree names the folder itself.
         is_listed = tail.count("/") == 1 and any(
-            turn.ok and _has_word(parts[-2], turn.said) and _has_word(parts[-1], turn.told) for turn in self.turns
+            turn.ok and _has_word(parts[-1], turn.told) and _has_word(parts[-2], f"{turn.said}\n{turn.told}")
+            for turn in self.turns
         )
         return bool(tail) and (tail in self.text or is_listed)
 
@@ -362,7 +370,9 @@ def _find_fault(goal: Json, call: Event | None, resolver: Event | None, prompt: 
         # Only the spelling of the drive differs.
         return "not_a_mistake"
     goal["shown"] = any(_is_alike(one, whole) and prompt.shows(one, whole) for one in others)
-    if _name(path) in prompt.asked and not goal["shown"]:
+    # What the agent is about to do is given, too.
+    is_given = _name(path) in prompt.asked or "/".join(whole.split("/")[-2:]) in prompt.plan
+    if is_given and not goal["shown"]:
         return "not_a_mistake"
     return None if prompt.wants(path) else "not_in_prompt"
 
@@ -399,6 +409,18 @@ def _was_shown(call: Event, prompt: _Prompt) -> bool:
     lines = [line for line in map(str.strip, _use_slashes(old).split("\n")) if len(line) > MIN_LINE]
     told = "\n".join(turn.told for turn in prompt.turns)
     return sum(line in prompt.text or line in told for line in lines) >= MANY * len(lines)
+
+
+def _was_last(calls: Sequence[Event], worked: Container[int], place: Workspace, path: str) -> bool:
+    """Whether the last calls on a file read or changed it, so that somebody else has changed it since."""
+    for call in reversed(calls):
+        changes = find_changes(_find_command(call), "")
+        if changes.anything or any(_is_same(path, name) for name in changes.names):
+            return False
+        is_it = place.absolute(find_path(decode_arguments(call)) or "/") == place.absolute(path)
+        if is_it and call.index in worked and call.tool_name in _CHANGES | {"read"}:
+            return True
+    return False
 
 
 def _makes(event: Event, path: str) -> bool:
@@ -508,7 +530,9 @@ def _list_targets(
 ) -> list[str]:
     """Return other files that serve a step: used for the same plan, or later where the prompt names them."""
     whole, found, is_same_plan = prompt.place.absolute(path or "."), list[str](), True
-    file = re.compile(rf"[\w$~.][^\s'\":]*[/\\]{re.escape(_name(path))}(?![\w.-])")
+    name = re.escape(_name(path))
+    # A path with blanks has a line of its own.
+    file = re.compile(rf"(?m)^[/~.$][^\n'\":]*/{name}$|(?:\b[A-Za-z]:)?[\w$~./\\][^\s'\":]*[/\\]{name}(?![\w.-])")
     for event in events[max(at - NEAR, 0) : at + MOST_AFTER]:
         if event.kind == "user" and event.index > at:
             break
@@ -564,7 +588,8 @@ def _list_tools(events: Sequence[Event], matched: Mapping[int, int], name: str) 
     ]
     own = find_harness(name).tools
     tools = []
-    for tool in infer_tools(steps, name):
+    # A tool of the harness is there though none of its calls worked.
+    for tool in infer_tools([{**step, "ok": step["ok"] or step["name"] in own} for step in steps], name):
         function = tool["function"]
         worked = [step for step in steps if step["ok"] and step["name"] == function["name"]]
         schemas = own[function["name"]].schemas if function["name"] in own else ()

@@ -119,18 +119,25 @@ def edit_twice(old: str, *before: Row, plan: str = "Now I set total to number 2.
     ]
 
 
-def edit_unread(*before: Row, old: str = "def settings_of(path):", plan: str = "Now I change conf.py.") -> list[Row]:
+def edit_unread(
+    *before: Row, old: str = "def settings_of(path):", plan: str = "Now I change conf.py.", why: str = UNREAD
+) -> list[Row]:
     """An edit of a file that the harness wants to be read first, and reading it."""
     return [
         *before,
         assistant(plan, "toolUse"),
         call("edit", "u1", path="conf.py", edits=[{"oldText": old, "newText": "def settings():"}]),
-        result("edit", UNREAD, True, "u1"),
+        result("edit", why, True, "u1"),
         call("read", "u2", path="conf.py"),
         result("read", "def settings_of(path):\n    return 1\n", call_id="u2"),
     ]
 
 
+MODIFIED = "File has been modified since read, either by the user or by a linter. Read it again."
+EDITED = [
+    call("edit", "v", path="conf.py", edits=[{"oldText": "import os", "newText": "import re"}]),
+    result("edit", "Successfully replaced 1 block(s) in conf.py.", call_id="v"),
+]
 READ_A = [call("read", "r", path="a.py"), result("read", "total = 1\nother = 3\n", call_id="r")]
 LONG_A = [call("read", "r", path="a.py"), result("read", "x\n" * 4000 + "total = 1\n" + "y\n" * 4000, call_id="r")]
 READ_CONF = [call("read", "c", path="conf.py"), result("read", "def settings_of(path):\n    return 1\n", call_id="c")]
@@ -180,6 +187,13 @@ GUESS = guess("docs/plan.md")
         (REQUEST, edit_unread(), ["read"]),
         (REQUEST, edit_unread(*READ_CONF), []),
         (REQUEST, edit_unread(plan="Now I change the other one."), []),
+        # Somebody else changed the file after the agent had; the agent changed it itself.
+        (REQUEST, edit_unread(*EDITED, why=MODIFIED), []),
+        (REQUEST, edit_unread(*EDITED, *bash("sed -i s/1/2/ conf.py", "", call_id="i"), why=MODIFIED), ["read"]),
+        (REQUEST, edit_unread(why=MODIFIED), ["read"]),
+        # The plan orders the path that is missing; a tree showed that it is there.
+        (REQUEST, guess("docs/plan.md", plan="Now I look at docs/plan.md."), []),
+        (REQUEST, [*bash("cat a.txt", "docs\n  plan.md", call_id="a"), *GUESS], []),
     ],
 )
 def test_a_step_is_an_exercise_where_another_call_was_right(
@@ -259,6 +273,20 @@ def test_other_files_serve_a_step_where_the_turn_uses_them_or_the_prompt_names_t
     ask = "Bring src/named.py into line with what the others here say."
     (row,), _ = make(tmp_path, trace(HEADER, user(ask), turn, *answers, assistant("It is not there."), *later))
     assert json.loads(row["verifier_spec"])["targets"] == ["src/same.py", "old/plan.md", "src/named.py"]
+
+
+def test_paths_with_blanks_and_from_the_root_are_whole(tmp_path: Path) -> None:
+    found = ["/opt/My Files/old/plan.md", "/opt/new/plan.md"]
+    search = bash("find / -name plan.md", "\n".join(found), call_id="f")
+    (row,), _ = make(tmp_path, trace(HEADER, user(REQUEST), *GUESS[:3], *search))
+    spec = json.loads(row["verifier_spec"])
+    assert spec["targets"] == found
+    assert spec["places"] == {"~": "$HOME", "$HOME": "$HOME", "$WORKSPACE/..": "$HOME"}
+
+
+def test_a_tool_of_the_harness_is_offered_though_no_call_of_it_worked(tmp_path: Path) -> None:
+    (row,), _ = make(tmp_path, trace(HEADER, user(REQUEST), *GUESS))
+    assert [one for one in json.loads(row["verifier_spec"])["tools"] if one == "read"] == ["read"]
 
 
 NOWHERE = bash("find . -name '*.md'", "./README.md", call_id="n")

@@ -37,7 +37,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _LOOKS = frozenset(
     "search fetch lookup get list status read find query show view message wait await stdin ask".split()
 )
-_CHANGES = frozenset(
+CHANGING = frozenset(
     """set update write patch edit delete remove create forget rid move rename apply insert replace
     save add put append modify change fix format run exec execute sync commit checkout restore reset
     upload download install generate copy make revert undo merge budget and then or""".split()
@@ -52,8 +52,13 @@ def is_read_only(name: str) -> bool:
     """
     if _KNOWN.fullmatch(name):
         return True
-    words = [word.lower() for word in _WORD.findall(name)]
-    return not _CHANGES.intersection(words) and not _LOOKS.isdisjoint(words)
+    words = split_name(name)
+    return not CHANGING & words and not _LOOKS.isdisjoint(words)
+
+
+def split_name(name: str) -> set[str]:
+    """Return the words of a tool's name."""
+    return {word.lower() for word in _WORD.findall(name)}
 
 
 REST_MINUTES = 30

@@ -2,7 +2,7 @@
 
 spec   as `filter --unit step` writes it: tools, format, workspace and paths (what was there), goal,
        failed_call, resolved_call (what worked later, if anything did), targets (other files that serve
-       the step: the session used them next, or later where the prompt names them)
+       the step: the session used them next, or later where the prompt names them), places (what `~` is)
 score  by the table; None where the session decides neither for nor against the call
 
 A row of a session or an episode has no goal: there each call must be valid, another than the one
@@ -17,20 +17,21 @@ that failed, and name files that are there; its edits must apply, and the files 
 | looks at what the prompt shows: reads the file to edit, searches for a path | 0.5 |
 | makes the wanted change, looks at a file that serves the step, searches for a missing name | 1.0 |
 
-All ways to look are equal: tools and commands, by path, by a search, by listing the folder. A change is the
-wanted one when it puts in nearly the same words at nearly the same place as the failed call or
-the one that worked; whether one in other words is right is not known.
+All ways to look are equal: tools and commands, by path, by a search, by listing the folder. Where a file is to be
+read, only what prints lines of it looks. A change is the wanted one when it has the words of the failed call or of
+the one that worked, at nearly the same place; whether one in other words is right is not known.
 """
 
 import re
-from collections.abc import Container, Iterator
-from itertools import takewhile
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator
+from itertools import pairwise, takewhile
 from pathlib import PurePosixPath
 from typing import Any
 
-from pimono_sdpo.replay.calls import changed_words, find_path, find_text, overlap, read_edits, read_patch
+from pimono_sdpo.replay.calls import Words, changed_words, find_path, find_text, overlap, read_edits, read_patch
 from pimono_sdpo.replay.commands import find_changes
-from pimono_sdpo.replay.workspace import Workspace, load_workspace
+from pimono_sdpo.replay.workspace import CHANGING, Workspace, load_workspace, split_name
 from pimono_sdpo.shell import Stage, parse_command
 from rewards.verifiers import replay, tool_calls
 from rewards.verifiers.call_formats import Call
@@ -38,10 +39,11 @@ from rewards.verifiers.rubric import BadSpec, VerifierResult, failed, passed, sk
 
 NAME = "next_call"
 INVALID, WRONG, BREAKS, LOOKS = 0.1, 0.1, 0.3, 0.5
-# Letters of a part of a name that is looked for, and the places and names of a call that looks everywhere.
-LONG, MANY = 5, 12
-# F1 of the words of two changes, how many of the wanted ones are put in, and the lines between them.
-ALIKE, PUT_IN, FAR = 0.7, 0.75, 60
+# Letters of a part of a name that is looked for and of a changed word with its sign; places of a call that
+# looks everywhere.
+LONG, SHORT, MANY, MOST_LINES = 5, 3, 12, 100_000
+# F1 of the words of two changes with their comments, and the lines between them.
+ALIKE, FAR = 0.7, 60
 _NO_WORD = re.compile(r"['\"\\]|\d?&?>>?\s*(?:&\d|/dev/null)")
 _LOOKERS = frozenset(
     "ls find fd rg grep egrep tree cat head tail sed wc stat file awk less nl git bat"
@@ -49,7 +51,19 @@ _LOOKERS = frozenset(
 )
 _READERS = frozenset("read cat head tail sed awk nl less bat type more gc get-content".split())
 _MATCHERS, _FINDERS = frozenset({"grep", "egrep", "rg", "fd"}), frozenset({"findstr", "select-string"})
+_GREPS = (_MATCHERS - {"fd"}) | _FINDERS
 _LISTERS = frozenset("ls tree find fd glob dir gci get-childitem".split())
+# Words in the names of tools.
+_PROGRAMS = {"list": "ls", "search": "rg", "read": "sed"}
+_ACTS = {"list": {"ls", "list", "glob", "find", "tree"}, "search": {"grep", "search"}, "read": {"read", "view", "cat"}}
+# Only what prints lines of a file shows what is to be changed.
+_CONTENT = frozenset({"read", "change"})
+# They tell something about files, but nothing of what is in them, or of where they are.
+_COUNTERS = frozenset({"wc", "stat", "file"})
+_NO_LINES = re.compile(r"(?<!\S)(?:-[a-zA-Z]{0,9}[clLq]\w{0,9}|--(?:count|quiet|files\S*))(?!\S)")
+_NONE = re.compile(r"(?<!\S)-[-a-zA-Z]*[ =]?0(?!\S)")
+_PRINTS = re.compile(r"(?:(\d{1,9})|/([^/]{1,99})/)(?:,[^p;]{0,99})?p")
+_TAKES_VALUE = re.compile(r"-[a-zA-Z]{0,9}[ABCm]|--(?:after-|before-)?context|--max-count")
 _NAVIGATES = frozenset("cd pushd set-location pwd export set source true : echo printf sleep".split())
 _CHANGES = frozenset({"edit", "write", "multi_edit", "apply_patch"})
 # Options and code by which programs that look write files or run others.
@@ -86,20 +100,40 @@ class Step:
         goal = str(self.goal.get("path") or "")
         self.path = self.absolute(_inside(_find_folder(self.failed), goal)) if goal else ""
         # What the call that worked names is there, whether it was shown or not.
-        worked = [path for one in self.references[1:] if not _listed(one) for path in _paths(one, self)]
+        uses = [one for one in self.references[1:] if _LISTERS.isdisjoint(stage.program for stage in _stages(one))]
+        worked = [path for one in uses for path in _paths(one, self)]
         own = () if self.kind == "path" else (self.path,)
         targets = (*worked, *spec.get("targets", ()), *own)
         self.targets = {self.absolute(path) for path in targets} - {self.absolute(".")}
         self.paths |= self.targets
+        known = [self.workspace.files[path] for path in self.targets & self.workspace.files.keys()]
+        given = [(one.arguments, str(value)) for one in self.references for value in one.arguments.values()]
+        texts = [text for file in known for text in file.texts] + [text for of, text in given if text != find_path(of)]
+        names = [PurePosixPath(path).name for path in self.targets] if self.kind in _CONTENT else self.paths
+        self.text = "\n".join([*texts, *names]).lower()
+        lengths = [MOST_LINES if file.whole is None else file.whole.count("\n") + 1 for file in known]
+        self.lines = range(1, max(lengths, default=MOST_LINES) + 1)
         self.folders = {parent for path in self.paths for parent in _parents(path)}
         is_change = self.failed is not None and self.failed.name in _CHANGES
         self.changes = self.kind == "change" or (self.kind == "path" and is_change)
+        self.above = {self.absolute("."), *_parents(self.absolute(".")), "/"}
         # Where the call that failed may have changed something, so may the same one elsewhere.
         self.may_run = any(_may_change(one) for one in self.references if one.name not in _CHANGES)
 
     def absolute(self, path: str) -> str:
         """Return a path as the files are known by it."""
-        return self.workspace.absolute(path.strip() or "/")
+        path = path.strip() or "/"
+        path = f"{self.workspace.cwd}/{path}" if path.startswith("..") else path
+        for short, folder in self.spec.get("places", {}).items():
+            if f"{path}/".startswith(f"{short}/"):
+                path = folder + path.removeprefix(short)
+        return self.workspace.absolute(path)
+
+    def knows(self, pattern: str) -> bool:
+        """Whether one of the alternatives of a pattern occurs in what is known of the files to look at."""
+        plain = re.sub(r"\[[^]]*\]|\{[\d,]*\}|\\[A-Za-z]|\\(?!\|)|[\^$.*+?()]", " ", pattern.lower()[:999])
+        options = [option.split() for option in re.split(r"\\?\|", plain)]
+        return any(option and all(word in self.text for word in option) for option in options)
 
     def exists(self, path: str) -> bool | None:
         """Whether a path exists, None if the session does not tell."""
@@ -166,7 +200,7 @@ def _judge_change(call: Call, step: Step) -> VerifierResult:
     if call.name != "write" and not added and all(wanted):
         return _fail("Something was to be put in.")
     is_decided = applied.status == "passed" or call.name == "write"
-    is_wanted = any(_is_near(call.arguments, one.arguments, step) for one in step.references)
+    is_wanted = any(_is_equal(call.arguments, one.arguments, step) for one in step.references)
     return passed(NAME) if is_decided and is_wanted and _is_sure(call, step) else _unknown()
 
 
@@ -184,18 +218,21 @@ def _is_sure(call: Call, step: Step) -> bool:
 
 def _judge_look(call: Call, step: Step) -> VerifierResult:
     """Judge a call that can at best look, or run again what could not be found."""
-    looked, listed = set(map(step.absolute, _paths(call, step))), set(map(step.absolute, _listed(call)))
-    read = set(map(step.absolute, _paths(call, step, _READERS)))
-    goal, sought = step.goal["path"], [*_sought(call)]
-    if call.name in _CHANGES or (_may_change(call) and not step.may_run):
-        command = find_text(call.arguments, "command", "cmd")
-        changes = set(map(step.absolute, find_changes(command, "").names)) if command else looked
-        # Commands may change what the harness wants to be read before an edit; an edit, other files.
-        kept = step.paths | {step.path} if command else {step.path}
-        is_kept = step.changes or (command and step.kind == "read") or changes.isdisjoint(kept)
+    looked, read = (set(map(step.absolute, _paths(call, step, of))) for of in ((), _READERS))
+    goal, command = step.goal["path"], find_text(call.arguments, "command", "cmd")
+    if _acts(call) == "change" or (_may_change(call) and not step.may_run):
+        names = find_changes(command.replace("$WORKSPACE/", ""), "").names
+        changes = set(map(step.absolute, names)) if command else looked
+        if command and step.kind == "read":
+            # A command may make the wanted change, though blindly, or one of other files.
+            is_kept = step.path not in changes or _shares_words(command, step)
+        else:
+            is_kept = step.changes or changes.isdisjoint(step.paths | {step.path} if command else {step.path})
         is_wrong = not is_kept or _DESTROYS.search(command) or _WRITES.search(command)
         return _fail(f"{goal} was to be looked at.") if is_wrong else _unknown()
-    if any(map(step.is_missing, looked | {step.absolute(folder) for folder, _ in _walk(call) if folder})):
+    seen = [(folder, one) for folder, one, after in _walk(call) if all(_prints(each, step) for each in (one, *after))]
+    sought, listed = [word for _, stage in seen for word in _split_words(stage)[0]], set(_listed(seen, step))
+    if any(map(step.is_missing, looked | {step.absolute(folder) for folder, _, _ in _walk(call) if folder})):
         # After it failed, another part of the command may find it.
         return _unknown() if sought and _searches(sought, set(), step) else _fail(f"{goal} does not exist.")
     if read & step.folders or (step.kind == "folder" and step.path in read):
@@ -203,13 +240,54 @@ def _judge_look(call: Call, step: Step) -> VerifierResult:
     programs, known = ({stage.program for one in of for stage in _stages(one)} for of in ([call], step.references))
     if programs - _LOOKERS - _NAVIGATES - known or len(looked | listed) + len(_words(" ".join(sought))) > MANY:
         return _unknown()
-    inside = [path for path in looked | listed if step.kind == "folder" and f"{path}/".startswith(f"{step.path}/")]
-    if step.targets & looked or (inside and all(map(step.exists, inside))):
+    shown = set(_shown(seen, step))
+    inside = [path for path in shown | listed if step.kind == "folder" and f"{path}/".startswith(f"{step.path}/")]
+    if step.targets & shown or (inside and all(map(step.exists, inside))):
         return _fail(f"Now use what {goal} shows.", LOOKS) if step.changes else passed(NAME)
     if step.kind != "change" and _searches(sought, listed, step):
         return _fail("Use what this finds.", LOOKS) if step.goal.get("shown") else passed(NAME)
     is_aimless = listed and looked | listed <= {step.absolute("."), "/"} and not sought
     return _fail(f"{goal} is the one to look at.") if is_aimless and step.kind != "path" else _unknown()
+
+
+def _shares_words(command: str, step: Step) -> bool:
+    """Whether a command appends to a file, or has a word of the changes that were to be made."""
+    words = {word[1:] for one in step.references for word in changed_words(one.arguments) if len(word) > SHORT}
+    own = set(re.findall(r"\w+", command.replace("/dev/null", ""))) - set(re.findall(r"\w+", step.path))
+    return ">>" in command or not words or bool(words & own)
+
+
+def _prints(stage: Stage, step: Step) -> bool:
+    """Whether a program prints what it is given or finds, as far as is known."""
+    words, (patterns, _) = " ".join(stage.arguments), _split_words(stage)
+    if stage.targets or stage.program in _COUNTERS:
+        return False
+    if stage.program == "git":
+        return not {"ls-files", "ls-tree", "grep"}.isdisjoint(stage.arguments)
+    if _is_search(stage):
+        is_shown = not (step.kind in _CONTENT and _NO_LINES.search(words))
+        return is_shown and (step.kind == "path" or any(map(step.knows, patterns)))
+    if stage.program == "sed" and re.search(r"(?<!\S)-(?:[a-zA-Z]*n|-quiet|-silent)", words):
+        lines = _PRINTS.findall(next((word for word in stage.arguments if word[:1] != "-"), ""))
+        return any(int(at) in step.lines if at else step.knows(text) for at, text in lines)
+    return stage.program not in _READERS or not _NONE.search(words)
+
+
+def _is_search(stage: Stage) -> bool:
+    return stage.program in _GREPS and "--files" not in stage.arguments
+
+
+def _shown(seen: Iterable[tuple[str, Stage]], step: Step) -> Iterator[str]:
+    """Yield the paths of which a call shows what the step needs: that they are there, or what is in them."""
+    for folder, stage in seen:
+        if step.kind not in _CONTENT or _is_search(stage) or stage.program in _READERS:
+            words = [word for word in _split_words(stage)[1] if not re.search(r"[*?]", word)]
+            paths = [step.absolute(_inside(folder, word)) for word in words]
+            yield from paths
+            if _is_search(stage) and step.kind in _CONTENT:
+                # Every step could search its workspace.
+                below = [f"{path}/" for path in paths if path not in step.above]
+                yield from (one for one in step.targets if one.startswith(tuple(below)))
 
 
 def _searches(sought: list[str], listed: set[str], step: Step) -> bool:
@@ -228,20 +306,15 @@ def _searches(sought: list[str], listed: set[str], step: Step) -> bool:
     return step.kind == "path" and bool(listed & {*near} - {step.absolute(".")})
 
 
-def _sought(call: Call) -> Iterator[str]:
-    """Yield what a call searches for by name, or in the text of files."""
-    if call.name in _LISTERS | _MATCHERS:
-        yield find_text(call.arguments, "pattern")
-    for stage in _stages(call):
-        yield from _split_words(stage)[0]
-
-
 def _split_words(stage: Stage) -> tuple[list[str], list[str]]:
     """Return what a program searches for, and the places that it is given."""
-    words = [word for word in stage.arguments if not word.startswith("-")]
+    given = [("" if not _is_search(stage) else before, word) for before, word in pairwise(("", *stage.arguments))]
+    words = [word for before, word in given if word[:1] != "-" and not _TAKES_VALUE.fullmatch(before)]
     if stage.program == "find":
         places = list(takewhile(lambda word: not word.startswith("-"), stage.arguments))
         return words[len(places) :], places
+    if stage.program in {"sed", "awk"}:
+        return [], words[1:]
     if stage.program in _MATCHERS and "--files" not in stage.arguments:
         return words[:1], words[1:]
     if stage.program in _LOOKERS - _READERS:
@@ -249,13 +322,27 @@ def _split_words(stage: Stage) -> tuple[list[str], list[str]]:
     return [], words
 
 
-def _listed(call: Call) -> list[str]:
-    """Return the folders that a call lists; a pattern lists the one before it."""
-    listers = [(folder, stage) for folder, stage in _walk(call) if stage.program in _LISTERS]
-    found = [_inside(folder, word) for folder, stage in listers for word in _split_words(stage)[1] or ["."]]
-    if call.name in _LISTERS:
-        found.append(_inside(find_path(call.arguments), find_text(call.arguments, "pattern")))
-    return [re.split(r"[^/\\]*[*?]", one)[0].rstrip("/\\") or "." for one in found]
+def _listed(seen: Iterable[tuple[str, Stage]], step: Step) -> Iterator[str]:
+    """Yield the folders that a call lists; a pattern lists the one before it."""
+    for folder, stage in seen:
+        if stage.program in _LISTERS or "--files" in stage.arguments:
+            for word in _split_words(stage)[1] or ["."]:
+                place = re.split(r"[^/\\]*[*?]", _inside(folder, word))[0]
+                yield step.absolute(place.rstrip("/\\") or ".")
+
+
+def _is_command(call: Call) -> bool:
+    return not {"command", "cmd"}.isdisjoint(call.arguments)
+
+
+def _acts(call: Call) -> str:
+    """Return whether a tool changes, reads, searches or lists by its name or what it is given; "" if unknown."""
+    words, given = split_name(call.name), call.arguments
+    if _is_command(call):
+        return ""
+    if call.name in _CHANGES or CHANGING & words or "content" in given or read_edits(given):
+        return "change"
+    return next((act for act, names in _ACTS.items() if words & names), "")
 
 
 def _does_nothing(call: Call) -> bool:
@@ -263,8 +350,9 @@ def _does_nothing(call: Call) -> bool:
     edits = read_edits(call.arguments) if call.name in _CHANGES else []
     if edits and all(edit.old == edit.new for edit in edits):
         return True
-    is_command = not {"command", "cmd"}.isdisjoint(call.arguments)
-    return is_command and all(s.program in _NAVIGATES and {*s.targets} <= {"/dev/null"} for s in _stages(call))
+    return _is_command(call) and all(
+        stage.program in _NAVIGATES and {*stage.targets} <= {"/dev/null"} for stage in _stages(call)
+    )
 
 
 def _may_change(call: Call) -> bool:
@@ -272,7 +360,7 @@ def _may_change(call: Call) -> bool:
     command = find_text(call.arguments, "command", "cmd")
     changes = find_changes(command, "")
     is_more = changes.anything or changes.names - {"/dev/null"} or _WRITES.search(command)
-    return call.name in _CHANGES or bool(is_more)
+    return _acts(call) == "change" or bool(is_more)
 
 
 def _repeats(call: Call, before: Call, step: Step) -> bool:
@@ -298,34 +386,47 @@ def _repeats(call: Call, before: Call, step: Step) -> bool:
 
 def _find_folder(call: Call | None) -> str:
     """Return the folder in which a command ends, or that it is given."""
-    folders = [folder for folder, _ in _walk(call)]
+    folders = [folder for folder, _, _ in _walk(call)]
     return folders[-1] if folders else ""
 
 
-def _walk(call: Call | None) -> Iterator[tuple[str, Stage]]:
-    """Yield the programs of a command line, each with the folder it runs in."""
+def _walk(call: Call | None) -> Iterator[tuple[str, Stage, list[Stage]]]:
+    """Yield the programs of a command line, each with the folder it runs in and those that get its output."""
     folder = find_text(call.arguments, "workdir", "cwd") if call else ""
-    for stage in _stages(call):
-        if stage.program in {"cd", "pushd", "set-location"} and stage.arguments:
-            folder = _inside(folder, stage.arguments[-1])
-        yield folder, stage
+    for stages in _pipelines(call):
+        for at, stage in enumerate(stages, 1):
+            if stage.program in {"cd", "pushd", "set-location"} and stage.arguments:
+                folder = _inside(folder, stage.arguments[-1])
+            yield folder, stage, stages[at:]
+
+
+def _pipelines(call: Call | None) -> list[list[Stage]]:
+    """Return the programs of a command line, or the one that does the same as a tool."""
+    command = find_text(call.arguments, "command", "cmd") if call else ""
+    if call is None or _is_command(call):
+        # PowerShell does not tell upper from lower case.
+        return [[one._replace(program=one.program.lower()) for one in pipe.stages] for pipe in parse_command(command)]
+    path, act, given = find_path(call.arguments), _acts(call), call.arguments
+    pattern, words = find_text(given, "pattern", "query"), [path] * bool(path)
+    if act == "read":
+        words = ["-n", f"{(given.get('offset') or 1) if given.get('limit') != 0 else 0}p", *words]
+    elif act == "search":
+        words = ["-l"] * (given.get("output_mode", "content") != "content") + [pattern, *words]
+    elif act == "list":
+        words = [_inside(path, pattern)]
+    return [[Stage(_PROGRAMS.get(act, ""), tuple(words), (), "reads")]]
 
 
 def _stages(call: Call | None) -> list[Stage]:
-    command = find_text(call.arguments, "command", "cmd") if call else ""
-    stages = [stage for pipeline in parse_command(command) for stage in pipeline.stages]
-    # PowerShell does not tell upper from lower case.
-    return [stage._replace(program=stage.program.lower()) for stage in stages]
+    return [stage for stages in _pipelines(call) for stage in stages]
 
 
 def _paths(call: Call, step: Step, programs: Container[str] = ()) -> Iterator[str]:
-    """Yield what a call names that may be a path, all or as given to some tools and programs."""
-    if (path := find_path(call.arguments)) and (not programs or call.name in programs):
-        yield path
+    """Yield what a call names that may be a path, all or as given to some programs."""
     yield from (patch.path for patch in read_patch(call.arguments))
-    for folder, stage in _walk(call):
+    for folder, stage, _ in _walk(call):
         for word in _split_words(stage)[1]:
-            is_path = re.search(r"[/\\]|\.\w", word) or _stem(word) == _stem(step.path)
+            is_path = re.search(r"[/\\]|\.\w", word) or _stem(word) == _stem(step.path) or not _is_command(call)
             if is_path and stage.program != "cd" and (not programs or stage.program in programs):
                 yield _inside(folder, word)
 
@@ -352,14 +453,19 @@ def _words(text: str) -> set[str]:
     return {name.lower() for name in names} | {_stem(name) for name in names}
 
 
-def _is_near(own: dict[str, Any], wanted: dict[str, Any], step: Step) -> bool:
-    """Whether a change is one that was made, also without the comments of both, and near its place."""
-    code, wanted_code = (changed_words(_without_comments(each, step)) for each in (own, wanted))
-    put_in = {word for word in wanted_code if re.fullmatch(r"\+\w+", word)}
-    is_same = len(put_in & code.keys()) >= PUT_IN * len(put_in) and (not put_in or overlap(code, wanted_code) >= ALIKE)
+def _is_equal(own: dict[str, Any], wanted: dict[str, Any], step: Step) -> bool:
+    """Whether a change is one that was made, but for comments and quotes, and near its place."""
+    code, wanted_code = (_count_code(each, step) for each in (own, wanted))
     lines, wanted_lines = (_find_lines(each, step) for each in (own, step.references[-1].arguments))
     is_there = not lines or not wanted_lines or any(abs(a - b) < FAR for a in lines for b in wanted_lines)
-    return is_same and is_there and overlap(changed_words(own), changed_words(wanted)) >= ALIKE
+    return code == wanted_code and is_there and overlap(changed_words(own), changed_words(wanted)) >= ALIKE
+
+
+def _count_code(given: dict[str, Any], step: Step) -> Words:
+    """Count the words that a change takes out and puts in, without quotes and comments."""
+    texts = {key: value for key, value in given.items() if value != find_path(given)}
+    words = changed_words(_without_comments(texts, step))
+    return Counter({word: count for word, count in words.items() if word[-1] not in "\"'`"})
 
 
 def _find_lines(given: dict[str, Any], step: Step) -> list[int]:

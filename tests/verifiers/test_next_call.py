@@ -1,6 +1,7 @@
 """The next call at a failing step: what wins, what is worth something, and what must not win."""
 
 import json
+import time
 from functools import cache
 from typing import Any
 
@@ -59,6 +60,8 @@ WINS: list[tuple[str, Call]] = [
     ("change", edit(OLD, NEW)),
     ("change", edit("open(path) as", 'open(path, encoding="utf-8") as', "/home/ann/app/src/app.py")),
     ("change", edit(OLD, NEW, "$WORKSPACE/src/app.py")),
+    ("change", edit(OLD, NEW.replace('"', "'").replace(", ", ",  "))),
+    ("change", edit(OLD, f"    # Settings are text.\n{NEW}")),
     ("schema", edit('open(path, "w")', SAVE)),
     ("path", read("tests/unit/settings_test.py")),
     ("path", bash("cat tests/unit/settings_test.py")),
@@ -162,7 +165,9 @@ UNDECIDED: list[tuple[str, Call]] = [
     ("change", edit(OLD, NEW, "src/other.py")),
     ("change", edit(OLD, f"{NEW}\n" + "\n".join(f"    # {n} encoding utf 8" for n in range(40)))),
     ("change", bash("sed -i 's/a/b/' src/app.py")),
-    # In other words, with another value.
+    # In other words, with another value, or with a name that is nowhere else.
+    ("change", edit(OLD, NEW.replace("path", "paths"))),
+    ("change", edit(OLD, NEW.replace("encoding", "encodings"))),
     ("change", edit(OLD, '    with codecs.open(path, "r", "utf-8") as file:')),
     ("change", edit(OLD, OLD.replace("path", 'path, encoding="latin-1"'))),
 ]  # fmt: skip
@@ -323,6 +328,7 @@ WINDOWS = "D:\\app\\docs\\memory-search.md"
         ("folder", "D:\\app\\docs", "dir D:\\app\\docs", 1.0),
         ("folder", "D:\\app\\docs", "Get-ChildItem 'D:\\app\\docs' -Recurse", 1.0),
         ("folder", "/w/src", "cd src && ls", 1.0),
+        ("folder", "/w/src", "ls -lA src", 1.0),
         ("folder", "/w/src", "cd lib && ls", None),
         # A search by the name, by a part of it, and in the folder above.
         ("path", WINDOWS, "dir D:\\app\\docs", 1.0),
@@ -389,6 +395,101 @@ UNREAD: dict[str, Any] = {
 )
 def test_where_a_file_is_to_be_read_first_all_ways_to_look_are_equal(call: Call, score: float | None) -> None:
     assert verify(write(call), UNREAD).score == score
+
+
+ONE = "def settings_of(path):\n    return load(path)\n"
+KNOWN: dict[str, Any] = {
+    **UNREAD,
+    "goal": {"kind": "read", "path": "$WORKSPACE/src/one.py", "shown": True},
+    "failed_call": {"name": "edit", "args": {"path": "src/one.py", "oldText": "load(path)", "newText": "parse(path)"}},
+    "resolved_call": {"name": "read", "args": {"path": "src/one.py"}},
+    "targets": [],
+    "places": {"~": "$WORKSPACE", "$WORKSPACE/..": "/home"},
+    "workspace": {
+        "cwd": "$WORKSPACE",
+        "files": {"$WORKSPACE/src/one.py": {"whole": ONE, "pieces": [], "stale": False}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "score"),
+    [
+        *((command, 1.0) for command in (
+            "cat src/one.py", "sed -n 1,2p src/one.py", "sed -n '/load/p' src/one.py", "head -1 src/one.py",
+            "grep -n 'return\\|zzz' src/one.py", "grep -A 3 settings_of src/one.py", "rg 'settings_(of|to)|load' src",
+            "grep -nC 3 load src/one.py", "grep -rn settings_of src", "cat src/one.py | grep load", "cat ~/src/one.py", "cat ../src/one.py ~/src/one.py",
+        )),
+        # Nothing of what is in the file.
+        *((command, None) for command in (
+            "ls -la src/one.py", "stat src/one.py", "wc -l src/one.py", "file src/one.py", "head -0 src/one.py",
+            "head -n 0 src/one.py", "tail -n0 src/one.py", "sed -n 7,9p src/one.py", "sed -n '/zzz/p' src/one.py",
+            "grep zzz src/one.py", "grep -c load src/one.py", "rg -l load src", "cat src/one.py > /dev/null",
+            "cat src/one.py | wc -l", "cat src/one.py | head -0", "cat src/one.py | grep zzz", "git diff src/one.py",
+            "grep -rn load .", "cat ../src/one.py",
+        )),
+        # It is changed or removed without having been looked at.
+        *((command, 0.1) for command in (
+            "cp /dev/null src/one.py", "mv src/one.py /tmp", "cat > src/one.py <<'EOF'\nx = 1\nEOF", ": > src/one.py",
+            "echo x | tee src/one.py", "python3 -c \"open('src/one.py', 'w').write('')\"", "touch src/one.py",
+            "cat src/one.py && sed -i s/a/b/ $WORKSPACE/src/one.py", "sed -i s/a/b/ src/one.py",
+        )),
+        # What was to be changed may be changed so, too.
+        ("sed -i 's/load(path)/parse(path)/' src/one.py", None),
+        ("echo 'x = 1' >> src/one.py", None),
+    ],
+)  # fmt: skip
+def test_only_what_prints_lines_of_a_file_reads_it(command: str, score: float | None) -> None:
+    assert verify(write(bash(command)), KNOWN).score == score
+
+
+@pytest.mark.parametrize(
+    "command",
+    [f"sed -n {'9' * 5000}p src/one.py", f"grep -{'c' * 9000}! x src/one.py", f"grep '{'[a' * 9000}' src/one.py"],
+)
+def test_no_command_takes_long(command: str) -> None:
+    started = time.monotonic()
+    assert verify(write(bash(command)), KNOWN).score is None
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "score"),
+    [
+        ("mcp__files__read_text_file", {}, 1.0),
+        ("mcp__files__search_code", {"pattern": "settings_of"}, 1.0),
+        ("mcp__files__search_code", {"pattern": "zzz"}, None),
+        ("mcp__files__get_file_info", {}, None),
+        ("mcp__files__list_directory", {}, None),
+        ("mcp__files__lookup", {}, None),
+        ("mcp__files__write_file", {"content": "x"}, 0.1),
+        ("mcp__files__edit_file", {"edits": [{"oldText": "a", "newText": "b"}]}, 0.1),
+        ("mcp__files__create_directory", {}, 0.1),
+        ("mcp__files__put", {"content": "x"}, 0.1),
+        ("read", {"offset": 2, "limit": 5}, 1.0),
+        ("read", {"offset": 90}, None),
+        ("read", {"limit": 0}, None),
+        ("grep", {"pattern": "load", "output_mode": "files_with_matches"}, None),
+        ("grep", {"pattern": "load", "output_mode": "content"}, 1.0),
+    ],
+)
+def test_what_a_tool_does_is_told_by_its_name_and_its_arguments(
+    tool: str, arguments: dict[str, Any], score: float | None
+) -> None:
+    spec = {**KNOWN, "tools": [{"function": {"name": tool}}]}
+    assert verify(write((tool, {"path": "src/one.py", **arguments})), spec).score == score
+
+
+@pytest.mark.parametrize(
+    ("command", "score"),
+    [
+        ("ls dist/server/index.js", 1.0), ("head -3 dist/server/index.js", 1.0), ("rg --files dist/server", 0.5),
+        ("wc -l dist/server/index.js", None), ("stat dist/server/index.js", None),
+        ("cat dist/server/index.js > /dev/null", None), ("ls dist/server > /dev/null", None),
+    ],
+)  # fmt: skip
+def test_counting_lines_finds_no_missing_path(command: str, score: float | None) -> None:
+    assert verify(write(bash(command)), ELSEWHERE).score == score
 
 
 def test_a_name_is_searched_for_wherever_the_missing_path_was() -> None:
