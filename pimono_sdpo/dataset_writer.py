@@ -79,9 +79,14 @@ def count_tokens(row: Row, tokenizer: str, max_length: int) -> Json:
         why = f"the chat template refuses it: {error}"[:300]
         return {"n_tokens": None, "problem": "template_refused", "detail": why}
     longest = max(map(len, encoded))
-    if longest <= max_length:
-        return {"n_tokens": longest, "problem": None, "detail": None}
-    return {"n_tokens": longest, "problem": "too_long", "detail": f"{longest} tokens, {max_length} allowed"}
+    problem: str | None = None
+    detail: str | None = None
+    if len(encoded) == 2 and encoded[0][:max_length] == encoded[1][:max_length]:
+        problem = "identical_after_truncation"
+        detail = f"the first {max_length} tokens are the same"
+    elif longest > max_length:
+        problem, detail = "too_long", f"{longest} tokens, {max_length} allowed"
+    return {"n_tokens": longest, "problem": problem, "detail": detail}
 
 
 Format = Literal["trl", "together"]

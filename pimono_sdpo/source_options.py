@@ -50,7 +50,7 @@ class SourceOptions:
     source: list[str] = argument(
         "One or more of: `claude`, `codex`, `pi` or `all` for the sessions of these agents on this "
         "machine; a folder, file or glob of viewer-export parquet or session JSONL (also .gz, "
-        ".zst), a Hub dataset id (ns/name, read at refs/convert/parquet), or "
+        ".zst), a saved dataset, a Hub dataset id (ns/name, read at refs/convert/parquet), or "
         "files on the Hub (hf://datasets/ns/name[@rev]/path, hf://buckets/ns/name/path)."
     )
     project: str | None = option(

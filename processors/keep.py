@@ -26,7 +26,7 @@ _REASONS = {
     "outside": "service_outage",
     "not_granted": "permission_not_granted",
 }
-LEAST_WORTH, BEST_SHARE = 0.75, 0.72
+LEAST_WORTH, BEST_SHARE = 0.75, 0.8
 INTERCEPT = -1.02
 # What each property of `describe` adds to the log-odds.
 LOG_ODDS = {

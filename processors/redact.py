@@ -174,7 +174,8 @@ def redact(row: Row) -> dict[str, Any]:
     cleaned = {name: _map_texts(row[name], clean) for name in _TEXTS}
     if known:
         # What is named in one text may stand in another without a name.
-        either = re.compile("|".join(map(re.escape, sorted(known, key=lambda value: (-len(value), value)))))
+        longest_first = sorted(known, key=lambda value: (-len(value), value))
+        either = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
         cleaned = _map_texts(cleaned, lambda text: either.sub("[REDACTED:known_secret]", text))
     for file, before in zip(cleaned["workspace"], row["workspace"], strict=True):
         # One that redaction changed is no longer known as a whole.

@@ -30,7 +30,7 @@ _JOINED_WORD = re.compile(r"(?:[A-Z]?[a-z]+)+\d{0,3}|[A-Z]+\d{0,3}|v?\d{1,4}")
 _PASSWORD_NAME = re.compile(r"(?i)pass|pwd|secret|senha|contrase|[^\x00-\x7f]")
 _KEY_NAME = re.compile(
     r"(?i)(?P<telling>(?:api|access|account|private|secret|encrypt(?:ion)?|signing|master|auth"
-    r"|shared|preshared|subscription|storage|service|webhook)[_ -]?)?key$"
+    r"|shared|preshared|subscription|storage|service|webhook|licen[cs]e)[_ -]?)?key$"
 )
 _UUID = re.compile(TABLE["parts"]["UUID"])
 # Four letters that begin or go on as hardly a word does.
@@ -137,7 +137,8 @@ def is_stated_value(value: str, plainly: bool) -> bool:
 
     `plainly` says that a verb or a sign leads to it; otherwise it has to look drawn.
     """
-    if re.search(r"\.{3}|…", value):
+    # A word in Chinese, Japanese or Korean goes on with the sentence.
+    if re.search(r"\.{3}|…", value) or "\u3040" <= value[0] <= "\ud7af":
         return False
     value = value.rstrip(".,;:!?)")
     if len(value) < 6 or _REFERENCE.fullmatch(value) or is_made_up(value):
@@ -192,7 +193,9 @@ def is_random_and_assigned(match: re.Match[str]) -> bool:
     name, value = _name_of(match, "value"), match["value"]
     if not name or value.count("/") > 2 or sum(map(str.isdigit, value)) < 3 or value.isupper():
         return False
-    if _CHECKSUM.search(name) or not (name.isupper() or _KEY_LIKE.search(name)):
+    # A session's id has no sign of base64, the key of one has.
+    is_session_key = name.endswith("SESSION") and re.search(r"[+/=]", value) is not None
+    if not is_session_key and (_CHECKSUM.search(name) or not (name.isupper() or _KEY_LIKE.search(name))):
         return False
     if value.count("_") > 2 and all(map(_NAME_PART.fullmatch, value.split("_"))):
         return False

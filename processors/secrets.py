@@ -95,7 +95,12 @@ def redact_secrets(text: str) -> tuple[str, list[str]]:
 
 def find_secret_values(text: str) -> list[str]:
     """Return the secrets in a text that are known again where nothing names them."""
-    return [v for _, v in _redact_visible(text)[1] if re.fullmatch(r"[\w+=.-]+", v) and is_random(v, 12)]
+    return [value for kind, value in _redact_visible(text)[1] if kind != "email" and _is_distinct(value)]
+
+
+def _is_distinct(value: str) -> bool:
+    """Check that a value hardly stands anywhere with another meaning: it looks drawn, or is a long number."""
+    return re.fullmatch(r"\d{7,}|[\w+/=.-]{12,}", value) is not None and (value.isdigit() or is_random(value, 12))
 
 
 def _redact_visible(text: str) -> tuple[str, list[Found]]:

@@ -1,6 +1,6 @@
 """Score stored completions with a rubric: the same rows with the verdicts beside them.
 
-reads   a folder or file of parquet or JSONL; columns `verifier_spec` (JSON text or null), and
+reads   a folder or file of parquet or JSONL, or a saved dataset; columns `verifier_spec` (JSON text or null), and
         `completion` (text, or a conversation) or `completions` (a list of such)
 writes  DIR/data/scored-NNNNN.parquet with all columns and those of VERDICT, DIR/report.json
 
@@ -24,7 +24,7 @@ from typing import Any, cast, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, Features, List, Value, load_dataset
+from datasets import Dataset, DatasetDict, Features, List, Value, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
 from pimono_sdpo import __version__
@@ -218,16 +218,24 @@ def open_completions(source: str) -> Dataset:
     files = [path] if path.is_file() else sorted(path.rglob("*"))
     parquet = [str(file) for file in files if file.suffix == ".parquet"]
     raw = [str(file) for file in files if file.suffix in {".jsonl", ".json"}]
-    if not (parquet or raw):
-        raise SourceError(f"`{source}` holds neither parquet nor JSONL; give a folder or file of completions.")
+    is_saved = any((path / name).exists() for name in ("state.json", "dataset_dict.json"))
+    if not (is_saved or parquet or raw):
+        raise SourceError(
+            f"`{source}` holds neither parquet nor JSONL nor a saved dataset; give a folder or file of completions."
+        )
     try:
-        if not any(pq.read_metadata(one).num_rows for one in parquet) and not any(map(os.path.getsize, raw)):
+        if is_saved:
+            found = load_from_disk(source)
+        elif not any(pq.read_metadata(one).num_rows for one in parquet) and not any(map(os.path.getsize, raw)):
             raise EmptySelection(f"`{source}` has no rows; give stored completions.")
-        found = load_dataset("parquet" if parquet else "json", data_files=parquet or raw, split="train")
+        else:
+            found = load_dataset("parquet" if parquet else "json", data_files=parquet or raw, split="train")
     except (pa.ArrowException, DatasetsError, ValueError, OSError) as error:
         raise SourceError(
             f"`{source}` cannot be read ({type(error).__name__}); write it again, all files with the same columns."
         ) from error
+    if isinstance(found, DatasetDict):
+        raise SourceError(f"`{source}` has several splits; give the folder of one.")
     there = found.column_names
     if not found.num_rows:
         raise EmptySelection(f"`{source}` has no rows; give stored completions.")

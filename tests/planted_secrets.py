@@ -162,6 +162,7 @@ TOKENS = {
     "buildkite": f"bkua_{draw(HEX, 40)}",
     "circleci": f"CCIPAT_{draw(ALNUM, 22)}_{draw(HEX, 40)}",
     "launchdarkly": f"sdk-{uuid()}",
+    "z.ai": f"{draw(HEX, 32)}.{draw(ALNUM, 16)}",
     "prefect": f"pnu_{draw(ALNUM, 36)}",
     "apify": f"apify_api_{draw(ALNUM, 36)}",
     "mapbox": f"sk.eyJ{draw(ALNUM, 60)}.{draw(URL, 22)}",

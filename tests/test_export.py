@@ -4,6 +4,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset, DatasetDict
 
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.traces.sources import open_source, read_sessions
@@ -51,7 +52,7 @@ def test_every_layout_gives_the_same_session(name: str, tmp_path: Path) -> None:
     ]
 
 
-def test_raw_files_and_globs(tmp_path: Path) -> None:
+def test_raw_files_globs_and_saved_datasets(tmp_path: Path) -> None:
     raw = tmp_path / "raw" / "deep"
     raw.mkdir(parents=True)
     (raw / "a.jsonl").write_bytes(TEXT.encode() + b"\n\xff\xfe")
@@ -72,6 +73,12 @@ def test_raw_files_and_globs(tmp_path: Path) -> None:
     assert table.column("bytes_not_utf8")[0].as_py() == 2
     by_glob = open_source(str(tmp_path / "raw" / "**" / "a*.jsonl"))
     assert (by_glob.kind, by_glob.shards[0].sessions) == ("jsonl", 1)
+
+    saved = Dataset.from_dict({"session_id": ["s"], "trace": [TEXT], "file_path": ["x.jsonl"]})
+    DatasetDict({"train": saved, "extra": saved}).save_to_disk(tmp_path / "saved")
+    source = open_source(str(tmp_path / "saved"))
+    assert (source.kind, [shard.path for shard in source.shards]) == ("dataset", ["train", "extra"])
+    assert next(read_sessions(source.shards[1])).column("trace").to_pylist() == [TEXT.encode()]
 
 
 def two_traces(folder: Path) -> Path:
@@ -96,6 +103,7 @@ def stray(folder: Path, name: str) -> Path:
         (lambda p: parquet(p / "x", text=pa.array(["a"])), "session_id, text", "neither `trace`"),
         (lambda p: parquet(p / "x", trace=pa.array([3])), "of type int64", "JSON text"),
         (lambda p: two_traces(p / "x"), "2 columns named `trace`", "leave one"),
+        (lambda p: stray(p / "x", "dataset_dict.json"), "looks like a saved dataset", "save it"),
         (lambda _: "", "is empty", "use a folder"),
     ],
 )

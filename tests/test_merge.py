@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset, DatasetDict
 from typer.testing import CliRunner, Result
 
 from pimono_sdpo.cli import app
@@ -107,6 +108,19 @@ def test_raw_sessions_and_options_travel(tmp_path: Path) -> None:
     other = moved(traces, tmp_path / "machine")
     parts = [*parts_of(traces, tmp_path / "a", 2, **options)[:1]]
     parts += parts_of(other, tmp_path / "b", 2, **options)[1:]
+    merge_parts(parts, tmp_path / "merged")
+    assert all_bytes(tmp_path / "merged") == all_bytes(tmp_path / "rows")
+
+
+def test_splits_of_a_saved_dataset_are_shards(tmp_path: Path) -> None:
+    raw = shards.write_shards(tmp_path / "raw", 3)
+    splits = {path.stem: Dataset.from_parquet(str(path)) for path in sorted(raw.iterdir())}
+    splits = {f"part_{name}": split for name, split in splits.items()}
+    DatasetDict(splits).save_to_disk(str(tmp_path / "traces"))
+    other = moved(tmp_path / "traces", tmp_path / "machine")
+    run_filter(str(other), tmp_path / "rows")
+    parts = parts_of(tmp_path / "traces", tmp_path / "a", 2)[:1]
+    parts += parts_of(other, tmp_path / "b", 2)[1:]
     merge_parts(parts, tmp_path / "merged")
     assert all_bytes(tmp_path / "merged") == all_bytes(tmp_path / "rows")
 

@@ -290,7 +290,7 @@ def test_pairs_are_written_as_lines(tmp_path: Path) -> None:
     assert len((tmp_path / "dpo_meta.jsonl").read_text().splitlines()) == 2
 
 
-def test_pairs_that_a_trainer_would_cut_are_no_pairs(tmp_path: Path) -> None:
+def test_sides_that_a_trainer_would_cut_are_no_pairs(tmp_path: Path) -> None:
     model = str(write_tiny_model(tmp_path / "tiny"))
     long = "x" * 3000
     one, two = ([read(), write(f"{long}\n{end}", ok)] for end, ok in ((FIXED, True), (OTHER, False)))
@@ -299,13 +299,13 @@ def test_pairs_that_a_trainer_would_cut_are_no_pairs(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs)
     given: Json = {"flaky_reruns": 0, "tokenizer": model, "max_length": 600, "format": "together"}
     report = write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", **given))
-    assert report["drop_reasons"] == {"too_long": 1}
+    assert report["drop_reasons"] == {"identical_after_truncation": 1}
     assert report["together"]["train"]["written"] == 1
     cache = str(tmp_path / "cache")
     (kept,) = load_dataset(str(tmp_path / "pairs"), split="train", cache_dir=cache)
     given["max_length"] = kept["n_tokens"] - 1
     report = write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", **given))
-    assert (report["rows"], report["drop_reasons"]) == (0, {"too_long": 2})
+    assert (report["rows"], report["drop_reasons"]) == (0, {"identical_after_truncation": 1, "too_long": 1})
     assert report["together"] == {}
 
 

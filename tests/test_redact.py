@@ -135,6 +135,9 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         ("Cookie: sessionid=0a1b2c3d4e", "Cookie: [REDACTED:stored_login]"),
         ("db.corp:5432:app:ann:hunter2", "db.corp:5432:app:ann:[REDACTED:pgpass]"),
         ("ntn_" + "a1B2" * 8, "[REDACTED:service_key]"),
+        ("export BW_SESSION=aJ3d/K9+vQz7Lm2Xw/Rt5Yb8Nc1Fg6Hp4==", "export BW_SESSION=[REDACTED:high_entropy]"),
+        ("the License key sk_D;b@7xK2mQ9!vR4", "the License key [REDACTED:stated_secret]"),
+        ("la contraseña `abc12345`", "la contraseña `[REDACTED:stated_secret]`"),
     ],
 )
 def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> None:
@@ -147,6 +150,8 @@ def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> 
     [
         *("max_tokens=4096", "token: string", "password: string;", "apiKey = getKey()"),
         *("apiKey: process.env.API_KEY,", "self.token = token", "TOKEN=${HF_TOKEN}", "TOKEN=$1"),
+        *("middleware-sdk-s3/-/middleware-sdk-s3-3.957.0.tgz", "password が空なのでエラーになる[L103-L108"),
+        *("TMUX_SESSION=ses_0b1c2d3e4f5a6b7c8d9e0f1a", "License key required"),
         *("Unexpected token: punc", "unexpected token: 5", "token == abc123", "foo --password"),
         *("export ANTHROPIC_API_KEY=sk-ant-...", '"apiKey": "OLLAMA_API_KEY"', "primary_key: a1"),
         *(
@@ -268,6 +273,12 @@ def test_a_secret_that_one_text_names_is_taken_out_of_all() -> None:
     cleaned = redact({**row, **texts, "cwd": "", "identity": None})
     assert cleaned["prompt"] == "AUTH_TOKEN=[REDACTED:assigned_secret]\nwhy?"
     assert cleaned["history"] == [{"role": "user", "content": "use `[REDACTED:known_secret]` there"}]
+
+
+def test_the_digits_of_a_password_are_taken_out_where_they_stand_alone() -> None:
+    row: dict[str, Any] = {name: [] for name in ("history", "findings", "workspace")}
+    row |= {"prompt": "73519264", "tools": ["echo 73519264 | sudo -S ls"], "cwd": "", "identity": None}
+    assert redact(row)["prompt"] == "[REDACTED:known_secret]"
 
 
 def test_the_sentence_behind_a_password_stays() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset, load_dataset
+from datasets import Dataset, DatasetDict, load_dataset
 
 from pimono_sdpo.cli.rescore import Options, score_completions
 from pimono_sdpo.errors import EmptySelection, OutputError, OwnCodeError, SourceError
@@ -179,6 +179,15 @@ def test_completions_of_every_shape_are_read(tmp_path: Path) -> None:
         assert len(scored["completion"]) == report["rows"]
     assert passed.pop("calls")[0] == 1
     assert passed == {"text": (2, 1), "messages": (2, 1), "texts": (2, 1), "conversations": (3, 2), "mixed": (3, 2)}
+
+
+def test_completions_of_a_saved_dataset_are_read(tmp_path: Path) -> None:
+    DatasetDict({"train": Dataset.from_dict(ROWS)}).save_to_disk(tmp_path / "saved")
+    given = Options(source=str(tmp_path / "saved" / "train"), out=tmp_path / "out", gate=["tool_calls"])
+    report = score_completions(given)
+    assert (report["rows"], report["passed"]) == (4, 1)
+    with pytest.raises(SourceError, match="several splits; give the folder of one"):
+        score_completions(Options(source=str(tmp_path / "saved"), out=tmp_path / "other", gate=["tool_calls"]))
 
 
 SLOW = """

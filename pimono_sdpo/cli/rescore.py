@@ -21,7 +21,7 @@ class Options:
     """Options of `rescore`."""
 
     source: str = argument(
-        "Parquet or JSONL with `verifier_spec` and `completion` (text or messages), or `completions`."
+        "Parquet, JSONL or a saved dataset with `verifier_spec` and `completion` (text or messages), or `completions`."
     )
     out: Path = option("Folder to write; an earlier output is replaced.")
     gate: list[str] = option(

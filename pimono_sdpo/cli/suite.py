@@ -14,7 +14,9 @@ from pimono_sdpo.suites.suite import load_suite
 class BuildOptions:
     """Options of `suite build`."""
 
-    source: str = argument("A QuixBugs checkout, a folder of Harbor tasks, or the word `samples`.")
+    source: str = argument(
+        "A QuixBugs checkout, a file of HumanEvalFix lines, a folder of Harbor tasks, or the word `samples`."
+    )
     out: Path = option("Folder to write; an earlier suite is replaced.")
     hide_tests: bool = option("Hide the test files from agents.", default=False)
 
@@ -22,11 +24,12 @@ class BuildOptions:
 def build(options: BuildOptions) -> None:
     """Build a suite of bug-fixing tasks and what tests an answer.
 
-    Sources are this project's own programs, a QuixBugs checkout, and tasks of Harbor whose tests run
-    without a container image:
+    Sources are this project's own programs, a QuixBugs checkout, lines of HumanEvalFix, and tasks of
+    Harbor whose tests run without a container image:
 
         pimono-sdpo suite build samples --out tasks
         pimono-sdpo suite build QuixBugs --out quixbugs
+        pimono-sdpo suite build humanevalpack.jsonl --out fixes
         pimono-sdpo suite build harbor-tasks --out harbor
     """
     rows, left_out = build_suite(options.source, options.out, options.hide_tests)
@@ -79,7 +82,9 @@ class CheckOptions:
     """Options of `suite check`."""
 
     suite: Path = argument("JSON file of the test suite.")
-    rows: Path = argument("Rows that `steps` or `pairs` made: parquet, JSON lines, or a folder of them.")
+    rows: Path = argument(
+        "Rows that `steps` or `pairs` made: parquet, JSON lines, a saved dataset, or a folder of them."
+    )
 
 
 def check(options: CheckOptions) -> None:

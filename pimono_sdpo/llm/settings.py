@@ -1,4 +1,4 @@
-"""Settings of all commands that ask models: the command line, `chain.toml`, then defaults.
+"""Settings of all commands that ask models: environment, `.env`, `chain.toml`, then defaults.
 
     [duel]                                  # chain.toml
     model = "moonshotai/Kimi-K2.6-TEE"
@@ -7,10 +7,11 @@
     output = 4.0
     cached = 0.16
 
-A provider is a preset or any OpenAI-compatible URL; its key is a variable of the environment or of
-`.env`, never in `chain.toml`.
+The same as a variable: `CHAIN_DUEL__MODEL=...`. A provider is a preset or any OpenAI-compatible
+URL; its key is a variable, never in `chain.toml`.
 """
 
+import json
 import os
 import tomllib
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from dotenv import dotenv_values
 from httpx2 import URL, InvalidURL
 from huggingface_hub import get_token
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from pimono_sdpo.errors import InferenceError
@@ -34,6 +35,11 @@ Alpha = Annotated[float, Field(gt=0, lt=0.5)]
 Points = Annotated[float, Field(ge=0, le=100)]
 Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(min_length=1)]
+
+
+def _read_list(given: Any) -> Any:
+    """Read the value of a variable, which is JSON."""
+    return json.loads(given) if isinstance(given, str) and given.startswith("[") else given
 
 
 class Section(BaseModel):
@@ -92,7 +98,7 @@ class Judge(CallSection):
     """The models that judge, and what they see besides the conversation."""
 
     provider: str = "chutes"
-    models: Annotated[tuple[Name, ...], Field(min_length=1)] = (
+    models: Annotated[tuple[Name, ...], Field(min_length=1), BeforeValidator(_read_list)] = (
         "deepseek-ai/DeepSeek-V3.2-TEE",
         "Qwen/Qwen3-235B-A22B-Thinking-2507",
         "moonshotai/Kimi-K2.6-TEE",
@@ -140,7 +146,12 @@ def load_settings(config: Path | None = None, **given: Mapping[str, Any]) -> Set
         tables = tomllib.loads(path.read_text()) if config or path.is_file() else {}
     except (OSError, ValueError) as error:
         raise InferenceError(f"`{path}` cannot be read as TOML ({error}).") from error
-    for section, keys in given.items():
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    for variable, text in read_environment().items():
+        section, _, key = variable.lower().removeprefix("chain_").partition("__")
+        if variable.lower().startswith("chain_") and key:
+            layers.append((section, {key: text}))
+    for section, keys in (*layers, *given.items()):
         # What is not a table stays, and is refused.
         if isinstance(table := tables.setdefault(section, {}), dict):
             table.update({key: one for key, one in keys.items() if one is not None})

@@ -186,8 +186,6 @@ class File:
     is_contested: bool = False
     # The user has spoken since it was seen, who may have changed it.
     is_past: bool = False
-    # When a file tool or a command has shown or changed it last.
-    seen_at: str = ""
     # What the harness did not find in it.
     missing: set[str] = field(default_factory=set)
     # For some pieces the number of the first line, and whether the last is the file's last.

@@ -62,8 +62,6 @@ def split_name(name: str) -> set[str]:
 
 
 REST_MINUTES = 30
-# After these an edit does not rely on what was seen: another program or the user may have changed it.
-FRESH_MINUTES = 5
 # Characters of a command's output that are searched for names of files.
 MAX_HEARD = 20_000
 # A shorter line may occur in many places of a file.
@@ -153,7 +151,7 @@ class Workspace:
         """
         given = decode_arguments(call)
         if patches := read_patch(given):
-            return self.predict_patch(patches, trusting, call.timestamp)
+            return self.predict_patch(patches, trusting)
         if is_invalid(given):
             return "invalid"
         path, edits = find_path(given), read_edits(given)
@@ -183,12 +181,11 @@ class Workspace:
         )
         is_others = self.is_shared or bool(_SHARED.search(self.absolute(path)))
         may_fail |= file.is_contested or (file.is_past and is_others)
-        may_fail |= not trusting and _count_minutes(file.seen_at, call.timestamp) >= FRESH_MINUTES
         may_fail |= self.tools.reads_first and bool(_SETTINGS.search(self.absolute(path)))
         return None if outcome == "ok" and may_fail else outcome
 
-    def predict_patch(self, patches: Sequence[Patch], trusting: bool = False, at: str = "") -> Outcome | None:
-        """Predict how a patch of several files ends that is made `at` a time."""
+    def predict_patch(self, patches: Sequence[Patch], trusting: bool = False) -> Outcome | None:
+        """Predict how a patch of several files ends."""
         outcomes: list[Outcome | None] = []
         if any(patch.kind == "Bad" for patch in patches):
             return "invalid"
@@ -200,7 +197,7 @@ class Workspace:
             return "not_found"
         # Codex does not look whether the user, who has spoken since, has changed a file.
         files = [file for patch in patches if (file := self.files.get(self.absolute(patch.path)))]
-        is_past = any(file.is_past or _count_minutes(file.seen_at, at) >= FRESH_MINUTES for file in files)
+        is_past = any(file.is_past for file in files)
         return None if None in outcomes or (is_past and not trusting) else "ok"
 
     def patched(self, patches: Sequence[Patch]) -> None:
@@ -242,7 +239,6 @@ class Workspace:
             if not result.is_error:
                 self.file(path).write(given["content"])
                 self.file(path).is_read, self.file(path).is_refused = True, False
-                self.file(path).seen_at = result.timestamp
         elif call.tool_name == "edit":
             self._edited(given, result)
         elif call.tool_name == "grep":
@@ -260,7 +256,7 @@ class Workspace:
                 self.patched(patches)
             for patch in patches:
                 file = self.file(patch.path)
-                file.is_past, file.seen_at = has_failed(result), result.timestamp
+                file.is_past = has_failed(result)
                 if has_failed(result) and len(patches) == 1:
                     file.note_missing(patch.hunks, result.text)
         elif not path:
@@ -296,7 +292,6 @@ class Workspace:
             else:
                 file.age()
             file.is_read, file.is_refused, file.is_contested = True, False, False
-            file.seen_at = result.timestamp
             self.takes_drives = self.takes_drives or bool(_DRIVE.match(path)) or None
             self._hint(path, result.text)
 
@@ -306,7 +301,7 @@ class Workspace:
             learn_shown(file, shown)
         if shown is None or not shown.first_line:
             self._hint(path, result.text)
-        file.is_read, file.is_refused, file.seen_at = True, False, result.timestamp
+        file.is_read, file.is_refused = True, False
 
     def ran(self, command: str, result: Event, is_wrapped: bool = False) -> None:
         """Learn from a command that has run."""
@@ -330,7 +325,6 @@ class Workspace:
             read = parse_read({"offset": shown.first, "limit": count}, text, self.tools)
             if read:
                 learn_shown(self.file(shown.path), read)
-                self.file(shown.path).seen_at = result.timestamp
 
     @property
     def _garbles(self) -> bool:

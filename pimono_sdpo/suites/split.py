@@ -11,12 +11,14 @@ columns read  task_id, split (rows of the split `test` are not trained on)
 """
 
 import hashlib
+import io
 import random
 import re
+import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,10 +31,41 @@ from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.runs.parquet import read_rows
 from pimono_sdpo.suites.suite import START_OF, Suite, TaskRow, has_tests, load_suite, write_suite
 
+WIDTH = 4
+# Share of common groups of WIDTH tokens from which two programs count as near duplicates.
+NEAR = 0.35
+SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
 BATCH = 10_000
 COLUMNS = ("task_id", "split")
-ENDINGS = (".parquet", ".jsonl")
+ENDINGS = (".parquet", ".jsonl", ".arrow")
 Method = Literal["threshold", "rank", "shuffle"]
+
+
+def group_near_programs(programs: Mapping[str, str]) -> dict[str, str]:
+    """Return for each name the first name among its program's near duplicates.
+
+    >>> group_near_programs({"b": "print(a + b + 1)", "a": "print(a + b + 1)  # !", "c": ""})
+    {'b': 'a', 'a': 'a', 'c': 'c'}
+    """
+    first = {name: name for name in programs}
+    shingles = {name: _shingles(programs[name]) for name in sorted(programs)}
+    for (a, one), (b, two) in combinations(shingles.items(), 2):
+        if one and len(one & two) >= NEAR * len(one | two):
+            low, high = sorted((first[a], first[b]))
+            first |= {name: low for name, group in first.items() if group == high}
+    return first
+
+
+def _shingles(text: str) -> set[tuple[str, ...]]:
+    tokens = []
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            is_docstring = token.type == tokenize.STRING and "\n" in token.string
+            if token.type not in SKIPPED and not is_docstring:
+                tokens.append(token.string.strip() or tokenize.tok_name[token.type])
+    except (tokenize.TokenError, SyntaxError):
+        tokens = text.split()
+    return {tuple(tokens[at : at + WIDTH]) for at in range(len(tokens) - WIDTH + 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +196,9 @@ def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
 
 
 def read_task_ids(source: Path) -> Iterator[dict[str, Any]]:
-    """Yield `task_id` and `split` of rows: parquet, JSON lines, or a folder of them, of which `data` if there is one.
+    """Yield `task_id` and `split` of rows: parquet, JSON lines, a saved dataset, or a folder of them.
 
-    Files of a folder that have no `task_id` are ignored.
+    Of a folder with `data`, only `data` is read. Files of a folder that have no `task_id` are ignored.
     """
     if not source.exists():
         raise SourceError(f"`{source}` does not exist; give rows as parquet or JSON lines.")
@@ -192,6 +225,10 @@ def _read_file(path: Path) -> Iterator[dict[str, Any]]:
                 for line in filter(str.strip, lines):
                     row = msgspec.json.decode(line, type=dict[str, Any])
                     yield {key: row[key] for key in COLUMNS if key in row}
+        elif path.suffix == ".arrow":
+            # Written by `Dataset.save_to_disk`.
+            saved = Dataset.from_file(str(path))
+            yield from saved.select_columns([name for name in COLUMNS if name in saved.column_names])
         else:
             columns = [name for name in COLUMNS if name in pq.read_schema(path).names]
             yield from read_rows([path], columns, BATCH)

@@ -4,6 +4,7 @@ The kind of a source is detected by its files and their columns:
 
     viewer_export   parquet files in any of the layouts of `pimono_sdpo.traces.layouts`
     jsonl           raw session files, one session each, also compressed (.gz, .zst)
+    dataset         a folder written by `Dataset.save_to_disk`
     hub             `ns/name`, read at refs/convert/parquet and pinned to its commit
 
 Files of `hf://datasets/...` and `hf://buckets/...` are downloaded first.
@@ -21,7 +22,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, DatasetDict, IterableDataset, load_from_disk
 
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.schema import SESSION
@@ -109,7 +110,7 @@ def list_files(folder: Path) -> list[Path]:
     return [Path(place, name) for place, _, names in os.walk(folder, onerror=warn) for name in names]
 
 
-Kind = Literal["viewer_export", "jsonl", "hub", "several"]
+Kind = Literal["viewer_export", "jsonl", "dataset", "hub", "several"]
 
 SESSION_FILES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 # OpenClaw keeps a session under such a name when the next one begins.
@@ -128,7 +129,7 @@ GROUP_BYTES = 180_000_000
 
 @dataclass(frozen=True)
 class Shard:
-    """A unit of work: one parquet file, or a run of raw session files.
+    """A unit of work: one parquet file, one saved split, or a run of raw session files.
 
     `path` is relative to the source; `files` are on disk (empty for the Hub, whose shards are
     downloaded when they are read); names of raw sessions are relative to `root`.
@@ -181,6 +182,10 @@ def open_source(source: str) -> Source:
     if source.startswith("~"):
         source = str(Path(source).expanduser())
     path = Path(source)
+    # Raw sessions may lie beside one of the last two.
+    saved = [(path / f"{name}.json").exists() for name in ("dataset_dict", "state", "dataset_info")]
+    if saved[0] or all(saved[1:]):
+        return _open_saved(path)
     if source.startswith("hf://"):
         name, revision, root, files = hub.fetch_files(source, (".parquet", *SESSION_FILES))
     else:
@@ -210,7 +215,7 @@ def open_source(source: str) -> Source:
             if path.is_file()
             else "contains neither .parquet nor .jsonl files"
         )
-        raise SourceError(f"`{source}` {what}; use a viewer export or raw session files.")
+        raise SourceError(f"`{source}` {what}; use a viewer export, raw session files or a saved dataset.")
     shards = [_describe_parquet(file, _name_relative(file, root)) for file in parquet]
     shards += shard_sessions((root, file) for file in raw)
     kind: Kind = "viewer_export" if parquet else "jsonl"
@@ -262,8 +267,8 @@ def load_sessions(source: str | Path | Sequence[str | Path], *, streaming: bool 
     """Open recorded sessions as a dataset of one row each.
 
     Args:
-        source: A folder, file or glob of session JSONL or of the viewer's parquet export, or a Hub
-            dataset id (`ns/name`); or a list of these.
+        source: A folder, file or glob of session JSONL or of the viewer's parquet export, a dataset
+            saved by `save_to_disk`, or a Hub dataset id (`ns/name`); or a list of these.
         streaming: Return an `IterableDataset`, which reads the files when it is iterated over. A
             `Dataset` is written to the cache of `datasets` first, and read from there until a file
             changes.
@@ -309,6 +314,11 @@ def read_sessions(shard: Shard, unreadable: Unreadable | None = None) -> Iterato
         if unreadable is None:
             for name, reasons in missing.items():
                 logger.warning("`%s` cannot be read (%s) and is left out.", name, *reasons)
+    elif shard.kind == "dataset":
+        dataset = load_from_disk(str(shard.files[0]))
+        assert isinstance(dataset, Dataset)
+        for start in range(0, dataset.num_rows, rows):
+            yield convert_table(dataset.data.slice(start, rows).table)
     elif shard.kind == "hub":
         *repo, name = shard.path.split("/", 2)
         repo_id = "/".join(repo)
@@ -408,6 +418,26 @@ def _read_raw(root: Path, files: tuple[Path, ...], unreadable: Unreadable) -> pa
     empty = [""] * len(names)
     values = (empty, empty, names, *ensure_utf8(traces))
     return pa.table(dict(zip(SESSION, values, strict=True)), SESSION.arrow_schema)
+
+
+def _open_saved(path: Path) -> Source:
+    try:
+        loaded = load_from_disk(str(path))
+    except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
+        # `datasets` does not check what it reads back.
+        raise SourceError(
+            f"`{path}` looks like a saved dataset that cannot be opened ({type(error).__name__}); "
+            "save it again, or remove its `dataset_dict.json` or `state.json`."
+        ) from error
+    splits = {"train": (loaded, path)}
+    if isinstance(loaded, DatasetDict):
+        splits = {str(name): (dataset, path / str(name)) for name, dataset in loaded.items()}
+    shards = []
+    for name, (dataset, folder) in splits.items():
+        layout = detect_layout(dataset.data.schema, name)
+        size = dataset.data.nbytes
+        shards.append(Shard("dataset", name, layout, dataset.num_rows, size, (folder,)))
+    return Source(_make_readable(path.resolve().name), "dataset", None, tuple(shards))
 
 
 def _open_hub(repo_id: str) -> Source:

@@ -71,7 +71,7 @@ def main() -> None:
     for name, weight in zip(("intercept", *LOG_ODDS, "lenient"), fit(described, worth), strict=True):
         print(f"{name:20} {weight:6.2f}")
     print(f"{len(worth)} rows of {len(set(repositories))} repositories, {worth.mean():.0%} worth it")
-    for threshold in (0.0, 0.45, 0.55, 0.65, 0.7, 0.75, 0.8):
+    for threshold in (0.0, 0.45, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8):
         for who, chosen in (("all", strict | True), ("strict", strict)):
             kept = chosen & (likely >= threshold)
             good = wilson_interval(int((worth[kept] == 1).sum()), int(kept.sum()))

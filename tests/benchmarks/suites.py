@@ -19,13 +19,12 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from pimono_sdpo.suites.build import Task, read_quixbugs, record_tests
+from pimono_sdpo.suites.build import Task, read_functions, read_quixbugs, record_tests
 from rewards.sandbox import Server
 from rewards.verifiers import tests
 from rewards.verifiers.outcomes import Python
 from rewards.verifiers.recorded_tests import NotRecordable
 from rewards.verifiers.rubric import VerifierResult
-from tests.humanevalfix import read_functions
 
 Judge = Callable[[str, dict[str, object]], VerifierResult]
 

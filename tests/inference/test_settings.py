@@ -14,38 +14,45 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_what_is_given_wins_then_toml_then_defaults() -> None:
+def test_the_environment_wins_then_dotenv_then_toml_then_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("chain.toml").write_text(
         '[duel]\nmodel = "toml"\nturns = 1\nseed = 1\nmax_tokens = 1\n[prices."a/b.c"]\ninput = 1\noutput = 2.5\n'
     )
-    Path(".env").write_text("CHUTES_API_KEY=k\n")
+    Path(".env").write_text("CHUTES_API_KEY=k\nCHAIN_DUEL__MODEL=dotenv\nCHAIN_DUEL__TURNS=2\nCHAIN_DUEL__SEED=2\n")
+    monkeypatch.setenv("CHAIN_DUEL__MODEL", "environment")
+    monkeypatch.setenv("CHAIN_DUEL__TURNS", "3")
+    monkeypatch.setenv("CHAIN_JUDGE__MODELS", '["one", "two"]')
     settings = load_settings(duel={"model": "given", "seed": None})
     duel = settings.duel
-    assert (duel.model, duel.turns, duel.seed, duel.max_tokens) == ("given", 1, 1, 1)
+    assert (duel.model, duel.turns, duel.seed, duel.max_tokens) == ("given", 3, 2, 1)
     assert duel.opponent == "king"
+    assert settings.judge.models == ("one", "two")
     assert settings.prices == {"a/b.c": Price(1, 2.5)}
     assert find_endpoint("chutes", read_environment()).key == "k"
 
 
 @pytest.mark.parametrize(
-    ("toml", "named"),
+    ("toml", "dotenv", "named"),
     [
-        ("[deul]\nturns = 1", "`deul`"),
-        ("[duel]\ntruns = 1", "`duel.truns`"),
-        ("[duel]\nturns = 0", "`duel.turns`"),
-        ("[duel]\nturns = 'many'", "`duel.turns`"),
-        ("[duel\n", "`chain.toml`"),
-        ("[duel]\nmodel = ''", "`duel.model`"),
-        ("[judge]\nmodels = []", "`judge.models`"),
-        ("[judge]\nmodels = ['']", "`judge.models"),
-        ("[prices.m]\ninput = -1\noutput = 1", "`prices.m.input`"),
-        ("[prices.m]\ninput = nan\noutput = 1", "`prices.m.input`"),
-        ("[prices.m]\ninput = 1", "`prices.m.output`"),
-        ("duel = 3", "`duel`"),
+        ("[deul]\nturns = 1", "", "`deul`"),
+        ("[duel]\ntruns = 1", "", "`duel.truns`"),
+        ("[duel]\nturns = 0", "", "`duel.turns`"),
+        ("[duel]\nturns = 'many'", "", "`duel.turns`"),
+        ("[duel\n", "", "`chain.toml`"),
+        ("[duel]\nmodel = ''", "", "`duel.model`"),
+        ("[judge]\nmodels = []", "", "`judge.models`"),
+        ("[judge]\nmodels = ['']", "", "`judge.models"),
+        ("[prices.m]\ninput = -1\noutput = 1", "", "`prices.m.input`"),
+        ("[prices.m]\ninput = nan\noutput = 1", "", "`prices.m.input`"),
+        ("[prices.m]\ninput = 1", "", "`prices.m.output`"),
+        ("duel = 3", "", "`duel`"),
+        ("", "CHAIN_DEUL__TURNS=1", "`deul`"),
+        ("", "CHAIN_DUEL__TRUNS=1", "`duel.truns`"),
     ],
 )
-def test_what_is_unknown_or_wrong_is_one_sentence(toml: str, named: str) -> None:
+def test_what_is_unknown_or_wrong_is_one_sentence(toml: str, dotenv: str, named: str) -> None:
     Path("chain.toml").write_text(toml)
+    Path(".env").write_text(dotenv)
     with pytest.raises(InferenceError, match=r"[^\n]+\.$") as told:
         load_settings()
     assert named in str(told.value)

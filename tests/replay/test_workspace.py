@@ -224,17 +224,6 @@ def test_what_the_harness_did_not_find_is_not_there_until_the_file_changes() -> 
     assert expected(begin, both, again, certain=True)[-1] == "not_found"
 
 
-def test_what_was_seen_minutes_ago_decides_only_for_those_who_trust_it() -> None:
-    for minute, outcome in ((4, "ok"), (9, None)):
-        begin = [HEADER, user("Fix it"), *read("a.ts", SOURCE)]
-        late = [*edit("a.ts", "let total = count(items)")]
-        entries = [entry | {"timestamp": "2026-01-01T10:00:00Z"} for entry in begin]
-        entries += [json.loads(json.dumps(entry).replace('"c1"', '"c2"')) | {"timestamp": f"2026-01-01T10:0{minute}:00Z"} for entry in late]  # fmt: skip
-        read_back = read_trace(trace(*entries))
-        (one,) = predictions(read_back.events, read_back.cwd)
-        assert (one.expected, one.certain) == ("ok", outcome == "ok")
-
-
 def test_a_line_that_the_user_quotes_otherwise_was_changed_by_hand() -> None:
     text = TEXT + 'DONE: "color-mix(in oklab, 25%)",\n'
     line = 'DONE: "color-mix(in oklab, 25%)",'

@@ -176,8 +176,10 @@ def test_rows_are_read_as_they_are_stored(tmp_path: Path) -> None:
     expected = [{"task_id": "a", "split": "test"}, {"task_id": "c", "split": "train"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     assert list(read_task_ids(tmp_path / "rows.parquet")) == expected
+    Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    assert list(read_task_ids(tmp_path / "saved")) == expected
     (tmp_path / "more.jsonl").write_text('{"other": 1}\n')
-    assert list(read_task_ids(tmp_path)) == expected
+    assert list(read_task_ids(tmp_path)) == expected * 2
     # Of a command's output among others, neither rejects nor traces are rows.
     for name in ("data", "rejects", "traces"):
         made = tmp_path / "pairs" / name / "train.jsonl"
