@@ -33,6 +33,7 @@ _BEFORE, _WORDS_BEFORE, _BEHIND = 60, 4, 40
 _CHANGES = frozenset({"edit", "write"})
 _CODE_KEYS = ("exit_code", "exitCode", "returncode", "return_code")
 _INNER_KEYS = ("metadata", "result", "details", "data")
+_STREAMS = ("stdout", "stderr")
 _STATES = frozenset("crashed failed failure error errored timeout timed_out fatal".split())
 _HTTP_ERRORS = range(400, 600)
 # With more fields than that, the message alone would lose what happened.
@@ -119,13 +120,16 @@ def _list_codes(text: str) -> Iterator[int]:
 
 
 def _decode_fields(fields: dict[str, Any]) -> Status:
-    """Decode the fields of a result in JSON, and of what it is wrapped around."""
+    """Decode the fields of a result in JSON, and of what it is wrapped around, perhaps as text."""
     for inner in (fields, *(fields[key] for key in _INNER_KEYS if key in fields)):
+        if isinstance(inner, str) and inner[:1] == "{":
+            inner = decode_json(inner)
         if not isinstance(inner, dict):
             continue
         code = next((c for key in _CODE_KEYS if type(c := inner.get(key)) is int), None)
         error = inner.get("error")
         message = error if isinstance(error, str) and len(inner) <= _FEW_FIELDS else ""
+        message = message or "\n".join(said for key in _STREAMS if isinstance(said := inner.get(key), str) and said)
         refused = any(inner.get(key) is False for key in ("success", "ok", "successful", "valid"))
         marked = inner.get("isError") is True or inner.get("is_error") is True
         status = inner.get("status", "")
