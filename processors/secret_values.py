@@ -108,7 +108,7 @@ def is_secret_value(name: str, value: str, quoted: bool, tight: bool) -> bool:
     if len(value) < 4 or _REFERENCE.fullmatch(value) or is_made_up(value):
         return False
     # A word in Chinese, Japanese or Korean says what the password is like.
-    if value[0] in ",;)|&" or "\u3040" <= value[0] <= "\ud7af" or _OTHER_NAME.search(name):
+    if value[0] in ",;)|&" or "\u3040" <= value[:1] <= "\ud7af" or _OTHER_NAME.search(name):
         return False
     is_password = _PASSWORD_NAME.search(name) is not None
     key = _KEY_NAME.search(name)
@@ -138,7 +138,7 @@ def is_stated_value(value: str, plainly: bool) -> bool:
     `plainly` says that a verb or a sign leads to it; otherwise it has to look drawn.
     """
     # A word in Chinese, Japanese or Korean goes on with the sentence.
-    if re.search(r"\.{3}|…", value) or "\u3040" <= value[0] <= "\ud7af":
+    if re.search(r"\.{3}|…", value) or "\u3040" <= value[:1] <= "\ud7af":
         return False
     value = value.rstrip(".,;:!?)")
     if len(value) < 6 or _REFERENCE.fullmatch(value) or is_made_up(value):

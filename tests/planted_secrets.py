@@ -536,6 +536,7 @@ HARMLESS = [
     "password must be at least 8 characters; token has expired at 12:30; the API key is missing",
     "token 5 of 12, tokens: 514k, max_tokens: 4096, nextPageToken: CAoQAA, token_count=128000",
     "| token | meaning |\n|---|---|\n| if | keyword |\n| password | the password of the user |",
+    "NAME   PASSWORD      AGE\nann                  3d",
     "| Option | Default |\n|---|---|\n| `api_key` | `None` |\n| `token` | `null` |",
     "def login(user, password, host):\n    a, b, c = user, password, host",
     "SELECT user, password FROM users;\nINSERT INTO users (email, password) VALUES ($1, $2)",

@@ -456,6 +456,8 @@ def test_words_are_found_in_any_script(text: str, rule: str) -> None:
         ("fitted_specstory.csv", 305, 8),
         ("fitted_third.csv", 964, 52),
         ("fitted_fourth.csv", 6523, 174),
+        ("fitted_fourth_second.csv", 2611, 160),
+        ("fitted_fourth_third.csv", 2611, 160),
         ("held_out.csv", 986, 36),
         ("held_out_second.csv", 122, 6),
     ],
