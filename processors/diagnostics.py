@@ -116,7 +116,7 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
         text = _strip_notices(event.text)
         return _build(event, "", "harness", text, _classify_turn(text))
     arguments = call.arguments if call else ""
-    code, message = event.exit_code, None
+    code, message = event.exit_code, ""
     runs = find_family(event.tool_name) == "runs"
     # A shell may have another name: a runner that was given a command line.
     is_shell = event.tool_name == "bash" or (runs and ('"command":' in arguments or '"cmd":' in arguments))
@@ -135,7 +135,7 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
         shows = ran and all(stage.role != "runs" for stage in _list_stages(parse_command(ran)))
         status = PASSED if shows else decode_status(event.tool_name, event.text)
         if (status.failed and code != 0) or (runs and _crashed(event.text)):
-            source, code, message = "text", status.exit_code, status.message or None
+            source, code, message = "text", status.exit_code, status.message
         elif event.text.startswith(_SCRIPT_ENDED) and _may_mask_failure("", event.text):
             text = _strip_notices(event.text)
             found = _find_masked_failures(ran, text, shows_status=False) if ran else set()
@@ -148,8 +148,7 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
             return _build(event, find_target(arguments, event.kind), "text", text, found)
         else:
             return None
-    text = _strip_notices(event.text if message is None else message)
-    target = find_target(arguments, event.kind)
+    text, target = _strip_notices(message if stopped else message or event.text), find_target(arguments, event.kind)
     if _SAYS["evicted"].fullmatch(text[:500]) or _is_interrupt_or_outage(event, target, text):
         return None
     if code is None and is_shell:
@@ -225,7 +224,7 @@ def _unwrap_streams(text: str) -> str:
 
 
 def _unescape(text: str) -> str:
-    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else _CONTROLS.get(found[2], found[2]), text)
+    return _ESCAPED.sub(lambda found: _CONTROLS.get(found[1], found[1]), text)
 
 
 def _classify_turn(text: str) -> set[str]:
@@ -406,7 +405,7 @@ def _shows_http_error(command: str, text: str) -> bool:
 
 _STREAM = re.compile(r'StreamOutput \{ text: "((?:[^"\\]|\\.)*)"')
 _STREAM_IN_TEXT = 'StreamOutput { text: \\"'
-_ESCAPED = re.compile(r"\\(?:u\{([0-9a-f]{1,6})\}|(.))")
+_ESCAPED = re.compile(r"\\([\\ntr\"'])")
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r"}
 _SAYS_MISSING = frozenset({"", "command", "not", "found"})
 _WORD_ENDS = re.compile(r"[:\s;|&()'\"\u2018\u2019]+")

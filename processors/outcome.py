@@ -55,8 +55,7 @@ _INSTALLS = frozenset({"install", "add"})
 # Longer than most options.
 _SHORT_WORD = 6
 _PATCHED = re.compile(r"\*\*\* \w{1,10} File: ([^\n\\\"]{1,300})")
-# Pi's gateway to MCP shows it below every error.
-_USAGE = "\n\nExpected parameters:"
+_USAGE_SHOWN = "\n\nExpected parameters:"
 _VERSION = re.compile(r"[\d.]+\Z")
 # What one of several things that a tool can do a call wants of it.
 _ACTION = re.compile(r'"(?:action|kind|targetUrl)": ?"([^"]{1,200})"')
@@ -318,7 +317,7 @@ def _find_fault(item: Finding, steps: Sequence[Step], after: Sequence[Step]) -> 
     if (
         not categories & _OF_CODE
         and item["tool"] not in _CHANGES | _FILE_TOOLS
-        and _SAYS["bad_call"].search(item["text"].partition(_USAGE)[0][:_MESSAGE_CHARS])
+        and _SAYS["bad_call"].search(item["text"].partition(_USAGE_SHOWN)[0][:_MESSAGE_CHARS])
     ):
         return "call"
     names = item["text"] + item["target"]

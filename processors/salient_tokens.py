@@ -44,8 +44,8 @@ _INTERNAL = re.compile(
     r"|\+ (?:CategoryInfo|FullyQualifiedErrorId)\b|^\s*requireStack: |\bPython[3.][\w.]{1,40}[/\\]+Lib[/\\]"
     r"|\(<anonymous>\)|\bCMakeFiles/[\w./-]{1,200}build\.make:\d|\bfrom /usr/(?:local/)?(?:include|lib)/"
     # A frame of a library in a browser's console; a line of the browser's own log.
-    r"|(?:\bat |@)[^\n]{0,200}(?:\b(?:react-dom|scheduler|zone|jquery|vue-router)[\w.-]{0,40}|\.(?:development|production|min|esm-bundler))"
-    r"\.m?js:\d|\[(?:\d{1,9}(?::\d{1,9})?:)?\d{4}/\d{6}[\d.]{0,8}:[A-Z]{4,8}\d?:[\w/.-]{1,200}[(:]\d"
+    r"|(?:\bat |@)[^\n]{0,200}(?:\b(?:react-dom|scheduler|zone|jquery|vue-router)[\w.-]{0,40}"
+    r"|\.(?:development|production|min|esm-bundler))\.m?js:\d|\[(?:\d{1,9}(?::\d{1,9})?:)?\d{4}/\d{6}[\d.]{0,8}:[A-Z]{4,8}\d?:[\w/.-]{1,200}[(:]\d"
     # A frame of the libraries of Elixir.
     r"|^\s*\((?:elixir|ex_unit|mix|logger|phoenix|plug|ecto|cowboy|bandit|db_connection)\w* \d[\w.-]*\) lib/"
     r"|^\s*(?:at |\[\w{1,40}: )?(?:System|Microsoft|javax?|jdk|sun|org\.junit|kotlin)\.[\w.$`<>+|]{1,200}[(\[]"
@@ -113,7 +113,8 @@ _GENERIC = frozenset(
     tool_use_id message_id status_code remoteexception nativecommanderror triggeruncaughtexception oldtext newtext
     old_string new_string sigint sigterm peeroptional windowsapps pythonsoftwarefoundation src lib app bin test
     tests spec python python3 node npm pytest path file name type key value data config index main chat auth
-    message foreach run call invoke execute parameter tools util platform api nope linuxseccomp fatalerror stacktrace errorcapturestacktrace
+    message foreach run call invoke execute parameter tools util platform api nope linuxseccomp fatalerror
+    stacktrace errorcapturestacktrace
     """.split()
 )
 

@@ -33,7 +33,6 @@ _BEFORE, _WORDS_BEFORE, _BEHIND = 60, 4, 40
 _CHANGES = frozenset({"edit", "write"})
 _CODE_KEYS = ("exit_code", "exitCode", "returncode", "return_code")
 _INNER_KEYS = ("metadata", "result", "details", "data")
-_STREAMS = ("stdout", "stderr")
 _STATES = frozenset("crashed failed failure error errored timeout timed_out fatal".split())
 _HTTP_ERRORS = range(400, 600)
 # With more fields than that, the message alone would lose what happened.
@@ -129,7 +128,8 @@ def _decode_fields(fields: dict[str, Any]) -> Status:
         code = next((c for key in _CODE_KEYS if type(c := inner.get(key)) is int), None)
         error = inner.get("error")
         message = error if isinstance(error, str) and len(inner) <= _FEW_FIELDS else ""
-        message = message or "\n".join(said for key in _STREAMS if isinstance(said := inner.get(key), str) and said)
+        streams = (inner.get("stdout"), inner.get("stderr"))
+        message = message or "\n".join(text for text in streams if text and isinstance(text, str))
         refused = any(inner.get(key) is False for key in ("success", "ok", "successful", "valid"))
         marked = inner.get("isError") is True or inner.get("is_error") is True
         status = inner.get("status", "")

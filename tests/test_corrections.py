@@ -106,7 +106,7 @@ def test_nor_does_an_abort(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["You are right. My bad.", "sorry, my mistake: I used the wrong name", "du hast recht", "你说得对，是我搞错了"],
+    ["You are right. My bad.", "sorry, my mistake: I used the wrong name", "du hast recht", "你说得对 是我搞错了"],
 )
 def test_who_agrees_corrects_nobody_however_the_agent_answers(text: str) -> None:
     turn = Turn(3, text, tool_calls=2, edited=True, reply="No problem, you're right about the rest")
