@@ -215,8 +215,7 @@ def _strip_notices(text: str) -> str:
 
 def _unwrap_streams(text: str) -> str:
     """Return what a command wrote before a sandbox reported it, perhaps as the debug output of Rust."""
-    if _STREAM_IN_TEXT in text:
-        text = _unescape(text)
+    text = _unescape(text) if 'StreamOutput { text: \\"' in text else text
     if streams := _STREAM.findall(text):
         # The third one is both of them together.
         return "\n".join(filter(None, map(_unescape, streams[:2])))
@@ -404,7 +403,6 @@ def _shows_http_error(command: str, text: str) -> bool:
 
 
 _STREAM = re.compile(r'StreamOutput \{ text: "((?:[^"\\]|\\.)*)"')
-_STREAM_IN_TEXT = 'StreamOutput { text: \\"'
 _ESCAPED = re.compile(r"\\([\\ntr\"'])")
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r"}
 _SAYS_MISSING = frozenset({"", "command", "not", "found"})
