@@ -13,7 +13,7 @@ from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import read_trace
 from processors.corrections import features
 from processors.corrections.decide import SPAN_CHARS, decide, find_corrections, read_model
-from processors.corrections.features import Turn, read_cues, read_later_turns
+from processors.corrections.features import Turn, describe, read_cues, read_later_turns
 from tests.benchmarks import fit_corrections
 from tests.benchmarks.corrections import evaluate_corrections, main, measure, read_examples, render
 from tests.benchmarks.fetch_corrections import LABELS, expand_labels, read_sessions, write_as_pi
@@ -102,6 +102,21 @@ def test_a_failure_makes_no_correction_of_a_follow_up(text: str, errors: int) ->
 @pytest.mark.parametrize("text", ["continue", "ok, commit and push", "/model gpt-5", "wow"])
 def test_nor_does_an_abort(text: str) -> None:
     assert not decide(Turn(3, text, aborted=True, tool_calls=3)).is_correction
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["You are right. My bad.", "sorry, my mistake: I used the wrong name", "du hast recht", "你说得对 是我搞错了"],
+)
+def test_who_agrees_corrects_nobody_however_the_agent_answers(text: str) -> None:
+    turn = Turn(3, text, tool_calls=2, edited=True, reply="No problem, you're right about the rest")
+    assert not decide(turn).is_correction
+    assert "concedes_too" in describe(turn).cues
+
+
+def test_a_bare_no_may_answer_a_question() -> None:
+    told, answered = (decide(Turn(3, "nope", tool_calls=2, asked=asked)).probability for asked in (False, True))
+    assert answered < told - 0.2
 
 
 def test_an_abort_at_work_makes_a_correction_of_a_remark() -> None:
@@ -441,6 +456,8 @@ def test_words_are_found_in_any_script(text: str, rule: str) -> None:
         ("fitted_specstory.csv", 305, 8),
         ("fitted_third.csv", 964, 52),
         ("fitted_fourth.csv", 6523, 174),
+        ("fitted_fourth_second.csv", 2611, 160),
+        ("fitted_fourth_third.csv", 2611, 160),
         ("held_out.csv", 986, 36),
         ("held_out_second.csv", 122, 6),
     ],

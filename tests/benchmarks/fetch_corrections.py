@@ -5,8 +5,8 @@
 
 tests/data/corrections names each session by repository, commit and path, with the label of each
 message by its number; the texts stay with their authors. `fitted*.csv` were used for the weights,
-`fitted_second.csv` is a second, independent labelling of most of `fitted.csv`, and `held_out.csv`
-was unread when an earlier model was measured on it; the weights are now fitted to it, too.
+`fitted_second.csv` is a second, independent labelling of most of `fitted.csv`, as `fitted_fourth_second.csv`
+and `fitted_fourth_third.csv` are of a part of `fitted_fourth.csv`, and `held_out.csv` was unread when an earlier model was measured on it; the weights are now fitted to it, too.
 `held_out_second.csv` was unread when the weights were fitted. What is gone or was moved is reported
 and left out. Sessions of SpecStory are Markdown and are written as Pi sessions.
 """
