@@ -171,17 +171,13 @@ def _judge_change(call: Call, step: Step) -> VerifierResult:
         return _fail(f"{step.goal['path']} does not exist.")
     if step.path and step.targets.isdisjoint(names):
         return _unknown()
-    known = [step.workspace.files.get(name) for name in names]
-    is_seen = all(file and file.whole is not None for file in known)
-    if call.name == "write" and not is_seen and not any(one.name == "write" for one in step.references):
-        return _fail("Writing the whole file may lose what was not seen of it.")
+    if _loses_text(call, step):
+        return _fail("This may lose what was to be kept of the file.")
     if (applied := step.replayed()).status == "failed":
         return applied
     added, *wanted = (any(new for _, new in _read_change(one, step)) for one in (call, *step.references))
     if call.name != "write" and not added and all(wanted):
         return _fail("Something was to be put in.")
-    if _loses_text(call, step):
-        return _fail("This would take away what was to be kept.")
     is_decided = applied.status == "passed" or call.name == "write"
     return passed(NAME) if is_decided and _is_wanted(call, step) else _unknown()
 
@@ -491,7 +487,8 @@ def _is_wanted(call: Call, step: Step) -> bool:
 def _apply(call: Call, step: Step) -> dict[str, Any] | None:
     """Return an edit or a write as an edit of the whole file, None where the session does not tell."""
     workspace, known = load_workspace(step.state), step.workspace.files.get(step.path)
-    if known is None or known.whole is None or replay.CHECKS[call.name](workspace, call) is not True:
+    check = replay.CHECKS.get(call.name)
+    if check is None or known is None or known.whole is None or check(workspace, call) is not True:
         return None
     return {"old_string": known.whole, "new_string": workspace.file(step.path).whole}
 
@@ -524,12 +521,16 @@ def _count_same(one: list[str], other: list[str]) -> int:
 
 
 def _loses_text(call: Call, step: Step) -> bool:
-    """Whether a file is moved, deleted, or written anew without most of its lines, which nobody wanted."""
-    given, known = call.arguments, step.workspace.files.get(step.path)
+    """Whether a file is moved, deleted, or written anew without most of its lines, or without any of them known."""
+    given = call.arguments
     if _IS["takes_away"] & split_name(call.name):
         return step.path in {step.absolute(value) for value in given.values() if isinstance(value, str)}
-    if "content" not in given or any("content" in one.arguments for one in step.references):
+    path, wanted = step.absolute(find_path(given)), ("content" in one.arguments for one in step.references)
+    if "content" not in given or path not in {step.path, *step.targets} or any(wanted):
         return False
-    lines = {line.strip() for line in ((known and known.whole) or "").split("\n")} - {""}
-    kept = {line.strip() for line in find_text(given, "content").split("\n")}
-    return step.absolute(find_path(given)) == step.path and len(lines & kept) < KEPT * len(lines)
+    known = step.workspace.files.get(path)
+    lines, kept = (
+        {line.strip() for line in text.split("\n")} - {""}
+        for text in ((known and known.whole) or "", find_text(given, "content"))
+    )
+    return not lines or len(lines & kept) < KEPT * len(lines)

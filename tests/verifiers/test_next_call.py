@@ -619,3 +619,19 @@ def test_an_edit_wins_at_the_place_that_was_meant() -> None:
         == 1.0
     )
     assert judged(change_of(*at_two, known=None), "():\n    return number(1)", "():\n    return number(2)") is None
+
+
+@pytest.mark.parametrize("tool", ["multi_edit", "apply_patch", "write", "edit"])
+@pytest.mark.parametrize("known", [TWICE, None])
+def test_every_tool_that_changes_files_gets_a_verdict(tool: str, known: str | None) -> None:
+    spec = change_of("two():\n    return number(1)", "two():\n    return number(2)", known=known)
+    spec |= {"tools": [{"function": {"name": name}} for name in ("multi_edit", "apply_patch", "write", "edit")]}
+    for args in (spec["resolved_call"]["args"], {"path": "a.py", "edits": []}, {"path": "a.py", "content": "x"}):
+        for worked in (tool, "edit", "other"):
+            spec["resolved_call"]["name"] = worked
+            assert verify(write((tool, args)), spec).status in {"passed", "failed", "skipped"}
+
+
+def test_arguments_of_any_type_get_a_verdict() -> None:
+    spec = change_of("two():\n    return number(1)", "two():\n    return number(2)", known=TWICE)
+    assert verify(write(("edit", {**spec["resolved_call"]["args"], "replace_all": []})), spec).score is not None
