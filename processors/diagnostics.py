@@ -122,7 +122,7 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
     is_shell = event.tool_name == "bash" or (runs and ('"command":' in arguments or '"cmd":' in arguments))
     stopped = _SAYS["sandboxed"].match(event.text) if is_shell and code is None else None
     if stopped:
-        source, code = "text", int(stopped[1] or 1)
+        source, code, message = "text", int(stopped[1] or stopped[2] or 1), _unwrap_streams(stopped[3])
     elif event.is_error or (code and event.kind == "tool_result" and (is_shell or runs)):
         source = "flag" if code is None else "exit_code"
     elif is_shell and (code is not None or not _SAYS["wrapped"].match(event.text)):
@@ -148,7 +148,7 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
             return _build(event, find_target(arguments, event.kind), "text", text, found)
         else:
             return None
-    text, target = _strip_notices(message or event.text), find_target(arguments, event.kind)
+    text, target = _strip_notices(message if stopped else message or event.text), find_target(arguments, event.kind)
     if _SAYS["evicted"].fullmatch(text[:500]) or _is_interrupt_or_outage(event, target, text):
         return None
     if code is None and is_shell:
@@ -157,6 +157,8 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
     output = _cut_to_ends(text)
     if code is not None and (is_shell or runs):
         categories = _classify_command(code, parse_command(target), target, output)
+        if stopped and event.is_error and "permission_auth" in categories:
+            categories.add("policy_block")
     else:
         categories = _classify_call(event.tool_name, output) if output.strip() else set()
     return _build(event, target, source, text, categories)
@@ -211,6 +213,19 @@ def _strip_notices(text: str) -> str:
     return text if kept == end else (text[:-_END_CHARS] + kept).strip()
 
 
+def _unwrap_streams(text: str) -> str:
+    """Return what a command wrote before a sandbox reported it, perhaps as the debug output of Rust."""
+    text = _unescape(text) if 'StreamOutput { text: \\"' in text else text
+    if streams := _STREAM.findall(text):
+        # The third one is both of them together.
+        return "\n".join(filter(None, map(_unescape, streams[:2])))
+    return text.removeprefix("stdout: ").replace(", stderr: ", "\n", 1)
+
+
+def _unescape(text: str) -> str:
+    return _ESCAPED.sub(lambda found: _CONTROLS.get(found[1], found[1]), text)
+
+
 def _classify_turn(text: str) -> set[str]:
     """Classify a turn that ended in an error: the provider's fault, or that of invalid calls."""
     is_own = len(text) < 600 and not _SAYS["provider_error"].search(text)
@@ -248,7 +263,7 @@ def _cut_to_ends(text: str) -> str:
 
 def _classify_call(tool_name: str, output: str) -> set[str]:
     """Classify a failed call: refused by the harness, malformed, or impossible."""
-    if _says_it_passed(output):
+    if _says_it_passed(output) or _SAYS["all_passed"].search(output[-_EXIT_CHARS:]):
         return set()
     head = "\n".join(_SAYS["quoted"].split(output[:4000], maxsplit=1)[0].split("\n")[:HEAD_LINES])
     if tool_name in _FILE_TOOLS:
@@ -387,6 +402,9 @@ def _shows_http_error(command: str, text: str) -> bool:
     )
 
 
+_STREAM = re.compile(r'StreamOutput \{ text: "((?:[^"\\]|\\.)*)"')
+_ESCAPED = re.compile(r"\\([\\ntr\"'])")
+_CONTROLS = {"n": "\n", "t": "\t", "r": "\r"}
 _SAYS_MISSING = frozenset({"", "command", "not", "found"})
 _WORD_ENDS = re.compile(r"[:\s;|&()'\"\u2018\u2019]+")
 

@@ -39,7 +39,7 @@ _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "outcome")
 _MESSAGE_CHARS = 400
 _CODE_CHARS = 3000
 _NEAR = 3
-_PATCH_CHARS = 200
+_PATCH_CHARS, _REMARK_CHARS = 200, 80
 _CHANGES = frozenset({"edit", "write"})
 _FILE_TOOLS = frozenset({"read", "ls", "grep", "find", "glob"})
 _REFUSALS = frozenset({"policy_block", "permission_auth"})
@@ -55,6 +55,7 @@ _INSTALLS = frozenset({"install", "add"})
 # Longer than most options.
 _SHORT_WORD = 6
 _PATCHED = re.compile(r"\*\*\* \w{1,10} File: ([^\n\\\"]{1,300})")
+_USAGE_SHOWN = "\n\nExpected parameters:"
 _VERSION = re.compile(r"[\d.]+\Z")
 # What one of several things that a tool can do a call wants of it.
 _ACTION = re.compile(r'"(?:action|kind|targetUrl)": ?"([^"]{1,200})"')
@@ -316,7 +317,7 @@ def _find_fault(item: Finding, steps: Sequence[Step], after: Sequence[Step]) -> 
     if (
         not categories & _OF_CODE
         and item["tool"] not in _CHANGES | _FILE_TOOLS
-        and _SAYS["bad_call"].search(item["text"][:_MESSAGE_CHARS])
+        and _SAYS["bad_call"].search(item["text"].partition(_USAGE_SHOWN)[0][:_MESSAGE_CHARS])
     ):
         return "call"
     names = item["text"] + item["target"]
@@ -337,7 +338,7 @@ def _is_slip(item: Finding, after: Sequence[Step], is_shell: bool) -> bool:
     is_patch = is_shell and "*** Begin Patch" in item["target"][:_PATCH_CHARS]
     if is_shell and not is_patch:
         if not _SAYS["no_program"].search(item["text"]):
-            return only_reads(item["target"])
+            return only_reads(item["target"]) or _SAYS["no_folder"].match(item["text"]) is not None
         return item["resolved_at"] is not None and item["resolved_at"] - item["event_index"] <= _NEAR
     tries = [step for step in after if step.tool == item["tool"]][:2]
     is_dropped = item["tool"] in _FILE_TOOLS | _CHANGES and item["resolved_at"] is None
@@ -348,7 +349,9 @@ def _is_expected(item: Finding, events: Sequence[Event], steps: Sequence[Step]) 
     """Check for a test that fails because the agent has just written it, and said so."""
     before = [step for step in steps if step.ends < item["event_index"] and not step.failed]
     changes = [step for step in before if step.tool in _CHANGES]
-    own = [step for step in changes if step.begins > item["request"]] or changes[-1:]
+    answer = events[item["event_index"] + 1 : item["event_index"] + _NEAR]
+    confirmed = any(e.kind == "assistant" and _SAYS["confirmed"].search(e.text[:_REMARK_CHARS]) for e in answer)
+    own = [step for step in changes if step.begins > item["request"] and not confirmed] or changes[-1:]
     if not all(_SAYS["test_path"].search(step.target) for step in own):
         return False
     # The agent's words since it wrote the test; how it wrote it without a tool is not known.
@@ -357,4 +360,4 @@ def _is_expected(item: Finding, events: Sequence[Event], steps: Sequence[Step]) 
     remarks = [text[:_MESSAGE_CHARS] for text in (item["next"], asked)]
     said = events[max(since - _NEAR, 0) : item["event_index"]]
     remarks += [event.text for event in said if event.kind == "assistant"]
-    return any(_SAYS["red"].search(text) for text in remarks)
+    return confirmed or any(_SAYS["red"].search(text) for text in remarks)

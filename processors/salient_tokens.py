@@ -10,6 +10,7 @@ from pimono_sdpo.prefilter import read_patterns
 
 MAX_TERMS = 32
 MAX_PER_KIND = 8
+MAX_PER_FILE = 3
 MAX_LENGTH = 64
 MAX_LINE = 500
 _SCAN_CHARS = 20_000
@@ -41,10 +42,10 @@ _INTERNAL = re.compile(
     r"|/(?:go|libexec)/src/runtime/|/go/pkg/mod/|\.next/(?:server|static)/|\.p(?:yx|xi)\b|[/\\]_deps[/\\]"
     r"|(?:\bat|\u276f) [^\n]{0,200}node_modules[/\\]|^At line:\d"
     r"|\+ (?:CategoryInfo|FullyQualifiedErrorId)\b|^\s*requireStack: |\bPython[3.][\w.]{1,40}[/\\]+Lib[/\\]"
-    r"|\(<anonymous>\)"
+    r"|\(<anonymous>\)|\bCMakeFiles/[\w./-]{1,200}build\.make:\d|\bfrom /usr/(?:local/)?(?:include|lib)/"
     # A frame of a library in a browser's console; a line of the browser's own log.
-    r"|(?:\bat |@)[^\n]{0,200}(?:\b(?:react-dom|scheduler|zone|jquery)[\w.-]{0,40}|\.(?:development|production|min))"
-    r"\.m?js:\d|\[(?:\d{1,9}(?::\d{1,9})?:)?\d{4}/\d{6}[\d.]{0,8}:[A-Z]{4,8}\d?:[\w/.-]{1,200}[(:]\d"
+    r"|(?:\bat |@)[^\n]{0,200}(?:\b(?:react-dom|scheduler|zone|jquery|vue-router)[\w.-]{0,40}"
+    r"|\.(?:development|production|min|esm-bundler))\.m?js:\d|\[(?:\d{1,9}(?::\d{1,9})?:)?\d{4}/\d{6}[\d.]{0,8}:[A-Z]{4,8}\d?:[\w/.-]{1,200}[(:]\d"
     # A frame of the libraries of Elixir.
     r"|^\s*\((?:elixir|ex_unit|mix|logger|phoenix|plug|ecto|cowboy|bandit|db_connection)\w* \d[\w.-]*\) lib/"
     r"|^\s*(?:at |\[\w{1,40}: )?(?:System|Microsoft|javax?|jdk|sun|org\.junit|kotlin)\.[\w.$`<>+|]{1,200}[(\[]"
@@ -65,7 +66,7 @@ _IN_INTERNAL = (
     *(".next/", "_deps", ") lib/", ".pyx", ".pxi"),
     *("CategoryInfo", "FullyQualified", "At line:", "requireStack", "/Lib/", "\\Lib\\", "<anonymous>)"),
     *("System.", "Microsoft.", "java", "jdk.", "sun.", "org.junit.", "kotlin."),
-    *("js:", ":ERROR:", ":WARNING:", ":INFO:", ":FATAL:", ":VERBOSE"),
+    *("build.make:", "from /usr/", "js:", ":ERROR:", ":WARNING:", ":INFO:", ":FATAL:", ":VERBOSE"),
 )
 # What a line of an output says went wrong, or where.
 _MESSAGE = re.compile(
@@ -100,7 +101,7 @@ _EDGE = re.compile(r"\A(?!--\w)[./@-]{1,64}|[./@-]{1,64}\Z")
 # Hashes, ids and what redaction or a cut left of them; versions.
 _RANDOM = re.compile(
     r"\Av?\d+(?:\.\d+)+\Z|(?:\A|[^a-z0-9])(?=[a-z]*\d)[0-9a-f]{6,64}(?![a-z0-9])|(?=[a-z]*\d[a-z]+\d)[a-z0-9]{16}"
-    r"|\A(?:line|char|block|col|column|zsh|bash|sh|eval|cd):\d|\Ato(?:be|equal|contain|have|match|throw)"
+    r"|\A__\w{1,60}__\Z|\A(?:line|char|block|col|column|zsh|bash|sh|eval|cd):\d|\Ato(?:be|equal|contain|have|match|throw)"
     # The set-up of tests, which is in every backtrace.
     r"|(?:\A|/)(?:(?:rails|spec|test)_helper\.rb|conftest\.py|(?:spec|tests?)/support/[\w./-]{1,64})(?::\d+)?\Z"
 )
@@ -113,6 +114,7 @@ _GENERIC = frozenset(
     old_string new_string sigint sigterm peeroptional windowsapps pythonsoftwarefoundation src lib app bin test
     tests spec python python3 node npm pytest path file name type key value data config index main chat auth
     message foreach run call invoke execute parameter tools util platform api nope linuxseccomp fatalerror
+    stacktrace errorcapturestacktrace
     """.split()
 )
 
@@ -136,7 +138,9 @@ def find_salient_tokens(texts: Iterable[str], limit: int = MAX_TERMS) -> list[st
                 new[term] = None
                 if len(new) == MAX_PER_KIND:
                     break
-        terms |= new
+        files = [term.rpartition(":")[0] for term in new]
+        alike = (file and files[:number].count(file) >= MAX_PER_FILE for number, file in enumerate(files))
+        terms |= {term: None for term, is_further in zip(new, alike, strict=True) if not is_further}
     return list(terms)[:limit]
 
 

@@ -119,13 +119,17 @@ def _list_codes(text: str) -> Iterator[int]:
 
 
 def _decode_fields(fields: dict[str, Any]) -> Status:
-    """Decode the fields of a result in JSON, and of what it is wrapped around."""
+    """Decode the fields of a result in JSON, and of what it is wrapped around, perhaps as text."""
     for inner in (fields, *(fields[key] for key in _INNER_KEYS if key in fields)):
+        if isinstance(inner, str) and inner[:1] == "{":
+            inner = decode_json(inner)
         if not isinstance(inner, dict):
             continue
         code = next((c for key in _CODE_KEYS if type(c := inner.get(key)) is int), None)
         error = inner.get("error")
         message = error if isinstance(error, str) and len(inner) <= _FEW_FIELDS else ""
+        streams = (inner.get("stdout"), inner.get("stderr"))
+        message = message or "\n".join(text for text in streams if text and isinstance(text, str))
         refused = any(inner.get(key) is False for key in ("success", "ok", "successful", "valid"))
         marked = inner.get("isError") is True or inner.get("is_error") is True
         status = inner.get("status", "")

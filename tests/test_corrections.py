@@ -13,7 +13,7 @@ from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import read_trace
 from processors.corrections import features
 from processors.corrections.decide import SPAN_CHARS, decide, find_corrections, read_model
-from processors.corrections.features import Turn, read_cues, read_later_turns
+from processors.corrections.features import Turn, describe, read_cues, read_later_turns
 from tests.benchmarks import fit_corrections
 from tests.benchmarks.corrections import evaluate_corrections, main, measure, read_examples, render
 from tests.benchmarks.fetch_corrections import LABELS, expand_labels, read_sessions, write_as_pi
@@ -102,6 +102,21 @@ def test_a_failure_makes_no_correction_of_a_follow_up(text: str, errors: int) ->
 @pytest.mark.parametrize("text", ["continue", "ok, commit and push", "/model gpt-5", "wow"])
 def test_nor_does_an_abort(text: str) -> None:
     assert not decide(Turn(3, text, aborted=True, tool_calls=3)).is_correction
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["You are right. My bad.", "sorry, my mistake: I used the wrong name", "du hast recht", "你说得对 是我搞错了"],
+)
+def test_who_agrees_corrects_nobody_however_the_agent_answers(text: str) -> None:
+    turn = Turn(3, text, tool_calls=2, edited=True, reply="No problem, you're right about the rest")
+    assert not decide(turn).is_correction
+    assert "concedes_too" in describe(turn).cues
+
+
+def test_a_bare_no_may_answer_a_question() -> None:
+    told, answered = (decide(Turn(3, "nope", tool_calls=2, asked=asked)).probability for asked in (False, True))
+    assert answered < told - 0.2
 
 
 def test_an_abort_at_work_makes_a_correction_of_a_remark() -> None:

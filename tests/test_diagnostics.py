@@ -1,3 +1,6 @@
+import json
+from collections.abc import Callable
+
 import pytest
 
 from pimono_sdpo.failures import CATEGORIES, RULES, Rule, classify
@@ -19,6 +22,13 @@ def categories(*entries: Entry) -> list[list[str]]:
 
 def exited(output: str, code: int = 1) -> str:
     return f"{output}\n\nCommand exited with code {code}"
+
+
+DENIED = (
+    "failed in sandbox LinuxSeccomp with execution error: Denied { output: ExecToolCallOutput { exit_code: %d, stdout: "
+    'StreamOutput { text: "", truncated_after_lines: None }, stderr: StreamOutput { text: "%s", truncated_after_lines: '
+    "None }, duration: 60.2ms, timed_out: false } }"
+)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.example[:30])
@@ -198,6 +208,7 @@ def test_calls_that_failed(tool: str, text: str, expected: list[str] | None) -> 
         ("echo == a && grep -oP x a | sort && echo == b", "== a\ngrep: -P supports only unibyte and UTF-8 locales\n== b", ["command_error"]),
         ("ls -R a b | head -n 100", "ls: b: No such file or directory\na:\n" + "x.md\n" * 60, ["missing_file_or_command"]),
         ("rg x | head; rg x b 2>&1 | head -2", "rg: b: \u8981 (os error 2)", ["missing_file_or_command"]),
+        ("rg x", DENIED % (2, r"rg: b: No such file or directory\n"), ["command_error", "missing_file_or_command"]),
     ],
 )  # fmt: skip
 def test_hidden_failures(command: str, output: str, expected: list[str]) -> None:
@@ -243,10 +254,55 @@ def test_hidden_failures(command: str, output: str, expected: list[str]) -> None
         ("curl -s localhost:3000/api/users", '{"error":"Unauthorized"}'),
         ("curl -sI example.org", "HTTP/1.1 200 OK\r\nContent-Type: text/html"),
         ("git log -1 | tail -1", "Entire-Checkpoint: b7dd9d7616ea"),
+        ("rg x", DENIED % (1, "")),
+        ("rg x", "failed in sandbox:"),
+        ("./install.sh --dry-run", "Installed: 2\nFailed:            0"),
     ],
 )  # fmt: skip
 def test_success_is_success(command: str, output: str) -> None:
     assert categories(*bash(command, output, error=False)) == []
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        DENIED % (1, r"x a \"b\"\n3 failed\n"),
+        "exec_command failed: CreateProcess { message: " + (DENIED[18:] % (1, r"x a \"b\"\n3 failed\n")).replace("\\", "\\\\").replace('"', '\\"'),
+        "failed in sandbox LinuxSeccomp with execution error: sandbox denied exec error, exit code: 1, stdout: , stderr: x a \"b\"\n3 failed",
+    ],
+)  # fmt: skip
+def test_what_a_sandbox_wraps_is_unwrapped(output: str) -> None:
+    is_flagged = output.startswith("exec_command")
+    (item,) = find_failures(read_trace(trace(user("go"), *bash("npm test", output, is_flagged))).events)
+    assert (item["text"], item["categories"]) == ('x a "b"\n3 failed', ["command_error", "test_or_assertion"])
+
+
+def test_a_sandbox_may_refuse() -> None:
+    output = "exec_command failed: SandboxDenied { " + DENIED[18:] % (1, "a: Operation not permitted")
+    assert categories(*bash("./a", output, error=True)) == [["command_error", "permission_auth", "policy_block"]]
+
+
+def test_a_flag_does_not_make_a_failure_of_tests_that_passed() -> None:
+    output = "warning: ENOENT: no such file or directory, '.status'\n%d examples, 0 failures"
+    assert categories(*bash("rspec", output % 41, error=True)) == []
+    assert categories(*bash("rspec", output % 0, error=True)) == [["missing_file_or_command"]]
+
+
+@pytest.mark.parametrize("wrap", [str, lambda fields: json.dumps({"result": fields})])
+def test_a_shell_of_another_server_reports_codes_in_json(wrap: Callable[[str], str]) -> None:
+    for command, code, found in (
+        ("tsc", 2, [["build_lint_compile", "command_error"]]),
+        ("tsc", 0, []),
+        ("rg x", 1, []),
+    ):
+        output = "a.ts(1,2): error TS2322: no" if code == 2 else ""
+        text = wrap(json.dumps({"stdout": output, "return_code": code, "stderr": None}))
+        entries = [
+            call("serena__execute_shell_command", command=command),
+            result("serena__execute_shell_command", text),
+        ]
+        assert categories(*entries) == found
+        assert [item["text"] for item in find_failures(read_trace(trace(*entries)).events)] == [output] * len(found)
 
 
 SCRIPT = "Script completed\nWall time 0.1 seconds\nOutput:\n\n"

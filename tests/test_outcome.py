@@ -259,6 +259,11 @@ MISQUOTED = bash(PATCH, "apply_patch verification failed: Failed to find expecte
     [
         ([*MISQUOTED, *bash(PATCH.replace("old", "odd"), "Success")], "slip"),
         ([*MISSING, *READ], "slip"),
+        (bash("cd app && bun lint", "(eval):cd:1: no such file or directory: app", error=True), "slip"),
+        (
+            bash("uvx a", "Traceback\nValueError: A_API_KEY environment variable is required", error=True),
+            "not_granted",
+        ),
         (bash("cat a.md", exited("cat: a.md: No such file or directory"), error=True), "slip"),
         (REFUSED, "slip"),
         ([call("WebGet"), result("WebGet", NO_TOOL, error=True), *bash("ls", "a")], "slip"),
@@ -270,6 +275,7 @@ MISQUOTED = bash(PATCH, "apply_patch verification failed: Failed to find expecte
         (RED, "expected"),
         # The code was changed before the test was written, so the failure may be its own.
         ([call("edit", path="src/a.py"), result("edit", "done"), *RED], ""),
+        ([call("edit", path="src/a.py"), result("edit", "done"), *RED, assistant("RED. Now the code:")], "expected"),
         (bash("wc -l a", exited("wc: command not found", 127), error=True), ""),
         (bash("pytest", exited("1 failed"), error=True), ""),
     ],
@@ -282,6 +288,12 @@ def test_a_test_is_the_agents_own_work_once_it_has_changed_a_file() -> None:
     failing = bash("npm test", exited("Tests  1 failed"), error=True)
     assert only(*failing)["fault"] == ""
     assert only(*bash(PATCH, "Success"), *failing)["fault"] == "work"
+
+
+def test_the_usage_that_a_gateway_appends_shows_no_fault() -> None:
+    said = "Error: no browser\n\nExpected parameters:\n  url (string) *required*"
+    assert only(call("mcp", tool="open"), result("mcp", said, error=True))["fault"] == ""
+    assert only(call("mcp", tool="open"), result("mcp", f"missing required url {said}", error=True))["fault"] == "call"
 
 
 EATEN = bash(r"ls C:\code\app", exited("ls: cannot access 'C:codeapp': No such file"), error=True)

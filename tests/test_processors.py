@@ -85,6 +85,9 @@ def test_the_terms_of_a_score_add_up(names: list[str]) -> None:
             "E   ModuleNotFoundError: No module named 'yaml2'",
             ["yaml2", "shop/b.py:2", "modulenotfounderror", "shop/b.py"],
         ),
+        ("a.rb:1 a.rb:2 a.rb:3 a.rb:4 b.rb:5", ["a.rb:1", "a.rb:2", "a.rb:3", "b.rb:5", "a.rb", "b.rb"]),
+        ("NameError: '__name__' in ?vue&type=style&lang.css", ["nameerror"]),
+        ("make[2]: *** [CMakeFiles/a.dir/build.make:76]\nIn file included from /usr/include/c++/13/bits/a.h:47", []),
     ],
 )
 def test_cut_words_placeholders_and_import_chains_are_not_terms(text: str, terms: list[str]) -> None:

@@ -137,6 +137,10 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         ("ntn_" + "a1B2" * 8, "[REDACTED:service_key]"),
         ("export BW_SESSION=aJ3d/K9+vQz7Lm2Xw/Rt5Yb8Nc1Fg6Hp4==", "export BW_SESSION=[REDACTED:high_entropy]"),
         ("the License key sk_D;b@7xK2mQ9!vR4", "the License key [REDACTED:stated_secret]"),
+        ("10.0.0.3 login 5530 parol 5530 shu", "10.0.0.3 login 5530 parol [REDACTED:stated_secret] shu"),
+        ("账号: ann@corp 密码 lOve16", "账号: ann@corp 密码 [REDACTED:stated_secret]"),
+        ('有 root 密码 "666" 可用', '有 root 密码 "[REDACTED:stated_secret]" 可用'),
+        ("contraseña “Arkan_01”.", "contraseña “[REDACTED:stated_secret]”."),
         ("la contraseña `abc12345`", "la contraseña `[REDACTED:stated_secret]`"),
     ],
 )
@@ -151,6 +155,7 @@ def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> 
         *("max_tokens=4096", "token: string", "password: string;", "apiKey = getKey()"),
         *("apiKey: process.env.API_KEY,", "self.token = token", "TOKEN=${HF_TOKEN}", "TOKEN=$1"),
         *("middleware-sdk-s3/-/middleware-sdk-s3-3.957.0.tgz", "password が空なのでエラーになる[L103-L108"),
+        *("User ann password reset2 flow", 'пароль "никто не знает 7"', 'input("请输入密码")', 'parole "vostra"'),
         *("TMUX_SESSION=ses_0b1c2d3e4f5a6b7c8d9e0f1a", "License key required"),
         *("Unexpected token: punc", "unexpected token: 5", "token == abc123", "foo --password"),
         *("export ANTHROPIC_API_KEY=sk-ant-...", '"apiKey": "OLLAMA_API_KEY"', "primary_key: a1"),
