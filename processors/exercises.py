@@ -10,14 +10,7 @@ drops   no_call (no call of the agent failed), refused (the user, a hook or a sa
         call tells what was right: the file was found nowhere, or was there), not_a_mistake (looking
         was right), not_in_prompt (the prompt lacks what a right call needs), repeated (two such rows)
 
-`goal` of the `verifier_spec` says what a call at this step should do, by `kind`:
-
-change      make the change of the failed edit or write, on `path`
-read        read `path`, which the harness wants before it is changed
-path        find or use what was looked for under the missing `path`; `shown` if the prompt has the
-            path of the file
-folder      look into the folder `path`, which was taken for a file
-correction  nothing that could be decided (only with --corrections)
+`goal` of the `verifier_spec` says what a call should do at this step: docs/tutorials/exercises.md.
 """
 
 import json
@@ -42,7 +35,7 @@ from pimono_sdpo.replay.calls import (
 from pimono_sdpo.replay.commands import find_changes, parse_once
 from pimono_sdpo.replay.files import Edit
 from pimono_sdpo.replay.initial_state import Beginnings
-from pimono_sdpo.replay.workspace import Workspace
+from pimono_sdpo.replay.workspace import Workspace, is_read_only
 from pimono_sdpo.schema import EVIDENCE, Finding
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.text import shorten, shorten_at_paragraphs
@@ -171,8 +164,7 @@ def gather_exercises(
                 elif is_failure:
                     problem = _find_fault(goal, call, resolver, shown)
                     is_made = any(_makes(one, path) for one in events[begin + 1 :] if one.kind == "tool_call")
-                    calls = [one for one in events[item["request"] : begin] if one.kind == "tool_call"]
-                    by_others = _CHANGED.search(item["text"]) and _was_last(calls, worked, place, path)
+                    by_others = _CHANGED.search(item["text"]) and not _has_changed(events[:begin], worked, place, path)
                     if (goal["kind"] == "path" and is_made) or by_others:
                         problem = "not_a_mistake"
                     alike[goal["kind"]] += not problem
@@ -411,15 +403,18 @@ def _was_shown(call: Event, prompt: _Prompt) -> bool:
     return sum(line in prompt.text or line in told for line in lines) >= MANY * len(lines)
 
 
-def _was_last(calls: Sequence[Event], worked: Container[int], place: Workspace, path: str) -> bool:
-    """Whether the last calls on a file read or changed it, so that somebody else has changed it since."""
-    for call in reversed(calls):
-        changes = find_changes(_find_command(call), "")
-        if changes.anything or any(_is_same(path, name) for name in changes.names):
-            return False
-        is_it = place.absolute(find_path(decode_arguments(call)) or "/") == place.absolute(path)
-        if is_it and call.index in worked and call.tool_name in _CHANGES | {"read"}:
-            return True
+def _has_changed(events: Sequence[Event], worked: Container[int], place: Workspace, path: str) -> bool:
+    """Whether the agent itself changed a file by a command after it had last read or edited it."""
+    for call in reversed(events):
+        if call.kind == "tool_call":
+            is_it = place.absolute(find_path(decode_arguments(call)) or "/") == place.absolute(path)
+            if is_it and call.index in worked and not is_read_only(call.tool_name):
+                return call.tool_name not in _CHANGES
+            if is_it and call.index in worked and call.tool_name == "read":
+                return False
+            names = find_changes(_find_command(call), "").names
+            if any(_is_same(_use_slashes(path), _use_slashes(name)) for name in names):
+                return True
     return False
 
 
@@ -506,7 +501,9 @@ def _find_resolver(
                 is_alike = not wanted_words or overlap(wanted_words, changed_words(given)) >= MIN_ALIKE
                 does = is_change and (is_it or not wanted) and is_alike
             case "path":
-                is_other = any(_is_alike(one, wanted) for one in _list_used(event, _USES))
+                # What a command makes was not there.
+                used = [one for one in _list_used(event, _USES) if is_change or not _makes(event, one)]
+                is_other = any(_is_alike(one, wanted) for one in used)
                 does = is_change == (call.tool_name in _CHANGES) and is_other
                 is_there = f"{place.absolute(find_path(given) or '/')}/".startswith(f"{whole}/")
                 if is_there and event.tool_name in _CHANGES | {"read", "ls"}:
@@ -518,7 +515,7 @@ def _find_resolver(
                 if is_search and _has_word(_name(whole).partition(".")[0], found):
                     search = search or event
             case _:
-                used = () if is_change else _list_used(event, _LOOKS)
+                used = [] if is_change else _list_used(event, _LOOKS)
                 does = any(f"{place.absolute(one)}/".startswith(f"{whole}/") for one in used)
         if does:
             return event

@@ -138,6 +138,10 @@ EDITED = [
     call("edit", "v", path="conf.py", edits=[{"oldText": "import os", "newText": "import re"}]),
     result("edit", "Successfully replaced 1 block(s) in conf.py.", call_id="v"),
 ]
+WRITTEN = [
+    call("mcp__fs__write_file", "w", path="conf.py", content="x"),
+    result("mcp__fs__write_file", "ok", call_id="w"),
+]
 READ_A = [call("read", "r", path="a.py"), result("read", "total = 1\nother = 3\n", call_id="r")]
 LONG_A = [call("read", "r", path="a.py"), result("read", "x\n" * 4000 + "total = 1\n" + "y\n" * 4000, call_id="r")]
 READ_CONF = [call("read", "c", path="conf.py"), result("read", "def settings_of(path):\n    return 1\n", call_id="c")]
@@ -187,10 +191,14 @@ GUESS = guess("docs/plan.md")
         (REQUEST, edit_unread(), ["read"]),
         (REQUEST, edit_unread(*READ_CONF), []),
         (REQUEST, edit_unread(plan="Now I change the other one."), []),
-        # Somebody else changed the file after the agent had; the agent changed it itself.
+        # Somebody else changed the file after the agent had, or had read it for another request, or whenever.
         (REQUEST, edit_unread(*EDITED, why=MODIFIED), []),
+        (REQUEST, edit_unread(*READ_CONF, user(REQUEST), why=MODIFIED), []),
+        (REQUEST, edit_unread(*READ_CONF, *bash("npm test", "ok", call_id="n"), user(REQUEST), why=MODIFIED), []),
+        (REQUEST, edit_unread(why=MODIFIED), []),
+        # The agent changed it itself, by a command or a tool that leaves it unread.
         (REQUEST, edit_unread(*EDITED, *bash("sed -i s/1/2/ conf.py", "", call_id="i"), why=MODIFIED), ["read"]),
-        (REQUEST, edit_unread(why=MODIFIED), ["read"]),
+        (REQUEST, edit_unread(*WRITTEN, user(REQUEST), why=MODIFIED), ["read"]),
         # The plan orders the path that is missing; a tree showed that it is there.
         (REQUEST, guess("docs/plan.md", plan="Now I look at docs/plan.md."), []),
         (REQUEST, [*bash("cat a.txt", "docs\n  plan.md", call_id="a"), *GUESS], []),
@@ -292,12 +300,15 @@ def test_a_tool_of_the_harness_is_offered_though_no_call_of_it_worked(tmp_path: 
 NOWHERE = bash("find . -name '*.md'", "./README.md", call_id="n")
 THERE = [call("ls", "t", path="docs/plan.md"), result("ls", "part.md", call_id="t")]
 CANCELLED = [call("read", "k", path="lib/plan.md"), result("read", "Sibling tool call errored", call_id="k")]
+MADE = bash("echo x > old/plan.md && cat old/plan.md", "x", call_id="m")
 INDEX = [call("read", "j", path="docs/plan/index.md"), result("read", "# Plan", call_id="j")]
 
 
 @pytest.mark.parametrize(
     ("events", "worked"),
     [
+        # What a command makes was not there.
+        (MADE, None),
         # A search that finds nothing of the name, a path that is there after all, a call that was cancelled.
         (NOWHERE, None),
         ([*THERE, *GUESS[3:]], None),

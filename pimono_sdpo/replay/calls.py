@@ -156,7 +156,7 @@ def read_edits(given: dict[str, Any]) -> list[Edit]:
         )
         if old is None or new is None:
             return []
-        everywhere = one.get("replace_all") in {True, "true"}
+        everywhere = one.get("replace_all") in (True, "true")
         edits.append(Edit(old, new, everywhere))
     return edits
 

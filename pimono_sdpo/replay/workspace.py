@@ -117,6 +117,8 @@ class Workspace:
     heard: set[str] = field(default_factory=set)
     # What was read before a resumption or a compaction is unknown.
     is_resumed: bool = False
+    # The last call was answered in no time: a history that was copied into this file when the session was resumed.
+    is_copied: bool = False
     # The user, a linter or another session works on the same files.
     is_shared: bool = False
     # Some versions of Claude Code refuse every edit of a path such as C:/a.ts.
@@ -219,6 +221,7 @@ class Workspace:
         """Learn from a call that was answered."""
         if is_refusal(result.text) or is_veto(result.text):
             return
+        self.is_copied = self.tools.reads_first and call.timestamp == result.timestamp != ""
         given = decode_arguments(call)
         path = find_path(given)
         is_other = call.tool_name not in _OF_FILES and not ("prompt" in given or is_read_only(call.tool_name))
@@ -387,8 +390,10 @@ class Workspace:
                 file.is_past = True
             # Somebody else may have worked on the files while the session rested.
             rested = _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES
-            if rested or _CHANGED_BY_HAND.search(event.text):
+            if rested or self.is_copied or _CHANGED_BY_HAND.search(event.text):
                 self.spoil_all()
+            if self.is_copied:
+                self._resume()
             for quoted in map(str.strip, _QUOTED.findall(event.text)):
                 for file in self.files.values():
                     # What is almost in the file was changed by hand.
@@ -401,12 +406,16 @@ class Workspace:
             if note[1]:
                 self.file(note[1]).age(certainly=True)
         elif event.kind == "compaction" or event.text == _RESUMED:
-            self.is_resumed = True
-            for file in self.files.values():
-                file.is_read = False
+            self._resume()
         if self.tools.reads_first and event.kind in {"user", "compaction", "custom_message"}:
             self.heard.update(_SPLIT.split(event.text))
         self.last_heard = event.timestamp or self.last_heard
+
+    def _resume(self) -> None:
+        """Note that the session may have begun anew, which forgets what it has read."""
+        self.is_resumed = True
+        for file in self.files.values():
+            file.is_read = False
 
 
 def _count_minutes(start: str, stop: str) -> float:

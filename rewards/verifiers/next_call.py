@@ -3,34 +3,22 @@
 spec   as `filter --unit step` writes it: tools, format, workspace and paths (what was there), goal,
        failed_call, resolved_call (what worked later, if anything did), targets (other files that serve
        the step: the session used them next, or later where the prompt names them), places (what `~` is)
-score  by the table; None where the session decides neither for nor against the call
+score  as docs/tutorials/exercises.md says; None where the session decides neither for nor against the call
 
 A row of a session or an episode has no goal: there each call must be valid, another than the one
 that failed, and name files that are there; its edits must apply, and the files still parse.
-
-| the call | score |
-|---|---|
-| cannot be read, is of an unknown tool, or has arguments that do not fit | 0.0 to 0.1 |
-| is the one that failed, with other white space or words around it; does nothing | 0.0 |
-| names what is missing again, reads a folder, changes what was to be looked at, puts nothing in | 0.1 |
-| is an edit that does not apply or breaks the file | 0.0 to 0.2 |
-| looks at what the prompt shows: reads the file to edit, searches for a path | 0.5 |
-| makes the wanted change, looks at a file that serves the step, searches for a missing name | 1.0 |
-
-All ways to look are equal: tools and commands, by path, by a search, by listing the folder. Where a file is to be
-read, only what prints lines of it looks. A change is the wanted one when it has the words of the failed call or of
-the one that worked, at nearly the same place; whether one in other words is right is not known.
 """
 
 import re
-from collections import Counter
+import tomllib
 from collections.abc import Container, Iterable, Iterator
 from itertools import pairwise, takewhile
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pimono_sdpo.replay.calls import Words, changed_words, find_path, find_text, overlap, read_edits, read_patch
+from pimono_sdpo.replay.calls import changed_words, find_path, find_text, overlap, read_edits, read_patch
 from pimono_sdpo.replay.commands import find_changes
+from pimono_sdpo.replay.files import Edit
 from pimono_sdpo.replay.workspace import CHANGING, Workspace, load_workspace, split_name
 from pimono_sdpo.shell import Stage, parse_command
 from rewards.verifiers import replay, tool_calls
@@ -39,40 +27,33 @@ from rewards.verifiers.rubric import BadSpec, VerifierResult, failed, passed, sk
 
 NAME = "next_call"
 INVALID, WRONG, BREAKS, LOOKS = 0.1, 0.1, 0.3, 0.5
-# Letters of a part of a name that is looked for and of a changed word with its sign; places of a call that
-# looks everywhere.
-LONG, SHORT, MANY, MOST_LINES = 5, 3, 12, 100_000
-# F1 of the words of two changes with their comments, and the lines between them.
-ALIKE, FAR = 0.7, 60
+# Letters of a part of a name that is looked for, and places of a call that looks everywhere.
+LONG, MANY, MOST_LINES = 5, 12, 100_000
+# F1 of the words of two changes with their comments; what of a file another text of it keeps.
+ALIKE, KEPT = 0.7, 0.5
 _NO_WORD = re.compile(r"['\"\\]|\d?&?>>?\s*(?:&\d|/dev/null)")
-_LOOKERS = frozenset(
-    "ls find fd rg grep egrep tree cat head tail sed wc stat file awk less nl git bat"
-    " dir type more findstr gc gci get-content get-childitem select-string select-object".split()
-)
-_READERS = frozenset("read cat head tail sed awk nl less bat type more gc get-content".split())
-_MATCHERS, _FINDERS = frozenset({"grep", "egrep", "rg", "fd"}), frozenset({"findstr", "select-string"})
-_GREPS = (_MATCHERS - {"fd"}) | _FINDERS
-_LISTERS = frozenset("ls tree find fd glob dir gci get-childitem".split())
-# Words in the names of tools.
-_PROGRAMS = {"list": "ls", "search": "rg", "read": "sed"}
-_ACTS = {"list": {"ls", "list", "glob", "find", "tree"}, "search": {"grep", "search"}, "read": {"read", "view", "cat"}}
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_IS = {name: frozenset(words.split()) for name, words in _TABLE.items()}
+_LOOKERS, _READERS, _MATCHERS, _LISTERS = (_IS[name] for name in ("lookers", "readers", "matchers", "listers"))
+_GREPS = (_MATCHERS - {"fd"}) | _IS["finders"]
+# The programs that do the same as tools.
+_PROGRAMS = {"lists": "ls", "searches": "rg", "reads": "sed"}
 # Only what prints lines of a file shows what is to be changed.
 _CONTENT = frozenset({"read", "change"})
-# They tell something about files, but nothing of what is in them, or of where they are.
-_COUNTERS = frozenset({"wc", "stat", "file"})
 _NO_LINES = re.compile(r"(?<!\S)(?:-[a-zA-Z]{0,9}[clLq]\w{0,9}|--(?:count|quiet|files\S*))(?!\S)")
 _NONE = re.compile(r"(?<!\S)-[-a-zA-Z]*[ =]?0(?!\S)")
+_FOLLOWS = re.compile(r"(?<!\S)(?:-[a-zA-Z]*[fF]\w*|--follow\S*)(?!\S)")
 _PRINTS = re.compile(r"(?:(\d{1,9})|/([^/]{1,99})/)(?:,[^p;]{0,99})?p")
 _TAKES_VALUE = re.compile(r"-[a-zA-Z]{0,9}[ABCm]|--(?:after-|before-)?context|--max-count")
-_NAVIGATES = frozenset("cd pushd set-location pwd export set source true : echo printf sleep".split())
 _CHANGES = frozenset({"edit", "write", "multi_edit", "apply_patch"})
 # Options and code by which programs that look write files or run others.
 _WRITES = re.compile(
     r"\bfind\b.*\s-f(?:print|ls)|\btree\b.*\s-o\b|\brg\b.*\s--pre\b|\bgit\b.*\s(?:--output\b|rm\s)"
     r"|\bg?awk\b.*(?:\bsystem\s*\(|\bprintf?\b[^{}]*>\s*[\w\"(]|\|\s*\")|\bg?sed\b.*(?:^|[\s'\";}/\dg$])[we] +[^\s/]"
 )
-_DESTROYS = re.compile(r"\b(?:rm|rmdir|shred|truncate)\s|\bgit\s+(?:clean|rm|checkout|reset|restore)\b|\s-delete\b")
-_COMMENT = re.compile(r"^\+?[ \t]*(?:#(?![\[!]|include|define|if|endif)|//).*\n?", re.MULTILINE)
+# What runs on another machine, and what is run to be put into a command line.
+_ELSEWHERE = re.compile(r"\b(?:ssh|docker|podman|kubectl)\b")
+_NESTED = re.compile(r"\$\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)|`([^`]*)`")
 
 
 class Step:
@@ -86,7 +67,8 @@ class Step:
         try:
             self.goal: dict[str, Any] = spec["goal"]
             self.kind: str = self.goal["kind"]
-            self.workspace: Workspace = load_workspace(spec["workspace"] or {"cwd": "", "files": {}})
+            self.state: dict[str, Any] = spec["workspace"] or {"cwd": "", "files": {}}
+            self.workspace: Workspace = load_workspace(self.state)
             recorded = [spec["failed_call"], spec["resolved_call"]]
             self.references = [
                 Call(one.get("name", one.get("tool", "")), one.get("args", {"command": one.get("command")}))
@@ -117,8 +99,6 @@ class Step:
         is_change = self.failed is not None and self.failed.name in _CHANGES
         self.changes = self.kind == "change" or (self.kind == "path" and is_change)
         self.above = {self.absolute("."), *_parents(self.absolute(".")), "/"}
-        # Where the call that failed may have changed something, so may the same one elsewhere.
-        self.may_run = any(_may_change(one) for one in self.references if one.name not in _CHANGES)
 
     def absolute(self, path: str) -> str:
         """Return a path as the files are known by it."""
@@ -170,6 +150,8 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
         return passed(NAME) if applied.status == "passed" or (named and all(named)) else _unknown()
     if step.kind == "correction":
         return _unknown()
+    if calls[0] in step.references:
+        return passed(NAME)
     return (_judge_change if step.changes and calls[0].name in _CHANGES else _judge_look)(calls[0], step)
 
 
@@ -189,19 +171,15 @@ def _judge_change(call: Call, step: Step) -> VerifierResult:
         return _fail(f"{step.goal['path']} does not exist.")
     if step.path and step.targets.isdisjoint(names):
         return _unknown()
-    known = [step.workspace.files.get(name) for name in names]
-    is_seen = all(file and file.whole is not None for file in known)
-    if call.name == "write" and not is_seen and not any(one.name == "write" for one in step.references):
-        return _fail("Writing the whole file may lose what was not seen of it.")
+    if _loses_text(call, step):
+        return _fail("This may lose what was to be kept of the file.")
     if (applied := step.replayed()).status == "failed":
         return applied
-    words = (changed_words(_without_comments(one.arguments, step)) for one in (call, *step.references))
-    added, *wanted = ([word for word in each if word[0] == "+"] for each in words)
+    added, *wanted = (any(new for _, new in _read_change(one, step)) for one in (call, *step.references))
     if call.name != "write" and not added and all(wanted):
         return _fail("Something was to be put in.")
     is_decided = applied.status == "passed" or call.name == "write"
-    is_wanted = any(_is_equal(call.arguments, one.arguments, step) for one in step.references)
-    return passed(NAME) if is_decided and is_wanted and _is_sure(call, step) else _unknown()
+    return passed(NAME) if is_decided and _is_wanted(call, step) else _unknown()
 
 
 def _is_sure(call: Call, step: Step) -> bool:
@@ -220,7 +198,10 @@ def _judge_look(call: Call, step: Step) -> VerifierResult:
     """Judge a call that can at best look, or run again what could not be found."""
     looked, read = (set(map(step.absolute, _paths(call, step, of))) for of in ((), _READERS))
     goal, command = step.goal["path"], find_text(call.arguments, "command", "cmd")
-    if _acts(call) == "change" or (_may_change(call) and not step.may_run):
+    programs = _list_programs(call)
+    if (_destroys(call) and not any(map(_destroys, step.references))) or _loses_text(call, step):
+        return _fail(f"{goal} was to be kept.")
+    if _may_change(call):
         names = find_changes(command.replace("$WORKSPACE/", ""), "").names
         changes = set(map(step.absolute, names)) if command else looked
         if command and step.kind == "read":
@@ -228,7 +209,10 @@ def _judge_look(call: Call, step: Step) -> VerifierResult:
             is_kept = step.path not in changes or _shares_words(command, step)
         else:
             is_kept = step.changes or changes.isdisjoint(step.paths | {step.path} if command else {step.path})
-        is_wrong = not is_kept or _DESTROYS.search(command) or _WRITES.search(command)
+        # Where the call that failed may have changed something, so may the same one elsewhere.
+        may_run = any(_may_change(one) for one in step.references if one.name not in _CHANGES)
+        is_kept = is_kept or (may_run and not any(map(step.is_missing, changes)))
+        is_wrong = not is_kept or _WRITES.search(command)
         return _fail(f"{goal} was to be looked at.") if is_wrong else _unknown()
     seen = [(folder, one) for folder, one, after in _walk(call) if all(_prints(each, step) for each in (one, *after))]
     sought, listed = [word for _, stage in seen for word in _split_words(stage)[0]], set(_listed(seen, step))
@@ -237,8 +221,7 @@ def _judge_look(call: Call, step: Step) -> VerifierResult:
         return _unknown() if sought and _searches(sought, set(), step) else _fail(f"{goal} does not exist.")
     if read & step.folders or (step.kind == "folder" and step.path in read):
         return _fail("This is a folder.")
-    programs, known = ({stage.program for one in of for stage in _stages(one)} for of in ([call], step.references))
-    if programs - _LOOKERS - _NAVIGATES - known or len(looked | listed) + len(_words(" ".join(sought))) > MANY:
+    if programs - _LOOKERS - _IS["navigates"] or len(looked | listed) + len(_words(" ".join(sought))) > MANY:
         return _unknown()
     shown = set(_shown(seen, step))
     inside = [path for path in shown | listed if step.kind == "folder" and f"{path}/".startswith(f"{step.path}/")]
@@ -251,26 +234,59 @@ def _judge_look(call: Call, step: Step) -> VerifierResult:
 
 
 def _shares_words(command: str, step: Step) -> bool:
-    """Whether a command appends to a file, or has a word of the changes that were to be made."""
-    words = {word[1:] for one in step.references for word in changed_words(one.arguments) if len(word) > SHORT}
+    """Whether a command appends to a file, or has a word of the edit that was to be made."""
+    edits = [edit for one in step.references for edit in read_edits(one.arguments)]
+    words = {word for edit in edits for word in re.findall(r"\w{3,}", f"{edit.old} {edit.new}")}
     own = set(re.findall(r"\w+", command.replace("/dev/null", ""))) - set(re.findall(r"\w+", step.path))
     return ">>" in command or not words or bool(words & own)
+
+
+def _destroys(call: Call) -> bool:
+    """Whether a command deletes files, or what git has not got yet."""
+    for stage in _list_run(call) if _is_command(call) else ():
+        given = set(map(str.lower, stage.arguments))
+        is_each = stage.program in {"find", "fd"} and {"-delete", *_IS["destroyers"]} & given
+        is_lost = stage.program == "git" and _IS["loses_of_git"].intersection(stage.arguments[:3])
+        if stage.program in _IS["destroyers"] or is_each or is_lost:
+            return True
+    return False
+
+
+def _list_run(call: Call) -> list[Stage]:
+    """Return the programs of a command line with those whose output is put into it."""
+    nested = _NESTED.findall(find_text(call.arguments, "command", "cmd"))
+    return _stages(call) + [stage for one in nested for stage in _list_run(Call("", {"command": "".join(one)}))]
+
+
+def _list_programs(call: Call) -> set[str]:
+    """Return the names of what a call runs, with what git does but for looking, and the way to other machines."""
+    found = set(_ELSEWHERE.findall(find_text(call.arguments, "command", "cmd")))
+    for stage in _list_run(call):
+        is_look = stage.program != "git" or not _IS["looks_of_git"].isdisjoint(stage.arguments[:3])
+        found.add(stage.program if is_look else " ".join((stage.program, *stage.arguments)))
+    return found
 
 
 def _prints(stage: Stage, step: Step) -> bool:
     """Whether a program prints what it is given or finds, as far as is known."""
     words, (patterns, _) = " ".join(stage.arguments), _split_words(stage)
-    if stage.targets or stage.program in _COUNTERS:
+    if stage.targets or stage.program in _IS["counters"]:
         return False
     if stage.program == "git":
         return not {"ls-files", "ls-tree", "grep"}.isdisjoint(stage.arguments)
     if _is_search(stage):
         is_shown = not (step.kind in _CONTENT and _NO_LINES.search(words))
         return is_shown and (step.kind == "path" or any(map(step.knows, patterns)))
-    if stage.program == "sed" and re.search(r"(?<!\S)-(?:[a-zA-Z]*n|-quiet|-silent)", words):
-        lines = _PRINTS.findall(next((word for word in stage.arguments if word[:1] != "-"), ""))
-        return any(int(at) in step.lines if at else step.knows(text) for at, text in lines)
-    return stage.program not in _READERS or not _NONE.search(words)
+    code = next((word for word in stage.arguments if word[:1] != "-"), "")
+    if stage.program == "sed":
+        # What is left without -n is not known.
+        is_quiet = re.search(r"(?<!\S)-(?:[a-zA-Z]*n|-quiet|-silent)", words)
+        return is_quiet is not None and any(
+            int(at) in step.lines if at else step.knows(text) for at, text in _PRINTS.findall(code)
+        )
+    if stage.program == "awk":
+        return re.search(r"print|NR|^/", code) is not None
+    return stage.program not in _READERS or not (_NONE.search(words) or _FOLLOWS.search(words))
 
 
 def _is_search(stage: Stage) -> bool:
@@ -318,7 +334,7 @@ def _split_words(stage: Stage) -> tuple[list[str], list[str]]:
     if stage.program in _MATCHERS and "--files" not in stage.arguments:
         return words[:1], words[1:]
     if stage.program in _LOOKERS - _READERS:
-        return [word for word in words if stage.program in _FINDERS or re.search(r"[*?\[]", word)], words
+        return [word for word in words if stage.program in _IS["finders"] or re.search(r"[*?\[]", word)], words
     return [], words
 
 
@@ -342,7 +358,7 @@ def _acts(call: Call) -> str:
         return ""
     if call.name in _CHANGES or CHANGING & words or "content" in given or read_edits(given):
         return "change"
-    return next((act for act, names in _ACTS.items() if words & names), "")
+    return next((act for act in _PROGRAMS if words & _IS[act]), "")
 
 
 def _does_nothing(call: Call) -> bool:
@@ -351,7 +367,7 @@ def _does_nothing(call: Call) -> bool:
     if edits and all(edit.old == edit.new for edit in edits):
         return True
     return _is_command(call) and all(
-        stage.program in _NAVIGATES and {*stage.targets} <= {"/dev/null"} for stage in _stages(call)
+        stage.program in _IS["navigates"] | {"sleep"} and {*stage.targets} <= {"/dev/null"} for stage in _stages(call)
     )
 
 
@@ -408,11 +424,11 @@ def _pipelines(call: Call | None) -> list[list[Stage]]:
         return [[one._replace(program=one.program.lower()) for one in pipe.stages] for pipe in parse_command(command)]
     path, act, given = find_path(call.arguments), _acts(call), call.arguments
     pattern, words = find_text(given, "pattern", "query"), [path] * bool(path)
-    if act == "read":
+    if act == "reads":
         words = ["-n", f"{(given.get('offset') or 1) if given.get('limit') != 0 else 0}p", *words]
-    elif act == "search":
+    elif act == "searches":
         words = ["-l"] * (given.get("output_mode", "content") != "content") + [pattern, *words]
-    elif act == "list":
+    elif act == "lists":
         words = [_inside(path, pattern)]
     return [[Stage(_PROGRAMS.get(act, ""), tuple(words), (), "reads")]]
 
@@ -453,34 +469,68 @@ def _words(text: str) -> set[str]:
     return {name.lower() for name in names} | {_stem(name) for name in names}
 
 
-def _is_equal(own: dict[str, Any], wanted: dict[str, Any], step: Step) -> bool:
-    """Whether a change is one that was made, but for comments and quotes, and near its place."""
-    code, wanted_code = (_count_code(each, step) for each in (own, wanted))
-    lines, wanted_lines = (_find_lines(each, step) for each in (own, step.references[-1].arguments))
-    is_there = not lines or not wanted_lines or any(abs(a - b) < FAR for a in lines for b in wanted_lines)
-    return code == wanted_code and is_there and overlap(changed_words(own), changed_words(wanted)) >= ALIKE
+def _is_wanted(call: Call, step: Step) -> bool:
+    """Whether a call leaves the file as one that was made does, or changes the same if the file is known in part."""
+    own = _apply(call, step)
+    for one in step.references:
+        wanted = _apply(one, step)
+        if own and wanted:
+            is_same = _read_code(own["new_string"], step) == _read_code(wanted["new_string"], step)
+        else:
+            is_same = not own and _is_sure(call, step) and _read_change(call, step) == _read_change(one, step)
+        words, wanted_words = (changed_words(given) for given in (own or call.arguments, wanted or one.arguments))
+        if is_same and overlap(words, wanted_words) >= ALIKE:
+            return True
+    return False
 
 
-def _count_code(given: dict[str, Any], step: Step) -> Words:
-    """Count the words that a change takes out and puts in, without quotes and comments."""
-    texts = {key: value for key, value in given.items() if value != find_path(given)}
-    words = changed_words(_without_comments(texts, step))
-    return Counter({word: count for word, count in words.items() if word[-1] not in "\"'`"})
+def _apply(call: Call, step: Step) -> dict[str, Any] | None:
+    """Return an edit or a write as an edit of the whole file, None where the session does not tell."""
+    workspace, known = load_workspace(step.state), step.workspace.files.get(step.path)
+    check = replay.CHECKS.get(call.name)
+    if check is None or known is None or known.whole is None or check(workspace, call) is not True:
+        return None
+    return {"old_string": known.whole, "new_string": workspace.file(step.path).whole}
 
 
-def _find_lines(given: dict[str, Any], step: Step) -> list[int]:
-    """Return the lines at which the file has what edits replace."""
-    known = step.workspace.files.get(step.absolute(find_path(given)))
-    text, olds = known.whole or "" if known else "", [re.escape(edit.old) for edit in read_edits(given) if edit.old]
-    return [text.count("\n", 0, found.start()) for old in olds for found in re.finditer(old, text)]
+def _read_code(text: str, step: Step) -> list[str]:
+    """Return the words of a text in their order, where quotes are alike, without the lines that are comments."""
+    suffix = PurePosixPath(step.path).suffix
+    if suffix not in {"", *_IS["texts"]}:
+        text = re.sub(rf"(?m)^\+?[ \t]*{'#(?!!)' if suffix in _IS['hashes'] else '//'}.*\n?", "", text)
+    # Elsewhere white space says nothing.
+    indent = r"\n[ \t]*(?=\S)|" if suffix in _IS["indented"] else ""
+    return re.findall(rf"{indent}\w+|[^\w\s]", re.sub(r"[\"`]", "'", text).strip())
 
 
-def _without_comments(given: Any, step: Step) -> Any:
-    """Return arguments without the lines of code that are comments."""
-    if PurePosixPath(step.path).suffix in {"", ".md", ".txt", ".rst"}:
-        return given
-    if isinstance(given, dict):
-        return {key: _without_comments(value, step) for key, value in given.items()}
-    if isinstance(given, list):
-        return [_without_comments(value, step) for value in given]
-    return _COMMENT.sub("", given) if isinstance(given, str) else given
+def _read_change(call: Call, step: Step) -> list[tuple[list[str], list[str]]]:
+    """Return what a call takes out and what it puts in there, whatever text is around it."""
+    edits = read_edits(call.arguments) or [hunk for patch in read_patch(call.arguments) for hunk in patch.hunks]
+    found = []
+    for edit in edits or [Edit("", find_text(call.arguments, "content"))]:
+        old, new = _read_code(edit.old, step), _read_code(edit.new, step)
+        start = _count_same(old, new)
+        end = _count_same(old[start:][::-1], new[start:][::-1])
+        found.append((old[start : len(old) - end], new[start : len(new) - end]))
+    return sorted(found)
+
+
+def _count_same(one: list[str], other: list[str]) -> int:
+    """Count the words with which two texts begin alike."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _loses_text(call: Call, step: Step) -> bool:
+    """Whether a file is moved, deleted, or written anew without most of its lines, or without any of them known."""
+    given = call.arguments
+    if _IS["takes_away"] & split_name(call.name):
+        return step.path in {step.absolute(value) for value in given.values() if isinstance(value, str)}
+    path, wanted = step.absolute(find_path(given)), ("content" in one.arguments for one in step.references)
+    if "content" not in given or path not in {step.path, *step.targets} or any(wanted):
+        return False
+    known = step.workspace.files.get(path)
+    lines, kept = (
+        {line.strip() for line in text.split("\n")} - {""}
+        for text in ((known and known.whole) or "", find_text(given, "content"))
+    )
+    return not lines or len(lines & kept) < KEPT * len(lines)

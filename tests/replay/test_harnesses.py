@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from pimono_sdpo.replay.calls import parse_read, read_edits
@@ -316,6 +317,22 @@ def test_a_session_that_goes_on_below_another_may_have_read_the_file() -> None:
         return next(predictions(events, "/w", find_harness("claude_code").files)).expected
 
     assert (first(""), first("an event of another session")) == ("unread", None)
+
+
+def test_a_copied_history_does_not_tell_where_the_session_was_resumed() -> None:
+    def second(answered: str) -> Outcome | None:
+        given = json.dumps({"file_path": "/w/a.ts", "old_string": "let y", "new_string": "q"})
+        read, change = (Event(0, "tool_call", call_id=c, timestamp="2026-01-02T03:04:05.678Z") for c in "ab")
+        events = [
+            msgspec.structs.replace(read, tool_name="read", arguments='{"file_path": "/w/a.ts"}'),
+            Event(1, "tool_result", NUMBERED, call_id="a", tool_name="read", timestamp=answered),
+            Event(2, "user", "Go on"),
+            msgspec.structs.replace(change, index=3, tool_name="edit", arguments=given),
+            Event(4, "tool_result", "done", call_id="b", tool_name="edit"),
+        ]
+        return next(predictions(events, "/w", find_harness("claude_code").files)).expected
+
+    assert (second("2026-01-02T03:04:06.012Z"), second("2026-01-02T03:04:05.678Z")) == ("ok", None)
 
 
 def test_a_command_runs_in_the_folder_that_its_call_names() -> None:

