@@ -142,6 +142,8 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         ('有 root 密码 "666" 可用', '有 root 密码 "[REDACTED:stated_secret]" 可用'),
         ("contraseña “Arkan_01”.", "contraseña “[REDACTED:stated_secret]”."),
         ("la contraseña `abc12345`", "la contraseña `[REDACTED:stated_secret]`"),
+        (r'"refresh\":\"q8Xv2LmP0rTz5WnKd7YbQ8Xv2LmP', r'"refresh\":\"[REDACTED:assigned_secret]'),
+        (f"SECRET_KEY_BASE={'0a1b2c3d' * 8}", "SECRET_KEY_BASE=[REDACTED:assigned_secret]"),
     ],
 )
 def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> None:
@@ -173,6 +175,17 @@ def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> 
         *("KEY: rtl8822b_set_FwMacIdConfig_cmd(wlan0)", "SQUARE_ACCESS_TOKEN=EAAAxxxxxxxxxxxx"),
         *("CREDENTIALS: fleet_health=unknown valid=0", "x: 0a1b2c@group.calendar.google.com"),
         *("postgres://$USER:$PASSWORD@host/db", "--home-dir x", "const token = await next1()"),
+        *(
+            "a.py:3:        pass\na.py:4:        self.timeout(30)",
+            "+    pass\n+    font_size=dp(13),",
+            "12\tpass\n13\tfont_size=dp(13),",
+            "ACCESS_TOKEN   - Required\nprocess.exit(0);",
+            # A heading, and code behind the end of its table.
+            "name   token\nann    none\nself.timeout(30)  foo(13)  bar\na()  self.timeout(30)",
+        ),
+        *("cookie: { secure: true, maxAge: 86400000 }", "cookie: { secure: process.env.NODE_ENV === 'production' }"),
+        *("Culture=neutral, PublicKeyToken=b77a5c561934e089", 'value too great (error token is "10#Fetching")'),
+        "https://open.feishu.cn/search?code=99991672&from=openapi",
     ],
 )
 def test_code_and_placeholders_stay(text: str) -> None:
