@@ -58,7 +58,8 @@ _SHORT_WORD = 6
 _PATCHED = re.compile(r"\*\*\* \w{1,10} File: ([^\n\\\"]{1,300})")
 _USAGE_SHOWN = "\n\nExpected parameters:"
 _VERSION = re.compile(r"[\d.]+\Z")
-_NAME = re.compile(r"[a-z][\w:-]*")
+# `lint:fix` is a kind of `lint`.
+_NAME = re.compile(r"[a-z][\w-]*(?=:|\Z)")
 # What one of several things that a tool can do a call wants of it.
 _ACTION = re.compile(r'"(?:action|kind|targetUrl)": ?"([^"]{1,200})"')
 
@@ -245,8 +246,10 @@ def _identify(tool: str, target: str) -> list[tuple[str, ...]]:
     found = []
     for stage in runs or stages[-1:]:
         plain = [word for word in stage.arguments if not word.startswith("-")]
-        second = [word for word in stage.arguments[1:2] if plain[1:2] == [word] and _NAME.fullmatch(word)]
-        about = [*plain[:1], *second] if runs else map(_find_file, plain[-1:])
+        about = plain[:1] if runs else [_find_file(word) for word in plain[-1:]]
+        # Behind an option stands its value.
+        if runs and stage.arguments[:2] == tuple(plain[:2]):
+            about += [named[0] for word in plain[1:2] if (named := _NAME.match(word))]
         found.append((_VERSION.sub("", stage.program), *about))
     return found or [(tool,)]
 

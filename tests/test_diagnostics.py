@@ -63,6 +63,7 @@ def test_every_rule_matches_its_example(rule: Rule) -> None:
         ("git checkout gone", exited("error: pathspec 'gone' did not match any file(s)"), ["command_error"]),
         ("cat > t.py <<'EOF'\nprint(1)\nEOF\npython t.py", exited(TRACEBACK), ["command_error", "runtime_exception"]),
         ("timeout 60 npm test", exited("running", 124), ["command_error"]),
+        ("psql -h db", exited("psql: error: server at db, port 5432 failed: Connection refused"), ["command_error"]),
     ],
 )  # fmt: skip
 def test_marked_errors(command: str, output: str, expected: list[str]) -> None:

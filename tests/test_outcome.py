@@ -154,6 +154,8 @@ LISTING = (
         ("git push", "fatal: the remote end hung up", "git push && npm publish", True),
         ("git push", "fatal: the remote end hung up", "git push origin", True),
         ("npm run dev", "EADDRINUSE: the port is taken", "npm run build", False),
+        ("npm run lint", "2 errors found", "npm run lint:fix", True),
+        ("npx --yes tsc --pretty false", "a.ts(1,2): error TS2322: no", "npx tsc --noEmit", True),
         ("shop gateway restart", "no such service is known", "shop gateway status", False),
         (SCRIPT, "UnicodeDecodeError: byte 0x96", SCRIPT.replace("_text()", "_text('latin-1')"), True),
         (SCRIPT, "UnicodeDecodeError: byte 0x96", LISTING, False),
