@@ -143,6 +143,15 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         ("contraseña “Arkan_01”.", "contraseña “[REDACTED:stated_secret]”."),
         ("la contraseña `abc12345`", "la contraseña `[REDACTED:stated_secret]`"),
         (r'"refresh\":\"q8Xv2LmP0rTz5WnKd7YbQ8Xv2LmP', r'"refresh\":\"[REDACTED:assigned_secret]'),
+        *(
+            (f"{word}: Qwe123rty", f"{word}: [REDACTED:assigned_secret]")
+            for word in ("hasło", "mật khẩu", "wachtwoord")
+        ),
+        *(
+            (f"{before}Qwe123rty", f"{before}[REDACTED:stated_secret]")
+            for before in ("密码 ", "ваш пароль - ", "パスワードは", "비밀번호는 ", "账号\uff1aann / ")
+        ),
+        ('echo "*:5432:app:ann:hunter2"', 'echo "*:5432:app:ann:[REDACTED:pgpass]"'),
         (f"SECRET_KEY_BASE={'0a1b2c3d' * 8}", "SECRET_KEY_BASE=[REDACTED:assigned_secret]"),
     ],
 )
@@ -185,6 +194,12 @@ def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> 
         ),
         *("cookie: { secure: true, maxAge: 86400000 }", "cookie: { secure: process.env.NODE_ENV === 'production' }"),
         *("Culture=neutral, PublicKeyToken=b77a5c561934e089", 'value too great (error token is "10#Fetching")'),
+        *(
+            "- **1password** - 1Password CLI",
+            "contraseña (SHA\u2011256)",
+            "암호: AES-256",
+            '"bssid": "02:42:0a:0b:00:07"',
+        ),
         "https://open.feishu.cn/search?code=99991672&from=openapi",
     ],
 )
