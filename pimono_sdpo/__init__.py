@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pimono_sdpo.errors import PimonoError
     from pimono_sdpo.stage import Filter, FlatMap, Map, Stage, run_stages
     from pimono_sdpo.traces.sources import load_sessions
-    from pimono_sdpo.training.run import train
+    from pimono_sdpo.training import train
     from processors import pipeline, run_pipeline
 
 __version__ = "0.1.0"
@@ -41,14 +41,20 @@ _MODULES = {
     **dict.fromkeys(("pipeline", "run_pipeline"), "processors"),
     "PimonoError": "pimono_sdpo.errors",
     "load_sessions": "pimono_sdpo.traces.sources",
-    "train": "pimono_sdpo.training.run",
+    "train": "pimono_sdpo.training",
 }
 
 
 def _check_packages() -> None:
-    """Refuse packages of other projects in the place of ours; two would overwrite each other."""
+    """Refuse other packages in the place of ours, by their folder or because two overwrote each other."""
+    ours = Path(__file__).parent.parent
     for name in ("processors", "rewards", "cards"):
         spec = find_spec(name)
+        if spec and spec.origin and Path(spec.origin) != ours / name / "__init__.py":
+            raise ImportError(
+                f"`{spec.origin}` is imported in the place of the package `{name}` of pimono-sdpo; "
+                "rename that folder, or run elsewhere."
+            )
         if not (spec and spec.origin and "pimono_sdpo" in Path(spec.origin).read_text("utf-8")):
             raise ImportError(
                 f"Another project has replaced or removed the package `{name}` of pimono-sdpo; "

@@ -38,6 +38,11 @@ def import_own(name: str) -> Any:
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module}.".startswith(f"{missing}."):
+            taken = getattr(sys.modules.get(top := module.partition(".")[0]), "__file__", None)
+            if taken and Path(top).exists():
+                raise OwnCodeError(
+                    f"`{name}` names the module `{missing}`, but `{top}` is `{taken}`; rename the folder `{top}` here."
+                ) from error
             raise OwnCodeError(
                 f"`{name}` names the module `{missing}`, which is neither in the current folder "
                 "nor installed; give module:name of a file here."

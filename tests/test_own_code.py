@@ -223,6 +223,13 @@ def test_a_verifier_of_ones_own_scores_completions(folder: Path) -> None:
     assert "2 rows, 2 judged, 1 passed" in done.stdout
 
 
+def test_a_folder_named_as_a_package_of_ours_has_to_be_renamed(folder: Path) -> None:
+    (folder / "rewards").mkdir()
+    (folder / "rewards" / "good.py").write_text(MINE)
+    with pytest.raises(OwnCodeError, match="rename the folder `rewards` here"):
+        OwnReward("rewards.good:reward")
+
+
 def test_the_files_to_ship_are_the_module_or_its_whole_package(folder: Path) -> None:
     (folder / "pack").mkdir()
     for name in ("__init__", "scores", "helper"):

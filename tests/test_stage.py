@@ -216,3 +216,6 @@ def test_the_public_names_are_there_and_load_nothing_before_they_are_used() -> N
         assert name in dir(pimono_sdpo)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = pimono_sdpo.nothing
+    without = "import sys; sys.modules |= dict.fromkeys(('torch', 'transformers', 'trl')); from pimono_sdpo import *; "
+    done = subprocess.run([sys.executable, "-c", f"{without} train('rows')"], capture_output=True, text=True)
+    assert "TrainingInputError: Training here needs" in done.stderr

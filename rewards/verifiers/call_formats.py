@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pimono_sdpo.errors import EngineError
+
 
 class Family(msgspec.Struct, frozen=True):
     """The format of one family of models, as call_formats.toml describes it."""
@@ -130,9 +132,14 @@ def format_of(chat_template: str) -> str | None:
 
 @lru_cache(maxsize=64)
 def _load(template: str) -> Any:
-    """Return a compiled `ResponseTemplate`; needs transformers, half a second to import."""
-    from transformers.utils.chat_parsing.response_templates import load_response_template
-
+    """Return a compiled `ResponseTemplate`; raises EngineError without transformers, half a second to import."""
+    try:
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+    except ImportError as error:
+        raise EngineError(
+            "Tool calls in a completion are read with Transformers, which is not installed; install "
+            "pimono-sdpo with the extra `train`."
+        ) from error
     return load_response_template(json.loads(template))
 
 
