@@ -114,8 +114,6 @@ class OwnStage:
                     raise TypeError(mismatch)
                 if not all(isfinite(one) for one in result.values() if isinstance(one, float)):
                     raise ValueError(f"{result!r:.80} holds a number that is not finite")
-            elif result is not None and not (isinstance(result, str) and result):
-                raise TypeError(f"{result!r:.80} is neither None nor why the row is dropped")
         except (Exception, SystemExit) as error:
             raise OwnCodeError(f"The stage `{self.name}` failed: {_explain(error)}.") from error
         return result
