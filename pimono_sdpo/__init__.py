@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pimono_sdpo.errors import PimonoError
     from pimono_sdpo.stage import Filter, FlatMap, Map, Stage, run_stages
     from pimono_sdpo.traces.sources import load_sessions
-    from pimono_sdpo.training.run import train
+    from pimono_sdpo.training import train
     from processors import pipeline, run_pipeline
 
 __version__ = "0.1.0"
@@ -41,20 +41,26 @@ _MODULES = {
     **dict.fromkeys(("pipeline", "run_pipeline"), "processors"),
     "PimonoError": "pimono_sdpo.errors",
     "load_sessions": "pimono_sdpo.traces.sources",
-    "train": "pimono_sdpo.training.run",
+    "train": "pimono_sdpo.training",
 }
 
 
 def _check_packages() -> None:
-    """Refuse packages of other projects in the place of ours; two would overwrite each other."""
+    """Refuse other packages in the place of ours, by their folder or because two overwrote each other."""
     for name in ("processors", "rewards", "cards"):
         spec = find_spec(name)
-        if not (spec and spec.origin and "pimono_sdpo" in Path(spec.origin).read_text("utf-8")):
+        file = Path(spec.origin) if spec and spec.origin else None
+        if file and "pimono_sdpo" in file.read_text("utf-8"):
+            continue
+        if file and file.parent.parent != Path(__file__).parent.parent:
             raise ImportError(
-                f"Another project has replaced or removed the package `{name}` of pimono-sdpo; "
-                "uninstall that one and install pimono-sdpo again, or give pimono-sdpo an "
-                "environment of its own, as `uv tool install` does."
+                f"`{file}` is imported in the place of the package `{name}` of pimono-sdpo; rename that folder or "
+                "run elsewhere."
             )
+        raise ImportError(
+            f"Another project has replaced or removed the package `{name}` of pimono-sdpo; uninstall that one and "
+            "install pimono-sdpo again, or give pimono-sdpo an environment of its own, as `uv tool install` does."
+        )
 
 
 _check_packages()

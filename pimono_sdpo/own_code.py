@@ -43,6 +43,11 @@ def import_own(name: str) -> Any:
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module}.".startswith(f"{missing}."):
+            taken = getattr(sys.modules.get(top := module.partition(".")[0]), "__file__", None)
+            if taken and Path(top).exists():
+                raise OwnCodeError(
+                    f"`{name}` names the module `{missing}`, but `{top}` is `{taken}`; rename the folder `{top}` here."
+                ) from error
             raise OwnCodeError(
                 f"`{name}` names the module `{missing}`, which is neither in the current folder "
                 "nor installed; give module:name of a file here."
@@ -114,8 +119,6 @@ class OwnStage:
                     raise TypeError(mismatch)
                 if not all(isfinite(one) for one in result.values() if isinstance(one, float)):
                     raise ValueError(f"{result!r:.80} holds a number that is not finite")
-            elif result is not None and not (isinstance(result, str) and result):
-                raise TypeError(f"{result!r:.80} is neither None nor why the row is dropped")
         except (Exception, SystemExit) as error:
             raise OwnCodeError(f"The stage `{self.name}` failed: {_explain(error)}.") from error
         return result

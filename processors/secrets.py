@@ -176,6 +176,7 @@ def _redact_key_tails(text: str, found: list[Found]) -> str:
 _NAMES_SECRET = re.compile(rf"(?i)(?:[\w.-]{{1,30}}[_ -])?{_NAME}")
 _RULE = re.compile(r"[\s|+:=-]+")
 _SPACED_CELL = re.compile(r"\S+(?: \S+)*")
+_WORDS = re.compile(r"[^\W\d]\w*(?: \w+)*")
 
 
 def _redact_columns(text: str, found: list[Found]) -> str:
@@ -186,45 +187,34 @@ def _redact_columns(text: str, found: list[Found]) -> str:
         heading = lines[number]
         if len(heading) > 500:
             continue
-        spans = _split_cells(heading)
-        cells = (heading[a:b].strip(' \t"*`|') for a, b in spans)
+        sign = next((sign for sign in "|\t;," if sign in heading), "")
+        cells = [heading[a:b].strip(' \t"*`|') for a, b in _split_cells(heading, sign)]
         columns = [n for n, cell in enumerate(cells) if _NAMES_SECRET.fullmatch(cell)]
-        if columns and 2 <= len(spans) <= 20:
-            _redact_rows(lines, number, spans, columns[::-1], found)
+        # Where only blanks divide the cells, `pass` in a numbered file looks like a heading.
+        is_table = sign in {"|", ";", ","} or all(map(_WORDS.fullmatch, cells))
+        if columns and is_table and 2 <= len(cells) <= 20:
+            _redact_rows(lines, number + 1, sign, len(cells), columns[::-1], found)
     return "\n".join(lines)
 
 
-def _redact_rows(
-    lines: list[str], number: int, spans: list[tuple[int, int]], columns: list[int], found: list[Found]
-) -> None:
+def _redact_rows(lines: list[str], first: int, sign: str, width: int, columns: list[int], found: list[Found]) -> None:
     """Redact the columns in the lines below a heading, as far as the table goes."""
-    is_drawn = "|" in lines[number] or "\t" in lines[number]
-    is_aligned = not is_drawn and "," not in lines[number] and ";" not in lines[number]
-    for below in range(number + 1, len(lines)):
-        line = lines[below]
-        if not line.strip():
-            return
-        if _RULE.fullmatch(line):
+    for number in range(first, len(lines)):
+        line = lines[number]
+        if line.strip() and _RULE.fullmatch(line):
             continue
-        cells = _align_cells(line, spans) if is_aligned else _split_cells(line)
-        if len(cells) != len(spans):
+        cells = _split_cells(line, sign)
+        if len(cells) != width:
             return
         for column in columns:
-            line = _redact_cell(line, *cells[column], is_drawn, found)
-        lines[below] = line
+            line = _redact_cell(line, *cells[column], sign in {"|", "\t"}, found)
+        lines[number] = line
 
 
-def _split_cells(line: str) -> list[tuple[int, int]]:
-    """Return where the cells of a line are, by the first separator that the line has."""
-    sign = next((sign for sign in ("|", "\t", ";", ",") if sign in line), "")
+def _split_cells(line: str, sign: str) -> list[tuple[int, int]]:
+    """Return where the cells of a line are, between signs or wide gaps."""
     pattern = re.compile(rf"[^{re.escape(sign)}]+") if sign else _SPACED_CELL
     return [found.span() for found in pattern.finditer(line) if found[0].strip()]
-
-
-def _align_cells(line: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the words of a line that stand below the headings."""
-    cells = [found.span() for found in _SPACED_CELL.finditer(line)]
-    return [next((cell for cell in cells if cell[0] < end and cell[1] > start), (0, 0)) for start, end in spans]
 
 
 def _redact_cell(line: str, start: int, end: int, is_drawn: bool, found: list[Found]) -> str:

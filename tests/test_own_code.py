@@ -178,8 +178,8 @@ def test_a_stage_that_does_not_fit_is_refused(folder: Path, names: list[str], se
 @pytest.mark.parametrize(
     ("name", "score", "sentence"),
     [
-        ("UNTOLD", 3, "True is neither None nor why the row is dropped"),
-        ("EMPTY", 3, "'' is neither None nor why the row is dropped"),
+        ("UNTOLD", 3, "The stage `mine` returned True; return None or a reason"),
+        ("EMPTY", 3, "The stage `mine` returned ''; return None or a reason"),
         ("STAGE", float("nan"), "holds a number that is not finite"),
         ("LEAVE", 3, r"SystemExit: gone \(mine.py, line \d+\)"),
         ("LOSE", 3, "expected `float`, got `null` in `score`"),
@@ -189,7 +189,7 @@ def test_a_stage_that_does_not_fit_is_refused(folder: Path, names: list[str], se
 def test_what_a_stage_returns_wrongly_is_one_sentence(folder: Path, name: str, score: float, sentence: str) -> None:
     stage = next(one for one in pipeline(own=[f"mine:{name}"]) if one.fn.__class__.__name__ == "OwnStage")
     with pytest.raises(OwnCodeError, match=sentence):
-        stage.fn({"score": score})
+        stage({"score": score})
 
 
 @pytest.mark.parametrize(
@@ -223,6 +223,13 @@ def test_a_verifier_of_ones_own_scores_completions(folder: Path) -> None:
     done = run(folder, "rescore", "rows.jsonl", "--out", "scored", "--gate", "mine:verify")
     assert done.returncode == 0, done.stderr
     assert "2 rows, 2 judged, 1 passed" in done.stdout
+
+
+def test_a_folder_named_as_a_package_of_ours_has_to_be_renamed(folder: Path) -> None:
+    (folder / "rewards").mkdir()
+    (folder / "rewards" / "good.py").write_text(MINE)
+    with pytest.raises(OwnCodeError, match="rename the folder `rewards` here"):
+        OwnReward("rewards.good:reward")
 
 
 def test_the_files_to_ship_are_the_module_or_its_whole_package(folder: Path) -> None:

@@ -133,6 +133,7 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         ('psk="Quiver31#7cn"', 'psk="[REDACTED:assigned_secret]"'),
         ("xoxb-123456789012-1\u200b234567890123-" + "aB3d" * 6, "[REDACTED:slack_token]"),
         ("Cookie: sessionid=0a1b2c3d4e", "Cookie: [REDACTED:stored_login]"),
+        ('"cookie": "q8Xv2LmP0rTz5WnKd7Yb"', '"cookie": "[REDACTED:stored_login]"'),
         ("db.corp:5432:app:ann:hunter2", "db.corp:5432:app:ann:[REDACTED:pgpass]"),
         ("ntn_" + "a1B2" * 8, "[REDACTED:service_key]"),
         ("export BW_SESSION=aJ3d/K9+vQz7Lm2Xw/Rt5Yb8Nc1Fg6Hp4==", "export BW_SESSION=[REDACTED:high_entropy]"),
@@ -142,6 +143,17 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         ('有 root 密码 "666" 可用', '有 root 密码 "[REDACTED:stated_secret]" 可用'),
         ("contraseña “Arkan_01”.", "contraseña “[REDACTED:stated_secret]”."),
         ("la contraseña `abc12345`", "la contraseña `[REDACTED:stated_secret]`"),
+        (r'"refresh\":\"q8Xv2LmP0rTz5WnKd7YbQ8Xv2LmP', r'"refresh\":\"[REDACTED:assigned_secret]'),
+        *(
+            (f"{word}: Qwe123rty", f"{word}: [REDACTED:assigned_secret]")
+            for word in ("hasło", "mật khẩu", "wachtwoord")
+        ),
+        *(
+            (f"{before}Qwe123rty", f"{before}[REDACTED:stated_secret]")
+            for before in ("密码 ", "ваш пароль - ", "パスワードは", "비밀번호는 ", "账号\uff1aann / ")
+        ),
+        ('echo "*:5432:app:ann:hunter2"', 'echo "*:5432:app:ann:[REDACTED:pgpass]"'),
+        (f"SECRET_KEY_BASE={'0a1b2c3d' * 8}", "SECRET_KEY_BASE=[REDACTED:assigned_secret]"),
     ],
 )
 def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> None:
@@ -173,6 +185,26 @@ def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> 
         *("KEY: rtl8822b_set_FwMacIdConfig_cmd(wlan0)", "SQUARE_ACCESS_TOKEN=EAAAxxxxxxxxxxxx"),
         *("CREDENTIALS: fleet_health=unknown valid=0", "x: 0a1b2c@group.calendar.google.com"),
         *("postgres://$USER:$PASSWORD@host/db", "--home-dir x", "const token = await next1()"),
+        *(
+            "a.py:3:        pass\na.py:4:        self.timeout(30)",
+            "+    pass\n+    font_size=dp(13),",
+            "12\tpass\n13\tfont_size=dp(13),",
+            "ACCESS_TOKEN   - Required\nprocess.exit(0);",
+            # A heading, and code behind the end of its table.
+            "name   token\nann    none\nself.timeout(30)  foo(13)  bar\na()  self.timeout(30)",
+        ),
+        *("cookie: { secure: true, maxAge: 86400000 }", "cookie: { secure: process.env.NODE_ENV === 'production' }"),
+        *("Culture=neutral, PublicKeyToken=b77a5c561934e089", 'value too great (error token is "10#Fetching")'),
+        *(
+            "- **1password** - 1Password CLI",
+            "contraseña (SHA\u2011256)",
+            "암호: AES-256",
+            '"bssid": "02:42:0a:0b:00:07"',
+        ),
+        *("https://open.feishu.cn/search?code=99991672&from=openapi", "https://f10.cn/x.aspx?code=SH603986"),
+        *('if key == "cookie":\n    cookies.update(to_dict(value))', "cookie: req.headers.cookie"),
+        *("[sudo] ann 的密码\uff1aRunning as root", "call_a1|fc_04a1088bb426ce340169f07e8de140819b"),
+        *("RUN_DIR=/tmp/backlink-gate-835-20260703-170305", 'name="password"\n   181→    type="x"'),
     ],
 )
 def test_code_and_placeholders_stay(text: str) -> None:

@@ -130,6 +130,23 @@ def test_the_command_tells_the_result(source: Path, tmp_path: Path) -> None:
     assert done.stderr == "", "no bar without a terminal"
 
 
+def test_calls_of_a_model_need_the_extra(tmp_path: Path) -> None:
+    call = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py"}}\n</tool_call>'
+    row = {"completion": call, "verifier_spec": json.dumps({"tools": "pi"})}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    program = """
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *given: None if name == "transformers" else find(name, *given)
+from pimono_sdpo.cli import main
+main()
+"""
+    words = ["rescore", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out"), "--gate", "tool_calls"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "Reading the tool calls of a model needs the extra `train`: run" in done.stderr
+
+
 def test_the_bar_is_the_filters_in_a_terminal(source: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pimono_sdpo", "rescore", str(source)]
     command += ["--out", str(tmp_path / "out"), "--gate", "tool_calls"]

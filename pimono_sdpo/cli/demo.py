@@ -1,11 +1,10 @@
 """Write samples: sessions, and a tiny random model."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import typer
 
-from pimono_sdpo.errors import OutputError
+from pimono_sdpo.errors import OutputError, require_train
 from pimono_sdpo.options import option, options
 from pimono_sdpo.runs.folders import writing
 from pimono_sdpo.samples import SAMPLE_SESSIONS, write_samples
@@ -45,10 +44,7 @@ def model(options: ModelOptions) -> None:
 
     pimono-sdpo demo model --out tiny-gemma4
     """
-    if not find_spec("torch") or not find_spec("transformers"):
-        raise OutputError(
-            'A model needs PyTorch and Transformers; install the extra: pip install "pimono-sdpo[train]".'
-        )
+    require_train("torch", "A model")
     from pimono_sdpo.training.tiny_model import write_tiny_model
 
     path = write_tiny_model(_create_folder(options.out, *MODEL_FILES))

@@ -15,11 +15,10 @@ is followed; the exit code is 0 if the job completed. --time-limit (3h by defaul
 the training early enough to save the adapter.
 """
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.errors import TrainingInputError, require_train
 from pimono_sdpo.options import argument, option, options
 
 METHODS = Literal["sdpo", "rft", "grpo", "sft", "dpo"]
@@ -57,11 +56,7 @@ def run(options: Options) -> None:
         return
     if options.on != "here":
         raise TrainingInputError(f"--on is {options.on}; give here or hf:FLAVOR.")
-    if find_spec("trl") is None:
-        raise TrainingInputError(
-            'Training here needs `pip install "pimono-sdpo[train]"`, or for a tool of uv or pipx `uv tool install '
-            '"FILE.whl[train]"` or `pipx install --force "FILE.whl[train]"`; or give --on hf:FLAVOR.'
-        )
+    require_train("trl", "Training here, without --on hf:FLAVOR,")
     from pimono_sdpo.training.run import run_job
 
     run_job(options.method, ["--dataset", rows, *words], __doc__)

@@ -161,8 +161,8 @@ def read_edits(given: dict[str, Any]) -> list[Edit]:
     return edits
 
 
-# With one of them a call is another kind of edit: a patch, or the cell of a notebook.
-_OTHER_EDITS = frozenset({"input", "patch", "diff", "new_source", "cell_id"})
+# With one of them a call is another kind of edit: a patch, the cell of a notebook, or named as some versions do.
+_OTHER_EDITS = frozenset({"input", "patch", "diff", "new_source", "cell_id", "old_text"})
 _OF_TEXTS = frozenset(name for pair in _OLD_AND_NEW for name in pair)
 
 

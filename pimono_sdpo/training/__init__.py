@@ -10,15 +10,57 @@ import re
 import sys
 import warnings
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from dataclasses import field
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
 
-from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.errors import TrainingInputError, require_train
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def train(
+    rows: "str | Path | Dataset",
+    *,
+    method: Literal["sdpo", "rft", "grpo", "sft", "dpo"] = "sdpo",
+    **options: str | int | float | bool | Path | Sequence[str] | None,
+) -> Path:
+    """Train a LoRA adapter on this machine, as `pimono-sdpo train` does; return OUTPUT.
+
+    rows      a folder of rows, a Hub dataset id, or what `run_pipeline` returns
+    options   of the job or of TRL by their names, such as config="tiny", max_steps=20; None leaves
+              an option as the recipe has it
+
+    OUTPUT/adapter holds the adapter with its card. Needs the extra `train`. Raises TrainingInputError
+    for what cannot be used, and OutputError for an OUTPUT that is not free or an adapter that could
+    not be pushed.
+    """
+    require_train("trl", "Training here")
+    from datasets import Dataset
+
+    from pimono_sdpo.training.run import run_job
+
+    words: list[str] = []
+    for name, value in options.items():
+        if callable(value):
+            raise TrainingInputError(f"`{name}` is a {type(value).__name__}; give its name, as module:name.")
+        if value is not None:
+            words += [f"--{name}", *map(str, value if isinstance(value, list | tuple) else [value])]
+    if isinstance(rows, str | Path):
+        return run_job(method, ["--dataset", str(rows), *words])
+    if not isinstance(rows, Dataset) or not rows.num_rows:
+        what = "an empty dataset" if isinstance(rows, Dataset) else f"of the type {type(rows).__name__}"
+        raise TrainingInputError(f"The rows are {what}; give a folder, a Hub dataset id, or a `Dataset` with rows.")
+    with TemporaryDirectory() as folder:
+        rows.to_parquet(Path(folder) / "rows" / "data" / "train-00000-of-00001.parquet")
+        return run_job(method, ["--dataset", f"{folder}/rows", *words])
 
 
 def is_main_process() -> bool:

@@ -10,8 +10,7 @@ from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from os import environ
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -41,32 +40,6 @@ Json = dict[str, Any]
 
 
 METHODS: dict[str, type[Method]] = {"sdpo": SDPO, "rft": SDPO, "grpo": SDPO, "sft": SFT, "dpo": DPO}
-
-
-def train(
-    rows: str | Path | Dataset,
-    *,
-    method: Literal["sdpo", "rft", "grpo", "sft", "dpo"] = "sdpo",
-    **options: str | int | float | bool | Path | Sequence[str] | None,
-) -> Path:
-    """Train a LoRA adapter on this machine, as `pimono-sdpo train` does; return OUTPUT.
-
-    rows      a folder of rows, a Hub dataset id, or what `run_pipeline` returns
-    options   of the job or of TRL by their names, such as config="tiny", max_steps=20; None leaves
-              an option as the recipe has it
-
-    OUTPUT/adapter holds the adapter with its card. Raises TrainingInputError for what cannot be
-    used, and OutputError for an OUTPUT that is not free or an adapter that could not be pushed.
-    """
-    words: list[str] = []
-    for name, value in options.items():
-        if value is not None:
-            words += [f"--{name}", *map(str, value if isinstance(value, list | tuple) else [value])]
-    if isinstance(rows, str | Path):
-        return run_job(method, ["--dataset", str(rows), *words])
-    with TemporaryDirectory() as folder:
-        rows.to_parquet(Path(folder) / "rows" / "data" / "train-00000-of-00001.parquet")
-        return run_job(method, ["--dataset", f"{folder}/rows", *words])
 
 
 def run_job(method: str, argv: list[str], description: str | None = None) -> Path:

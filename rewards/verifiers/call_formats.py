@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pimono_sdpo.errors import require_train
+
 
 class Family(msgspec.Struct, frozen=True):
     """The format of one family of models, as call_formats.toml describes it."""
@@ -131,6 +133,7 @@ def format_of(chat_template: str) -> str | None:
 @lru_cache(maxsize=64)
 def _load(template: str) -> Any:
     """Return a compiled `ResponseTemplate`; needs transformers, half a second to import."""
+    require_train("transformers", "Reading the tool calls of a model")
     from transformers.utils.chat_parsing.response_templates import load_response_template
 
     return load_response_template(json.loads(template))

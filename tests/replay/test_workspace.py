@@ -125,6 +125,9 @@ def test_a_call_without_what_it_needs_is_refused_before_the_file_is_read() -> No
     assert expected(read("/w/.openclaw/a.ts", TEXT), empty) == [None]
     other = [call("edit", path="new.ts", find="x", replace="y"), result("edit", "no", error=True)]
     assert expected(other) == ["invalid"]
+    # Only some versions of OpenClaw take these names.
+    named = [call("edit", path="a.ts", old_text="let y = x", new_text="q"), result("edit", "ok")]
+    assert expected(read("a.ts", TEXT), named) == [None]
     of_lines = [call("edit", path="new.ts", edits=[{"op": "delete", "line": 3}]), result("edit", "ok")]  # fmt: skip
     assert expected(of_lines) == [None]
 

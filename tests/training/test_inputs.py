@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from pimono_sdpo.errors import OutputError, TrainingInputError
 from pimono_sdpo.samples import write_samples
-from pimono_sdpo.training import find_recipe, models, output, rows
+from pimono_sdpo.training import find_recipe, models, output, rows, train
 from pimono_sdpo.training.arguments import SDPOArguments
 from pimono_sdpo.training.sdpo import SDPO
 from tests.training.setup import JOBS, arguments, hand_made, prepare
@@ -57,6 +57,20 @@ def test_unusable_rows_are_one_sentence(
         rows.load_rows(str(folder))
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "words"),
+    [
+        (None, {}, "The rows are of the type NoneType; give a folder"),
+        ([{"prompt": "hi"}], {}, "The rows are of the type list"),
+        (Dataset.from_dict({"prompt": []}), {}, "The rows are an empty dataset"),
+        ("rows", {"reward": len}, "`reward` is a builtin_function_or_method; give its name, as module:name"),
+    ],
+)
+def test_what_python_gives_wrongly_is_one_sentence(given: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(TrainingInputError, match=words):
+        train(given, **options)
 
 
 @pytest.mark.parametrize(
