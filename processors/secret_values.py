@@ -191,7 +191,7 @@ def is_random_key(match: re.Match[str]) -> bool:
 def is_random_and_assigned(match: re.Match[str]) -> bool:
     """Distinguish a random value under any name from an identifier, a path or a checksum."""
     name, value = _name_of(match, "value"), match["value"]
-    if not name or value.count("/") > 2 or sum(map(str.isdigit, value)) < 3 or value.isupper():
+    if not name or re.match(r".*/.*/.*/|/[a-z]+/", value) or sum(map(str.isdigit, value)) < 3 or value.isupper():
         return False
     # A session's id has no sign of base64, the key of one has.
     is_session_key = name.endswith("SESSION") and re.search(r"[+/=]", value) is not None

@@ -133,6 +133,7 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         ('psk="Quiver31#7cn"', 'psk="[REDACTED:assigned_secret]"'),
         ("xoxb-123456789012-1\u200b234567890123-" + "aB3d" * 6, "[REDACTED:slack_token]"),
         ("Cookie: sessionid=0a1b2c3d4e", "Cookie: [REDACTED:stored_login]"),
+        ('"cookie": "q8Xv2LmP0rTz5WnKd7Yb"', '"cookie": "[REDACTED:stored_login]"'),
         ("db.corp:5432:app:ann:hunter2", "db.corp:5432:app:ann:[REDACTED:pgpass]"),
         ("ntn_" + "a1B2" * 8, "[REDACTED:service_key]"),
         ("export BW_SESSION=aJ3d/K9+vQz7Lm2Xw/Rt5Yb8Nc1Fg6Hp4==", "export BW_SESSION=[REDACTED:high_entropy]"),
@@ -200,7 +201,10 @@ def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> 
             "암호: AES-256",
             '"bssid": "02:42:0a:0b:00:07"',
         ),
-        "https://open.feishu.cn/search?code=99991672&from=openapi",
+        *("https://open.feishu.cn/search?code=99991672&from=openapi", "https://f10.cn/x.aspx?code=SH603986"),
+        *('if key == "cookie":\n    cookies.update(to_dict(value))', "cookie: req.headers.cookie"),
+        *("[sudo] ann 的密码\uff1aRunning as root", "call_a1|fc_04a1088bb426ce340169f07e8de140819b"),
+        *("RUN_DIR=/tmp/backlink-gate-835-20260703-170305", 'name="password"\n   181→    type="x"'),
     ],
 )
 def test_code_and_placeholders_stay(text: str) -> None:
