@@ -264,7 +264,8 @@ def summarize(report: Json, out: Path) -> str:
     for name, counts in counted.items():
         if counts:
             listed = ", ".join(f"{reason} {count}" for reason, count in counts.items())
-            lines.append(f"{name}: {listed}")
+            native = "; lines need calls as text: give --tool-protocol json" * ("native_tool_calls" in counts)
+            lines.append(f"{name}: {listed}{native}")
     lines += [f"warning: {warning}" for warning in report["warnings"]]
     lines += describe_unreadable(report)
     lines.append(f"rows, rejects, report.json and README.md are in {out}")

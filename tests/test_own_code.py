@@ -156,6 +156,8 @@ def test_a_stage_that_drops_every_row_is_what_the_advice_is_about(folder: Path) 
         (["gone:STAGE"], "names the module `gone`, which is neither in the current folder nor"),
         (["mine:GONE"], "`GONE` is not in the module `mine`"),
         (["mine.py:STAGE"], "`mine.py` is not the name of a module; give `mine:STAGE` for a file mine.py here"),
+        (["folder/mine.py"], "give `folder.mine:NAME` for a file folder/mine.py here"),
+        (["/tmp/my code.py:STAGE"], "give `mine:STAGE` for a file mine.py here"),
         (["mine"], "`mine` names no object of the module; give `mine:NAME`"),
         (["mine:SEVERAL"], "is a FlatMap; give a Map or a Filter"),
         (["mine:LAMBDA"], "has a lambda"),

@@ -81,7 +81,9 @@ class RolloutOptions(Rules):
     seed: int = option("Seed of the first rollout of each task.", default=42)
     max_workers: int = option("Rollouts at a time.", default=4, minimum=1)
     limit: int | None = option("Run only the first N tasks.", default=None, minimum=1, shown="all")
-    max_cost: float | None = option("Stop before spending more than this many USD.", default=None, minimum=0)
+    max_cost: float | None = option(
+        "Stop before spending more than this many USD; needs [prices.MODEL] in chain.toml.", default=None, minimum=0
+    )
     paraphrases: Path | None = option(
         "JSON lines of `task_id` and `goals`: other wordings of the goal, which take turns with it by the seed.",
         default=None,

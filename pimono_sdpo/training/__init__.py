@@ -126,6 +126,8 @@ def refuse_unknown(words: list[str], parser: ArgumentParser) -> None:
     if words:
         meant = get_close_matches(words[0], ["--config", *parser._option_string_actions], 1)
         advice = f", did you mean {meant[0]}? See --help." if meant else "; see --help."
+        if not words[0].startswith("-"):
+            advice = "; give one folder of rows, then options."
         raise TrainingInputError(f"Unknown argument(s) {' '.join(words)}{advice}")
 
 
