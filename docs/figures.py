@@ -9,6 +9,7 @@ import sys
 import tempfile
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -16,6 +17,8 @@ import pyarrow.parquet as pq
 IMAGES = Path(__file__).parent / "images"
 INK, GREY, BLUE, PALE, AMBER = "#1f2933", "#6b7785", "#4a6fa5", "#ccd3df", "#b06a00"
 SAMPLE = "11_abandoned_branch.jsonl"
+# So many fit into the card in any font.
+PROMPT_CHARS = 90
 
 
 def text(x: float, y: float, words: str, size: int = 13, colour: str = INK, **more: str) -> str:
@@ -127,7 +130,7 @@ def draw_filter() -> None:
     parts = [*draw_funnel(report, 24, 20), *draw_scores(report["score"], 470, 20)]
     parts += draw_row(row, 24, 206)
     title = f"{report['sessions']} sample sessions, filtered into {report['kept']} rows"
-    write_svg("filter.svg", 880, 486, title, parts)
+    write_svg("filter.svg", 880, 502, title, parts)
 
 
 def draw_funnel(report: dict[str, Any], x: float, y: float) -> list[str]:
@@ -137,9 +140,11 @@ def draw_funnel(report: dict[str, Any], x: float, y: float) -> list[str]:
         lost = stage["rows_in"] - stage["rows_out"]
         reasons = ", ".join(f"{name} {count}" for name, count in stage["dropped"].items())
         if lost:
-            bars.append((stage["stage"], stage["rows_out"], lost, reasons))
+            # A session has several requests.
+            name = stage["stage"] if lost > 0 else "requests"
+            bars.append((name, stage["rows_out"], max(lost, 0), reasons))
     parts = [text(x, y + 12, "From sessions to rows", 14, font_weight="600")]
-    scale = 270 / report["sessions"]
+    scale = 270 / max(kept for _, kept, _, _ in bars)
     for place, (name, kept, lost, reasons) in enumerate(bars):
         top = y + 30 + place * 52
         parts.append(text(x, top + 17, name, 13, GREY))
@@ -172,12 +177,16 @@ def draw_scores(score: dict[str, Any], x: float, y: float) -> list[str]:
 
 def draw_row(row: dict[str, Any], x: float, y: float) -> list[str]:
     """Draw one row: request, score terms and what the teacher may see."""
-    parts = [box(x, y, 832, 260, "#f4f6f9", 8)]
+    first, *rest = wrap(row["prompt"][-1]["content"], PROMPT_CHARS)
+    parts = [box(x, y, 832, 260 + 16 * len(rest), "#f4f6f9", 8)]
     parts.append(text(x + 16, y + 26, "One row", 14, font_weight="600"))
     where = f"{row['harness']} session {Path(row['source']).name}"
     parts.append(text(x + 816, y + 26, where, 11, GREY, text_anchor="end"))
     parts.append(text(x + 16, y + 52, "prompt", 11, GREY))
-    parts.append(text(x + 136, y + 52, row["prompt"][-1]["content"], 12))
+    parts.append(text(x + 136, y + 52, first, 12))
+    for line in rest:
+        y += 16
+        parts.append(text(x + 136, y + 52, line, 12))
     parts.append(text(x + 16, y + 80, "score", 11, GREY))
     parts.append(text(x + 136, y + 80, f"{row['score']:g}", 13, font_weight="600"))
     left = x + 176.0

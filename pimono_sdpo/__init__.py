@@ -47,20 +47,20 @@ _MODULES = {
 
 def _check_packages() -> None:
     """Refuse other packages in the place of ours, by their folder or because two overwrote each other."""
-    ours = Path(__file__).parent.parent
     for name in ("processors", "rewards", "cards"):
         spec = find_spec(name)
-        if spec and spec.origin and Path(spec.origin) != ours / name / "__init__.py":
+        file = Path(spec.origin) if spec and spec.origin else None
+        if file and "pimono_sdpo" in file.read_text("utf-8"):
+            continue
+        if file and file.parent.parent != Path(__file__).parent.parent:
             raise ImportError(
-                f"`{spec.origin}` is imported in the place of the package `{name}` of pimono-sdpo; "
-                "rename that folder, or run elsewhere."
+                f"`{file}` is imported in the place of the package `{name}` of pimono-sdpo; rename that folder or "
+                "run elsewhere."
             )
-        if not (spec and spec.origin and "pimono_sdpo" in Path(spec.origin).read_text("utf-8")):
-            raise ImportError(
-                f"Another project has replaced or removed the package `{name}` of pimono-sdpo; "
-                "uninstall that one and install pimono-sdpo again, or give pimono-sdpo an "
-                "environment of its own, as `uv tool install` does."
-            )
+        raise ImportError(
+            f"Another project has replaced or removed the package `{name}` of pimono-sdpo; uninstall that one and "
+            "install pimono-sdpo again, or give pimono-sdpo an environment of its own, as `uv tool install` does."
+        )
 
 
 _check_packages()

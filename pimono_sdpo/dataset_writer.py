@@ -18,7 +18,7 @@ from typing import Any, Literal
 from datasets import Features, Value
 
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, TrainingInputError
+from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, TrainingInputError, require_extra
 from pimono_sdpo.options import argument, check_shares, option, options, report_options, resume_key
 from pimono_sdpo.report import describe_unreadable
 from pimono_sdpo.runs.engine import Output, Part, run_parts, sum_counts
@@ -43,15 +43,11 @@ N_TOKENS = {"n_tokens": Value("int32")}
 @cache
 def load_tokenizer(path: str) -> Any:
     """Load a tokenizer with a chat template; raises TrainingInputError."""
-    try:
-        from transformers import AutoTokenizer
+    require_extra("train", "transformers", "--tokenizer")
+    from transformers import AutoTokenizer
 
+    try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-    except ImportError as error:
-        raise TrainingInputError(
-            'Tokens are counted with Transformers; install the extra: pip install "pimono-sdpo'
-            '[train]", or leave --tokenizer out.'
-        ) from error
     except (OSError, ValueError) as error:
         raise TrainingInputError(
             f"Cannot load a tokenizer from `{path}` ({type(error).__name__}); give the "
@@ -268,7 +264,8 @@ def summarize(report: Json, out: Path) -> str:
     for name, counts in counted.items():
         if counts:
             listed = ", ".join(f"{reason} {count}" for reason, count in counts.items())
-            lines.append(f"{name}: {listed}")
+            native = "; lines need calls as text: give --tool-protocol json" * ("native_tool_calls" in counts)
+            lines.append(f"{name}: {listed}{native}")
     lines += [f"warning: {warning}" for warning in report["warnings"]]
     lines += describe_unreadable(report)
     lines.append(f"rows, rejects, report.json and README.md are in {out}")

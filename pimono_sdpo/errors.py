@@ -4,6 +4,8 @@ The command line prints a PimonoError and exits with 2. A bug in this project is
 raises whatever it raises.
 """
 
+from importlib.util import find_spec
+
 
 class PimonoError(Exception):
     """A problem with the user's input or environment, described in one sentence."""
@@ -22,7 +24,7 @@ class EmptySelection(PimonoError):
 
 
 class EngineError(PimonoError):
-    """The requested engine is not installed, not reachable or not set up for this run."""
+    """The requested engine, or an extra, is not installed, not reachable or not set up for this run."""
 
 
 class OutputError(PimonoError):
@@ -39,3 +41,12 @@ class OwnCodeError(PimonoError):
 
 class InferenceError(PimonoError):
     """A model cannot be called: unknown provider, no key, no price, or no space for the journal."""
+
+
+def require_extra(extra: str, module: str, what: str) -> None:
+    """Raise EngineError where a module of an extra, which `what` needs, is not installed."""
+    if find_spec(module) is None:
+        raise EngineError(
+            f'{what} needs the extra `{extra}`: run `pip install ".[{extra}]"` in a checkout, or for a tool '
+            f'`uv tool install ".[{extra}]"` or `pipx install --force ".[{extra}]"`.'
+        )

@@ -331,6 +331,4 @@ def _advise(report: Json) -> str:
         return "lower --min-score"
     if "hardly_worth_it" in report["drop_reasons"]:
         return "lower --min-worth"
-    if report["drop_reasons"].keys() <= {"no_messages", "unknown_harness"}:
-        return "use whole sessions of an agent that this package reads"
     return "use traces with tool errors, failed commands or user corrections"

@@ -26,10 +26,15 @@ _READ_LATER = {**EVIDENCE, **GRADE, "split": SDPO_ROW["split"]}
 def import_own(name: str) -> Any:
     """Import `module:name`; raises OwnCodeError when that is impossible."""
     module, _, attribute = name.partition(":")
+    if not all(map(str.isidentifier, module.split("."))) or module.endswith(".py"):
+        parts = Path(module).with_suffix("").parts
+        dotted = ".".join(parts) if all(map(str.isidentifier, parts)) and parts else "mine"
+        raise OwnCodeError(
+            f"`{module}` is not the name of a module; give `{dotted}:{attribute or 'NAME'}` for a file "
+            f"{dotted.replace('.', '/')}.py here."
+        )
     if not attribute:
         raise OwnCodeError(f"`{name}` names no object of the module; give `{module}:NAME`.")
-    if not all(map(str.isidentifier, module.split("."))) or module.endswith(".py"):
-        raise OwnCodeError(f"`{module}` is not the name of a module; give `mine:{attribute}` for a file mine.py here.")
     if str(Path.cwd()) not in sys.path:
         # Last: a file here must not take the place of a library.
         sys.path.append(str(Path.cwd()))
@@ -114,8 +119,6 @@ class OwnStage:
                     raise TypeError(mismatch)
                 if not all(isfinite(one) for one in result.values() if isinstance(one, float)):
                     raise ValueError(f"{result!r:.80} holds a number that is not finite")
-            elif result is not None and not (isinstance(result, str) and result):
-                raise TypeError(f"{result!r:.80} is neither None nor why the row is dropped")
         except (Exception, SystemExit) as error:
             raise OwnCodeError(f"The stage `{self.name}` failed: {_explain(error)}.") from error
         return result

@@ -120,6 +120,14 @@ class Upload(ABC):
     created: bool = False
     in_doubt: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse what is not the name of a repository; raises OutputError."""
+        try:
+            validate_repo_id(self.repo_id)
+        except HFValidationError as error:
+            what = f"Nothing can be pushed to `{self.repo_id}`"
+            raise OutputError(f"{what}: that cannot name a repository; use ns/name.") from error
+
     @abstractmethod
     def operations(self, info: Any) -> list[Operation]:
         """Return what is to be added and deleted, compared with a repository as `repo_info` describes it."""
@@ -132,15 +140,12 @@ class Upload(ABC):
         problem: str | None = None
         branch = f"pimono-sdpo-check-{uuid4().hex[:8]}"
         try:
-            validate_repo_id(self.repo_id)
             for attempt in retry_hub(connected=False):
                 with attempt:
                     problem = self._create()
                     if problem is None:
                         self.api.create_branch(self.repo_id, branch=branch, repo_type=self.KIND, exist_ok=True)
                         self.api.delete_branch(self.repo_id, branch=branch, repo_type=self.KIND)
-        except HFValidationError:
-            problem, self.again = "that cannot name a repository; use ns/name", ""
         except HUB_ERRORS as error:
             problem = explain_error(error)
         if problem is not None:
@@ -284,11 +289,7 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions, only_private: 
     A missing dataset is created, private unless `public`; a public one is refused if `only_private`.
     """
     files = check_files(folder, options.allow_findings)
-    typer.echo(
-        f"leaves this machine: the rows in {folder}, with rejects, report and card, to the dataset "
-        f"{repo_id} ({'public' if options.public else 'private'} if new)"
-    )
-    return RowsUpload(
+    upload = RowsUpload(
         repo_id=repo_id,
         options=options,
         folder=folder,
@@ -296,7 +297,12 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions, only_private: 
         files=files,
         stage=read_json(folder / REPORT).get("stage"),
         only_private=only_private,
-    ).push()
+    )
+    typer.echo(
+        f"leaves this machine: the rows in {folder}, with rejects, report and card, to the dataset "
+        f"{repo_id} ({'public' if options.public else 'private'} if new)"
+    )
+    return upload.push()
 
 
 # What is published, and the check that it may be.

@@ -19,6 +19,7 @@ from pimono_sdpo import __version__
 
 BIN_WIDTH = 2.0
 OVER_MAX_SAMPLES = "over_max_samples"
+NOT_READ = {"no_messages", "unknown_harness"}
 BY_SCORE = ("below_min_score", OVER_MAX_SAMPLES)
 # The detail of a reject names its harness, then its score.
 SCORE_IN_DETAIL = r"(?:^|, )score (-?[0-9][0-9.e+-]*)"
@@ -88,6 +89,8 @@ def describe_unreadable(report: Json) -> list[str]:
 
 def explain_empty(report: Json, advice: str) -> str:
     """Say in one sentence that there are no rows, why, and what to do."""
+    if report["drop_reasons"] and report["drop_reasons"].keys() <= NOT_READ:
+        advice = "use whole sessions of an agent that this package reads"
     source = report["source"] if "source" in report else report["input"]["source"]
     reasons = ", ".join(f"{count} {name}" for name, count in report["drop_reasons"].items())
     found = "; ".join([reasons or "nothing to make them from", *describe_unreadable(report)])

@@ -54,7 +54,9 @@ class SourceOptions:
         "files on the Hub (hf://datasets/ns/name[@rev]/path, hf://buckets/ns/name/path)."
     )
     project: str | None = option(
-        "Read the session files whose recorded working directory or path contains this.", default=None, shown="all"
+        "Read the session files whose recorded working directory or path contains this, in any case.",
+        default=None,
+        shown="all",
     )
     since: str | None = option(
         "Read the session files changed since a date (2026-05-31) or for days (7d).", default=None, shown="all"
@@ -93,10 +95,12 @@ class SourceOptions:
         if start > time():
             raise SourceError(f"--since `{self.since}` is in the future; use a date that has passed, or 7d.")
 
+        project = (self.project or "").casefold()
+
         def is_kept(root: Path, file: Path) -> bool:
             name = file.relative_to(root).as_posix()
             return (
-                (self.project is None or self.project in name or self.project in find_project(file))
+                (not project or project in name.casefold() or project in find_project(file).casefold())
                 and (self.since is None or file.stat().st_mtime >= start)
                 and not any(fnmatch(name, pattern) for pattern in self.exclude)
             )
@@ -148,7 +152,10 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
             + " and ".join(map(str, there))
         )
     if not found:
-        raise SourceError(f"There are no sessions in {', '.join(missing)}; give the folder that holds yours.")
+        raise SourceError(
+            f"There are no sessions in {', '.join(missing)}; give the folder that holds yours, or try "
+            "the samples that `pimono-sdpo demo sessions --out traces` writes."
+        )
     return Source(word, "jsonl", None, tuple(shards)), found
 
 

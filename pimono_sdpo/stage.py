@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from datasets import Dataset, Features, IterableDataset, Value
 
+from pimono_sdpo.errors import OwnCodeError, SourceError
+
 Row = Mapping[str, Any]
 AnyDataset = TypeVar("AnyDataset", Dataset, IterableDataset)
 OURS = ("pimono_sdpo", "processors", "rewards")
@@ -36,18 +38,14 @@ class _Hashed:
     """A stage whose pickle, by which `datasets` knows it, holds the hash of its code."""
 
     fn: Callable[[Row], Any]
+    reads: tuple[str, ...]
 
-    @property
-    def code(self) -> str:
-        """The hash of the source and the options of the function."""
-        return source_hash(self.fn)
+    def __post_init__(self) -> None:
+        if isinstance(self.reads, str):
+            raise OwnCodeError(f"`reads` is the text {self.reads!r}; give a tuple of columns: ({self.reads!r},).")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "code_hash": self.code}
-
-    def __call__(self, row: Row) -> Any:
-        """Return the new columns of one row."""
-        return self.fn(row)
+        return {**self.__dict__, "code_hash": source_hash(self.fn)}
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,13 @@ class Map(_Hashed):
     writes: Features
     drops: tuple[str, ...] = ()
     tallies: tuple[str, ...] = ()
+
+    def __call__(self, row: Row) -> dict[str, Any]:
+        """Return the new columns of one row."""
+        new: object = self.fn(row)
+        if not isinstance(new, dict):
+            raise OwnCodeError(f"The stage `{name_of(self)}` returned {new!r:.80}; return a dict of its columns.")
+        return new
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,14 @@ class Filter(_Hashed):
 
     def __call__(self, row: Row) -> bool:
         """Return whether the row stays."""
-        return self.fn(row) is None
+        return self.reason(row) is None
+
+    def reason(self, row: Row) -> str | None:
+        """Return why the row is dropped, None to keep it; raises OwnCodeError for anything else."""
+        reason = self.fn(row)
+        if reason is not None and not (isinstance(reason, str) and reason):
+            raise OwnCodeError(f"The stage `{name_of(self)}` returned {reason!r:.80}; return None or a reason.")
+        return reason
 
 
 Stage = Map | FlatMap | Filter
@@ -108,13 +120,9 @@ def module_of(fn: Callable[..., Any]) -> str:
 def apply(dataset: AnyDataset, stage: Stage, **options: Any) -> AnyDataset:
     """Run one stage as a `map` or `filter`; `options` go to `Dataset.map` or `Dataset.filter`.
 
-    Raises KeyError when a column it reads is missing, ValueError for a stream that does not know
-    its columns.
+    Raises SourceError for a dataset without the columns that it reads.
     """
-    features = _features_of(dataset)
-    missing = [column for column in stage.reads if column not in features]
-    if missing:
-        raise KeyError(f"{name_of(stage)} reads {missing} but the dataset has {sorted(features)}")
+    features = _features_of(dataset, [stage])
     if isinstance(stage, Filter):
         return dataset.filter(stage, **options)
     removed = list(features) if isinstance(stage, FlatMap) else list(stage.drops) or None
@@ -209,7 +217,7 @@ class Fused:
             for origin, row in rows:
                 if not isinstance(stage, Filter):
                     passed += ((origin, new) for new in _transform(row, stage))
-                elif (reason := stage.fn(row)) is None:
+                elif (reason := stage.reason(row)) is None:
                     passed.append((origin, row))
                 elif self.rejects is not None:
                     outcome = {KEPT: False, STAGE: name_of(stage), REASON: reason}
@@ -224,7 +232,7 @@ def _transform(row: Row, stage: Map | FlatMap) -> Iterator[Row]:
     if isinstance(stage, FlatMap):
         after = stage.fn(row)
     else:
-        after = [{n: v for n, v in row.items() if n not in stage.drops} | stage.fn(row)]
+        after = [{n: v for n, v in row.items() if n not in stage.drops} | stage(row)]
     for new in after:
         yield {**new, **{f"tally_{name}": new[name] for name in stage.tallies}}
 
@@ -240,15 +248,24 @@ def run_stages(
     """Run all stages in one batched `map`, which is faster than a `map` or `filter` for each.
 
     With `rejects`, dropped rows stay, as `Fused` says. `options` go to `Dataset.map`.
-    Raises ValueError for a stream that does not know its columns.
+    Raises SourceError for a dataset without the columns that they read.
     """
-    fused = Fused(tuple(stages), _features_of(dataset), rejects)
+    fused = Fused(tuple(stages), _features_of(dataset, stages), rejects)
     return fused.map(dataset.with_format("arrow"), batch_size, **options).with_format(None)
 
 
-def _features_of(dataset: Dataset | IterableDataset) -> Features:
+def _features_of(dataset: Dataset | IterableDataset, stages: Sequence[Stage]) -> Features:
+    """Return the columns of a dataset that stages can be run on."""
+    if not isinstance(dataset, Dataset | IterableDataset):
+        raise SourceError(
+            f"Stages run on a `Dataset`, not on a {type(dataset).__name__}; make one by `load_sessions`."
+        )
     if dataset.features is None:
-        raise ValueError("The stream does not know its columns; give `features` where it is made.")
+        raise SourceError("The stream does not know its columns; give `features` where it is made.")
+    for at, stage in enumerate(stages):
+        columns = features_after(dataset.features, stages[:at])
+        if missing := [name for name in stage.reads if name not in columns]:
+            raise SourceError(f"`{name_of(stage)}` reads {', '.join(missing)}; the columns are {', '.join(columns)}.")
     return dataset.features
 
 

@@ -4,9 +4,10 @@ A new stage is one file with a STAGE, and one line here.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from math import inf, isfinite
+from typing import Any, get_args
 
-from pimono_sdpo.errors import OwnCodeError
+from pimono_sdpo.errors import OutputError, OwnCodeError
 from pimono_sdpo.own_code import import_stages
 from pimono_sdpo.schema import REJECT, SESSION, SplitBy, Unit
 from pimono_sdpo.stage import AnyDataset, Stage, apply_all, features_after, name_of, run_stages
@@ -33,8 +34,15 @@ def pipeline(
 
     `own` names stages as `module:name`, which are run behind `grade`; `recorder` are names of the
     recorder as `processors.identity` finds them, beside those that a session shows, None to keep
-    all of them. Raises OwnCodeError.
+    all of them. Raises OwnCodeError for a stage, OutputError for another value that cannot be used.
     """
+    _check_choice("unit", unit, get_args(Unit))
+    _check_choice("split_by", split_by, get_args(SplitBy))
+    _check_number("min_score", min_score)
+    _check_number("test_fraction", test_fraction, 0, 1)
+    _check_number("min_worth", min_worth, 0, 1)
+    _check_number("history_chars", history_chars, 0)
+    _check_number("prompt_tokens", prompt_tokens, 500)
     is_step = unit == "step"
     min_worth = min_worth if unit == "episode" else 0.0
     before = (
@@ -56,6 +64,17 @@ def pipeline(
         if taken := ours & {name_of(stage) for stage in mine}:
             raise OwnCodeError(f"`{min(taken)}` is a stage of `filter`; rename your module.")
     return (*before, *mine, *after)
+
+
+def _check_choice(name: str, given: object, known: Sequence[str]) -> None:
+    if given not in known:
+        raise OutputError(f"`{name}` is {given!r}; use one of {', '.join(known)}.")
+
+
+def _check_number(name: str, given: object, least: float = -inf, most: float = inf) -> None:
+    if not isinstance(given, int | float) or not isfinite(given) or not least <= given <= most:
+        limits = [f" {word} {limit}" for word, limit in (("from", least), ("to", most)) if isfinite(limit)]
+        raise OutputError(f"`{name}` is {given!r}; use a finite number{''.join(limits)}.")
 
 
 PIPELINE = pipeline()

@@ -84,6 +84,7 @@ _CHANGES = frozenset({"edit", "write", "multi_edit"})
 _UNREAD = re.compile(r"not been read yet|modified since|[Rr]ead (?:it|the file) (?:first|again)|must read")
 _PLACES = {"~": "~", "$HOME": "~", "$WORKSPACE/..": ".."}
 _CHANGED = re.compile(r"modified since|unexpectedly modified")
+_NO_TOOL = re.compile(r"\ATool \S+ not found|No such tool available")
 _IS_FOLDER = re.compile(r"EISDIR|[Ii]s a directory")
 _NO_PATH = re.compile(
     r"(?:access|open|stat|read) ?['\"\u2018]?([^'\"\u2019\n]{1,300})['\"\u2019]?: No such file"
@@ -269,7 +270,12 @@ class _Prompt:
         self.place = place
         first, *self.turns = [_read_turn(turn) for turn in turns]
         self.plan = _use_slashes(shorten(plan, PLAN_CHARS))
-        self.asked = "\n".join([_use_slashes(request), *(turn.told for turn in self.turns if not turn.tool)])
+        self.asked = "\n".join(
+            [
+                _use_slashes(shorten_at_paragraphs(request, PROMPT_CHARS)),
+                *(turn.told for turn in self.turns if not turn.tool),
+            ]
+        )
         self.shown = "\n".join(turn.told for turn in self.turns if turn.tool and turn.ok)
         # What a call that failed was given need not exist.
         self.text = "\n".join([first.told, self.asked, self.shown, *(turn.said for turn in self.turns if turn.ok)])
@@ -583,7 +589,9 @@ def _list_tools(events: Sequence[Event], matched: Mapping[int, int], name: str) 
         for event in events
         if event.kind == "tool_call" and event.index in matched and event.tool_name
     ]
-    own = find_harness(name).tools
+    answers = {call: events[at].text[:200] for call, at in matched.items()}
+    missing = {event.tool_name for event in events if _NO_TOOL.search(answers.get(event.index, ""))}
+    own = {tool: one for tool, one in find_harness(name).tools.items() if tool not in missing}
     tools = []
     # A tool of the harness is there though none of its calls worked.
     for tool in infer_tools([{**step, "ok": step["ok"] or step["name"] in own} for step in steps], name):

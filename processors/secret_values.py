@@ -27,7 +27,7 @@ _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _LOWER_WORDS = re.compile(r"[a-z\d]{1,13}(?:[-_ ][a-z\d]{1,13})*")
 _BLANK = re.compile(r"[xX*.\-_#0•]+")
 _JOINED_WORD = re.compile(r"(?:[A-Z]?[a-z]+)+\d{0,3}|[A-Z]+\d{0,3}|v?\d{1,4}")
-_PASSWORD_NAME = re.compile(r"(?i)pass|pwd|secret|senha|contrase|[^\x00-\x7f]")
+_PASSWORD_NAME = re.compile(r"(?i)pass|pwd|secret|senha|contrase|parol|kennwort|woord|heslo|sandi|[^\x00-\x7f]")
 _KEY_NAME = re.compile(
     r"(?i)(?P<telling>(?:api|access|account|private|secret|encrypt(?:ion)?|signing|master|auth"
     r"|shared|preshared|subscription|storage|service|webhook|licen[cs]e)[_ -]?)?key$"
@@ -145,7 +145,7 @@ def is_stated_value(value: str, plainly: bool) -> bool:
         return False
     if _TECHNICAL.fullmatch(value) or _TYPE.fullmatch(value):
         return False
-    if re.search(r"[=(){}<>|]", value[:-1]):
+    if re.search(r"[=(){}<>|]", value.rstrip("=")[:-1]):
         return False
     if not plainly:
         return is_random(value) and not re.search(r":\d\d:|:.*[:/]|/.*:", value)
@@ -191,7 +191,7 @@ def is_random_key(match: re.Match[str]) -> bool:
 def is_random_and_assigned(match: re.Match[str]) -> bool:
     """Distinguish a random value under any name from an identifier, a path or a checksum."""
     name, value = _name_of(match, "value"), match["value"]
-    if not name or value.count("/") > 2 or sum(map(str.isdigit, value)) < 3 or value.isupper():
+    if not name or re.match(r".*/.*/.*/|/[a-z]+/", value) or sum(map(str.isdigit, value)) < 3 or value.isupper():
         return False
     # A session's id has no sign of base64, the key of one has.
     is_session_key = name.endswith("SESSION") and re.search(r"[+/=]", value) is not None
@@ -210,7 +210,10 @@ def is_named(match: re.Match[str]) -> bool:
 
 def is_stated(match: re.Match[str]) -> bool:
     """Judge a value that a sentence gives."""
-    return is_stated_value(match["value"], match["link"].strip("`\"'*_() \t") != "")
+    # `password abc123` may be code; behind the word of another language, it is the password.
+    before = match.string[match.start() : match.start("value")]
+    has_link = match["link"].strip("`\"'*_() \t-\u2013\u2014") != ""
+    return is_stated_value(match["value"], has_link or not before.isascii())
 
 
 def is_stated_password(match: re.Match[str]) -> bool:
@@ -263,7 +266,7 @@ def is_drawn_body(match: re.Match[str]) -> bool:
     if re.fullmatch(r"prod_[A-Za-z0-9]{14}", match[0]):
         # A product of Stripe.
         return False
-    longest = max(re.split(r"[-_]", match["value"]), key=len)
+    longest = max(re.split(r"[-_.]", match["value"]), key=len)
     is_mixed = re.search(r"[a-z]", longest) and re.search(r"[A-Z]", longest)
     return is_random(longest, 12 if is_mixed else 20)
 

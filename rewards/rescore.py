@@ -104,8 +104,6 @@ def rescore(row: Row, rubric: Rubric) -> Row:
         return _rejected("the completion is neither text nor messages")
     with suppress(ValueError, RecursionError):
         spec = json.loads(spec)
-    if not isinstance(spec, dict):
-        return _rejected(f"`{SPEC}` is not a JSON object")
     try:
         return {**rubric(text_of(completion, "assistant"), spec).to_row(), "rejected": None}
     except ValueError as refused:  # what verifiers say of a spec that they cannot judge by

@@ -147,6 +147,7 @@ LONG_A = [call("read", "r", path="a.py"), result("read", "x\n" * 4000 + "total =
 READ_CONF = [call("read", "c", path="conf.py"), result("read", "def settings_of(path):\n    return 1\n", call_id="c")]
 LISTED = bash("find . -name '*.md'", "./old/plan.md\n./old/read.md", call_id="l")
 GUESS = guess("docs/plan.md")
+LONG = "\n\n".join(f"{number}. It should work as before." for number in range(2000))
 
 
 @pytest.mark.parametrize(
@@ -191,6 +192,9 @@ GUESS = guess("docs/plan.md")
         (REQUEST, edit_unread(), ["read"]),
         (REQUEST, edit_unread(*READ_CONF), []),
         (REQUEST, edit_unread(plan="Now I change the other one."), []),
+        # The request names it, or did before it was cut.
+        (f"{REQUEST}\n\nconf.py too.", edit_unread(plan="Now I change the other one."), ["read"]),
+        (f"{LONG}\n\nconf.py too.\n\n{LONG}", edit_unread(plan="Now I change the other one."), []),
         # Somebody else changed the file after the agent had, or had read it for another request, or whenever.
         (REQUEST, edit_unread(*EDITED, why=MODIFIED), []),
         (REQUEST, edit_unread(*READ_CONF, user(REQUEST), why=MODIFIED), []),
@@ -295,6 +299,12 @@ def test_paths_with_blanks_and_from_the_root_are_whole(tmp_path: Path) -> None:
 def test_a_tool_of_the_harness_is_offered_though_no_call_of_it_worked(tmp_path: Path) -> None:
     (row,), _ = make(tmp_path, trace(HEADER, user(REQUEST), *GUESS))
     assert [one for one in json.loads(row["verifier_spec"])["tools"] if one == "read"] == ["read"]
+
+
+def test_a_tool_that_is_missing_is_not_offered(tmp_path: Path) -> None:
+    gone = [call("ls", "g", path="docs"), result("ls", "Tool ls not found", True, "g")]
+    (row,), _ = make(tmp_path, trace(HEADER, user(REQUEST), *gone, *GUESS))
+    assert "ls" not in json.loads(row["verifier_spec"])["tools"]
 
 
 NOWHERE = bash("find . -name '*.md'", "./README.md", call_id="n")

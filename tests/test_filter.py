@@ -357,6 +357,7 @@ def test_an_output_that_cannot_be_written_is_told(traces: Path, tmp_path: Path) 
         ("filter", str(traces), "--out", str(tmp_path / "file" / "rows")),
         ("filter", str(traces), "--out", "/"),
         ("demo", "sessions", "--out", str(tmp_path / "file")),
+        ("demo", "sessions", "--out", str(tmp_path)),
         ("demo", "model", "--out", str(tmp_path / "file" / "model")),
     ):
         done = cli(*words)

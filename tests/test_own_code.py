@@ -156,6 +156,8 @@ def test_a_stage_that_drops_every_row_is_what_the_advice_is_about(folder: Path) 
         (["gone:STAGE"], "names the module `gone`, which is neither in the current folder nor"),
         (["mine:GONE"], "`GONE` is not in the module `mine`"),
         (["mine.py:STAGE"], "`mine.py` is not the name of a module; give `mine:STAGE` for a file mine.py here"),
+        (["folder/mine.py"], "give `folder.mine:NAME` for a file folder/mine.py here"),
+        (["/tmp/my code.py:STAGE"], "give `mine:STAGE` for a file mine.py here"),
         (["mine"], "`mine` names no object of the module; give `mine:NAME`"),
         (["mine:SEVERAL"], "is a FlatMap; give a Map or a Filter"),
         (["mine:LAMBDA"], "has a lambda"),
@@ -176,8 +178,8 @@ def test_a_stage_that_does_not_fit_is_refused(folder: Path, names: list[str], se
 @pytest.mark.parametrize(
     ("name", "score", "sentence"),
     [
-        ("UNTOLD", 3, "True is neither None nor why the row is dropped"),
-        ("EMPTY", 3, "'' is neither None nor why the row is dropped"),
+        ("UNTOLD", 3, "The stage `mine` returned True; return None or a reason"),
+        ("EMPTY", 3, "The stage `mine` returned ''; return None or a reason"),
         ("STAGE", float("nan"), "holds a number that is not finite"),
         ("LEAVE", 3, r"SystemExit: gone \(mine.py, line \d+\)"),
         ("LOSE", 3, "expected `float`, got `null` in `score`"),
@@ -187,7 +189,7 @@ def test_a_stage_that_does_not_fit_is_refused(folder: Path, names: list[str], se
 def test_what_a_stage_returns_wrongly_is_one_sentence(folder: Path, name: str, score: float, sentence: str) -> None:
     stage = next(one for one in pipeline(own=[f"mine:{name}"]) if one.fn.__class__.__name__ == "OwnStage")
     with pytest.raises(OwnCodeError, match=sentence):
-        stage.fn({"score": score})
+        stage({"score": score})
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ def test_all_agents_are_read_where_their_variables_say(home: Path, monkeypatch: 
 def test_no_sessions_are_one_sentence(home: Path) -> None:
     (home / ".codex").rename(home / "gone")
     assert f"There are no sessions in `{home}/.codex/sessions` or" in refused("codex")
+    assert "or try the samples that `pimono-sdpo demo sessions --out traces` writes" in refused("codex")
 
 
 def test_view_reads_the_sessions_that_the_filter_read(home: Path) -> None:
@@ -170,6 +171,7 @@ def write_session(file: Path, cwd: str, days_ago: int = 0) -> None:
     ("options", "kept"),
     [
         (["--project", "/work/shop"], {"p1/a.jsonl", "p1/b.jsonl"}),
+        (["--project", "/Work/SHOP"], {"p1/a.jsonl", "p1/b.jsonl"}),
         (["--project", "p2"], {"p2/c.jsonl", "p2/agent-d.jsonl"}),
         (["--since", "7d"], {"p1/a.jsonl", "p2/c.jsonl", "p2/agent-d.jsonl"}),
         (["--since", "2000-01-01", "--exclude", "*/agent-*"], {"p1/a.jsonl", "p1/b.jsonl", "p2/c.jsonl"}),

@@ -133,6 +133,7 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         ('psk="Quiver31#7cn"', 'psk="[REDACTED:assigned_secret]"'),
         ("xoxb-123456789012-1\u200b234567890123-" + "aB3d" * 6, "[REDACTED:slack_token]"),
         ("Cookie: sessionid=0a1b2c3d4e", "Cookie: [REDACTED:stored_login]"),
+        ('"cookie": "q8Xv2LmP0rTz5WnKd7Yb"', '"cookie": "[REDACTED:stored_login]"'),
         ("db.corp:5432:app:ann:hunter2", "db.corp:5432:app:ann:[REDACTED:pgpass]"),
         ("ntn_" + "a1B2" * 8, "[REDACTED:service_key]"),
         ("export BW_SESSION=aJ3d/K9+vQz7Lm2Xw/Rt5Yb8Nc1Fg6Hp4==", "export BW_SESSION=[REDACTED:high_entropy]"),
@@ -143,6 +144,24 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         ("contraseña “Arkan_01”.", "contraseña “[REDACTED:stated_secret]”."),
         ("la contraseña `abc12345`", "la contraseña `[REDACTED:stated_secret]`"),
         (r'"refresh\":\"q8Xv2LmP0rTz5WnKd7YbQ8Xv2LmP', r'"refresh\":\"[REDACTED:assigned_secret]'),
+        *(
+            (f"{word}: Qwe123rty", f"{word}: [REDACTED:assigned_secret]")
+            for word in ("hasło", "mật khẩu", "wachtwoord")
+        ),
+        *(
+            (f"{before}Qwe123rty", f"{before}[REDACTED:stated_secret]")
+            for before in ("密码 ", "ваш пароль - ", "パスワードは", "비밀번호는 ", "账号\uff1aann / ")
+        ),
+        ("e81d209ce9ff493daaeb6f747de0b44b.u6QnO4jSwaZGaQ6S", "[REDACTED:service_key]"),
+        ("App Secret 是 `5t8oAj7M2maFqAV3W3idVh0ZDuVGkgm2`", "App Secret 是 `[REDACTED:stated_secret]`"),
+        ("token 是 5t8oAj7M2maFqAV3。现在", "token 是 [REDACTED:stated_secret]。现在"),
+        ("API Key:\r\nL9tpQ3+hCR1mq+9GM==", "API Key:\r\n[REDACTED:stated_secret]"),
+        ("OKX Passphrase\nQian159.", "OKX Passphrase\n[REDACTED:stated_secret]"),
+        ("username ann password PASSword!!1711", "username ann password [REDACTED:stated_secret]"),
+        ('curl x -b "connect.sid=s%3AyKDfHvR4F6"', 'curl x -b "[REDACTED:stored_login]"'),
+        ("PASS=hunter2", "PASS=[REDACTED:assigned_secret]"),
+        ("eyJ0eXAiOiJKV1QiLCJh.eyJqdGkiOiI0NjNl\r\n", "[REDACTED:jwt]\r\n"),
+        ('echo "*:5432:app:ann:hunter2"', 'echo "*:5432:app:ann:[REDACTED:pgpass]"'),
         (f"SECRET_KEY_BASE={'0a1b2c3d' * 8}", "SECRET_KEY_BASE=[REDACTED:assigned_secret]"),
     ],
 )
@@ -185,7 +204,16 @@ def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> 
         ),
         *("cookie: { secure: true, maxAge: 86400000 }", "cookie: { secure: process.env.NODE_ENV === 'production' }"),
         *("Culture=neutral, PublicKeyToken=b77a5c561934e089", 'value too great (error token is "10#Fetching")'),
-        "https://open.feishu.cn/search?code=99991672&from=openapi",
+        *(
+            "- **1password** - 1Password CLI",
+            "contraseña (SHA\u2011256)",
+            "암호: AES-256",
+            '"bssid": "02:42:0a:0b:00:07"',
+        ),
+        *("https://open.feishu.cn/search?code=99991672&from=openapi", "https://f10.cn/x.aspx?code=SH603986"),
+        *('if key == "cookie":\n    cookies.update(to_dict(value))', "cookie: req.headers.cookie"),
+        *("[sudo] ann 的密码\uff1aRunning as root", "call_a1|fc_04a1088bb426ce340169f07e8de140819b"),
+        *("RUN_DIR=/tmp/backlink-gate-835-20260703-170305", 'name="password"\n   181→    type="x"'),
     ],
 )
 def test_code_and_placeholders_stay(text: str) -> None:

@@ -134,13 +134,17 @@ def test_calls_of_a_model_need_the_extra(tmp_path: Path) -> None:
     call = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py"}}\n</tool_call>'
     row = {"completion": call, "verifier_spec": json.dumps({"tools": "pi"})}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    program = (
-        "import sys; sys.modules['transformers.utils.chat_parsing'] = None; from pimono_sdpo.cli import main; main()"
-    )
+    program = """
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *given: None if name == "transformers" else find(name, *given)
+from pimono_sdpo.cli import main
+main()
+"""
     words = ["rescore", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out"), "--gate", "tool_calls"]
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "install pimono-sdpo with the extra `train`" in done.stderr
+    assert "Reading the tool calls of a model needs the extra `train`: run" in done.stderr
 
 
 def test_the_bar_is_the_filters_in_a_terminal(source: Path, tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from functools import partial
@@ -9,8 +10,20 @@ import pytest
 from datasets import Dataset, Features, IterableDataset, Json, List, Value
 
 import pimono_sdpo
+from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.schema import PRINT, SDPO_ROW, SESSION, Unit
-from pimono_sdpo.stage import Filter, FlatMap, Map, apply, apply_all, iterate_rows, name_of, run_stages, source_hash
+from pimono_sdpo.stage import (
+    Filter,
+    FlatMap,
+    Map,
+    Stage,
+    apply,
+    apply_all,
+    iterate_rows,
+    name_of,
+    run_stages,
+    source_hash,
+)
 from pimono_sdpo.traces.sources import load_sessions, open_source, read_sessions
 from processors import PIPELINE, pipeline, run_pipeline
 from processors.threshold import check_score
@@ -28,6 +41,14 @@ def repeat(row: Any) -> list[dict[str, Any]]:
     return [{"n": row["n"]}] * row["n"]
 
 
+def untold(row: Any) -> Any:
+    return True
+
+
+def nothing(row: Any) -> Any:
+    return None
+
+
 def odd(row: Any) -> str | None:
     return "odd" if row["n"] % 2 else None
 
@@ -37,6 +58,9 @@ STAGES = (
     Filter(odd, reads=("n",)),
     Map(double, reads=("n",), writes=Features({"n": Value("int64")})),
 )
+
+
+ROWS = Dataset.from_dict({"n": [1]})
 
 
 def test_the_same_stages_run_on_both_kinds_of_dataset() -> None:
@@ -55,9 +79,43 @@ def test_an_empty_dataset_gets_the_columns_too() -> None:
     assert (out.features, out.num_rows) == (writes, 0)
 
 
-def test_a_missing_column_is_named() -> None:
-    with pytest.raises(KeyError, match=r"reads \['n'\] but the dataset has \['m'\]"):
-        apply(Dataset.from_dict({"m": [1]}), STAGES[2])
+@pytest.mark.parametrize("run", [apply_all, run_stages])
+@pytest.mark.parametrize(
+    ("given", "stage", "sentence"),
+    [
+        (Dataset.from_dict({"m": [1]}), STAGES[2], "`test_stage` reads n; the columns are m"),
+        (None, STAGES[2], "not on a NoneType; make one by `load_sessions`"),
+        ([{"n": 1}], STAGES[2], "not on a list"),
+        (ROWS, Filter(untold, reads=("n",)), "`test_stage` returned True; return None or a reason"),
+        (ROWS, Map(nothing, reads=("n",), writes=NUMBER), "`test_stage` returned None; return a dict"),
+    ],
+)
+def test_what_cannot_be_run_is_one_sentence(run: Any, given: Any, stage: Stage, sentence: str) -> None:
+    with pytest.raises(PimonoError, match=sentence):
+        run(given, [stage])
+
+
+def test_reads_are_a_tuple() -> None:
+    with pytest.raises(PimonoError, match=r"`reads` is the text 'n'; give a tuple of columns: \('n',\)"):
+        Filter(odd, reads="n")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"unit": "bad"}, "`unit` is 'bad'; use one of session, episode, step"),
+        ({"split_by": None}, "`split_by` is None; use one of repository, session"),
+        ({"min_score": "x"}, "`min_score` is 'x'; use a finite number."),
+        ({"min_score": float("nan")}, "`min_score` is nan"),
+        ({"min_worth": 9}, "`min_worth` is 9; use a finite number from 0 to 1"),
+        ({"test_fraction": -1}, "`test_fraction` is -1"),
+        ({"history_chars": -3}, "`history_chars` is -3; use a finite number from 0."),
+        ({"prompt_tokens": 0}, "`prompt_tokens` is 0"),
+    ],
+)
+def test_values_that_no_stage_can_use_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PimonoError, match=sentence):
+        pipeline(**options)
 
 
 FAILING = trace(
@@ -71,7 +129,7 @@ FAILING = trace(
 
 def test_a_stream_has_to_know_its_columns() -> None:
     stream = IterableDataset.from_generator(lambda: iter([{"n": 1}]))
-    with pytest.raises(ValueError, match="give `features` where it is made"):
+    with pytest.raises(PimonoError, match="give `features` where it is made"):
         apply(stream, STAGES[0])
 
 
@@ -145,8 +203,8 @@ def _first_args(row: Any) -> dict[str, Any]:
 def test_the_cache_key_follows_source_and_options() -> None:
     one, same, two = (source_hash(partial(check_score, min_score=n)) for n in (1.0, 1.0, 2.0))
     assert one == same != two
-    assert pipeline(min_score=1.0)[6].code != pipeline(min_score=2.0)[6].code
-    assert [stage.code for stage in pipeline()] == [stage.code for stage in PIPELINE]
+    assert source_hash(pipeline(min_score=1.0)[6].fn) != source_hash(pipeline(min_score=2.0)[6].fn)
+    assert [source_hash(stage.fn) for stage in pipeline()] == [source_hash(stage.fn) for stage in PIPELINE]
 
 
 def test_stages_are_named_by_their_module() -> None:
@@ -199,6 +257,10 @@ def test_sessions_are_loaded_as_any_kind_of_dataset(sessions: Dataset, tmp_path:
     stream = load_sessions(str(tmp_path), streaming=True)
     assert isinstance(stream, IterableDataset)
     assert list(stream) == sessions.to_list()
+    wrong: Any
+    for wrong in (5, [5]):
+        with pytest.raises(PimonoError, match=re.escape(f"{wrong} is not a source; give a path")):
+            load_sessions(wrong)
     both = load_sessions([tmp_path / "raw", tmp_path / "trace_text"])
     assert len(both) == len(load_sessions(tmp_path / "raw")) + len(load_sessions(tmp_path / "trace_text"))
     # What changes on disk is read again.
@@ -218,4 +280,4 @@ def test_the_public_names_are_there_and_load_nothing_before_they_are_used() -> N
         _ = pimono_sdpo.nothing
     without = "import sys; sys.modules |= dict.fromkeys(('torch', 'transformers', 'trl')); from pimono_sdpo import *; "
     done = subprocess.run([sys.executable, "-c", f"{without} train('rows')"], capture_output=True, text=True)
-    assert "TrainingInputError: Training here needs" in done.stderr
+    assert "EngineError: Training here needs the extra" in done.stderr

@@ -14,6 +14,7 @@ from pimono_sdpo.cli.older_names import ExtractOptions as LineOptions
 from pimono_sdpo.cli.older_names import sft_extract as extract
 from pimono_sdpo.cli.steps import Options as StepOptions
 from pimono_sdpo.cli.steps import run, write_steps
+from pimono_sdpo.dataset_writer import summarize
 from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.schema import DROPPED_STEP, STEP
 from pimono_sdpo.stage import apply_all, run_stages
@@ -216,6 +217,12 @@ def test_what_is_finished_waits_for_the_next_run(tmp_path: Path) -> None:
     assert not work.exists()
 
 
+def test_what_is_no_session_gets_no_advice_about_rules(tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(EmptySelection, match=r"\(1 unknown_harness\); use whole sessions of an agent"):
+        run(StepOptions(source=[str(tmp_path / "other.jsonl")], out=tmp_path / "steps"))
+
+
 def test_recorded_sessions_become_rows(tmp_path: Path) -> None:
     write_samples(tmp_path / "samples")
     report = write_steps(
@@ -226,6 +233,7 @@ def test_recorded_sessions_become_rows(tmp_path: Path) -> None:
     assert {"no_messages", "tool_failed"} <= set(report["drop_reasons"])
     assert report["together"]["train"] == {"native_tool_calls": len(rows)}
     assert not (tmp_path / "steps" / "together").exists()
+    assert "lines need calls as text: give --tool-protocol json" in summarize(report, tmp_path)
     for row in rows:
         assert row["prompt"][0]["role"] == "user"
         (turn,) = row["completion"]

@@ -1,14 +1,19 @@
 """Write samples: sessions, and a tiny random model."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import typer
 
-from pimono_sdpo.errors import OutputError
+from pimono_sdpo.errors import OutputError, require_extra
 from pimono_sdpo.options import option, options
 from pimono_sdpo.runs.folders import writing
-from pimono_sdpo.samples import write_samples
+from pimono_sdpo.samples import SAMPLE_SESSIONS, write_samples
+
+# What a tokenizer and a model of Transformers leave in their folder.
+MODEL_FILES = (
+    *("config.json", "generation_config.json", "model.safetensors"),
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+)
 
 
 @options
@@ -23,7 +28,7 @@ def sessions(options: SessionsOptions) -> None:
 
     pimono-sdpo demo sessions --out traces
     """
-    written = write_samples(_create_folder(options.out))
+    written = write_samples(_create_folder(options.out, *(file.name for file in SAMPLE_SESSIONS.iterdir())))
     typer.echo(f"{len(written)} files with hand-written sample sessions are in {options.out}")
 
 
@@ -39,17 +44,17 @@ def model(options: ModelOptions) -> None:
 
     pimono-sdpo demo model --out tiny-gemma4
     """
-    if not find_spec("torch") or not find_spec("transformers"):
-        raise OutputError(
-            'A model needs PyTorch and Transformers; install the extra: pip install "pimono-sdpo[train]".'
-        )
+    require_extra("train", "torch", "A model")
     from pimono_sdpo.training.tiny_model import write_tiny_model
 
-    path = write_tiny_model(_create_folder(options.out))
+    path = write_tiny_model(_create_folder(options.out, *MODEL_FILES))
     typer.echo(f"a tiny model with random weights is in {path}")
 
 
-def _create_folder(out: Path) -> Path:
+def _create_folder(out: Path, *written: str) -> Path:
+    """Return a folder that holds nothing but files of these names, which are replaced; raises OutputError."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
+        if others := sorted({path.name for path in out.iterdir()} - {*written}):
+            raise OutputError(f"`{out}` holds `{others[0]}`, which is no sample; use another folder.")
     return out

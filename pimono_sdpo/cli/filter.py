@@ -32,7 +32,11 @@ class Options(PushResult, FilterOptions, SourceOptions):
     out: Path = option("Folder to write; an earlier output is replaced.")
     workers: int = option("Processes that read shards; the rows do not depend on it.", default=1, minimum=1)
     engine: EngineName = option("Read shards on this machine (`local`) or on a cluster (`ray`).", default="local")
-    shard: str | None = option("Write part I of N, as I/N: every Nth shard.", default=None)
+    shard: str | None = option(
+        "Write part I of N, as I/N: every Nth shard. A file of parquet is a shard, and so are up to 64 session "
+        "files; a part without any need not be merged.",
+        default=None,
+    )
     merge: bool = option("Merge the parts that --shard wrote, given as the sources in any order.", default=False)
 
 

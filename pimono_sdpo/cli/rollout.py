@@ -98,7 +98,8 @@ def pair_rollouts(options: pairs.Options, report: Json, tell: Tell) -> Json:
         f"No-contrast tasks: {same}",
     ]
     if left := report["tasks"] - paired - same:
-        lines.append(f"Tasks without a usable pair: {left}")
+        reasons = ", ".join(f"{count} {name}" for name, count in found["drop_reasons"].items())
+        lines.append(f"Tasks without a usable pair: {left} ({reasons})")
     print_summary(lines, tell)
     for warning in found["warnings"]:
         tell(f"Warning: {warning}")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from pimono_sdpo.errors import EmptySelection
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.suites.build import build_suite, describe_size
 from pimono_sdpo.suites.split import Method, check_leakage, read_task_ids, split_suite
@@ -96,4 +97,8 @@ def check(options: CheckOptions) -> None:
     """
     suite = load_suite(options.suite, repos=False)
     number = check_leakage(read_task_ids(options.rows), suite)
+    if not number:
+        raise EmptySelection(
+            f"`{options.rows}` holds no training rows, so nothing was checked; give those to train on."
+        )
     typer.echo(f"none of {number} training rows is of a task of `{suite.name}`")

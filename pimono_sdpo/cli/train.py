@@ -18,9 +18,8 @@ the training early enough to save the adapter.
 from pathlib import Path
 from typing import Literal
 
-from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.errors import TrainingInputError, require_extra
 from pimono_sdpo.options import argument, option, options
-from pimono_sdpo.training import require_extra
 
 METHODS = Literal["sdpo", "rft", "grpo", "sft", "dpo"]
 
@@ -57,7 +56,7 @@ def run(options: Options) -> None:
         return
     if options.on != "here":
         raise TrainingInputError(f"--on is {options.on}; give here or hf:FLAVOR.")
-    require_extra()
+    require_extra("train", "trl", "Training here, without --on hf:FLAVOR,")
     from pimono_sdpo.training.run import run_job
 
     run_job(options.method, ["--dataset", rows, *words], __doc__)

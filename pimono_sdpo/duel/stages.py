@@ -394,8 +394,8 @@ class Duel:
     def _find_shards(self, name: str) -> list[Path]:
         found = sorted(self.find(name).glob("*.parquet"))
         if not found or not (self.folder / REPORT).is_file():
-            stage = name.removeprefix(EQUALS)
-            raise SourceError(f"`{self.find(name)}` is not complete; run the stage `{stage}` first.")
+            stage, given = name.removeprefix(EQUALS), ", with trajectories and --records" * (name == TURNS)
+            raise SourceError(f"`{self.find(name)}` is not complete; run the stage `{stage}` first{given}.")
         return found
 
 

@@ -282,6 +282,8 @@ def load_sessions(source: str | Path | Sequence[str | Path], *, streaming: bool 
         SourceError: There are no sessions, or a file cannot be read.
     """
     sources = [source] if isinstance(source, str | Path) else source or [""]
+    if not isinstance(sources, Sequence) or not all(isinstance(one, str | Path) for one in sources):
+        raise SourceError(f"{source!r:.80} is not a source; give a path, a Hub id or a list of these.")
     shards = list(join_sources([open_source(str(one)) for one in sources]).shards)
     given: dict[str, Any] = {"shards": shards}
     if streaming:

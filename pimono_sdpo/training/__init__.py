@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from dataclasses import field
 from difflib import get_close_matches
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
-from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.errors import TrainingInputError, require_extra
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -43,7 +42,7 @@ def train(
     for what cannot be used, and OutputError for an OUTPUT that is not free or an adapter that could
     not be pushed.
     """
-    require_extra()
+    require_extra("train", "trl", "Training here")
     from datasets import Dataset
 
     from pimono_sdpo.training.run import run_job
@@ -62,16 +61,6 @@ def train(
     with TemporaryDirectory() as folder:
         rows.to_parquet(Path(folder) / "rows" / "data" / "train-00000-of-00001.parquet")
         return run_job(method, ["--dataset", f"{folder}/rows", *words])
-
-
-def require_extra() -> None:
-    """Raise TrainingInputError where the extra `train` is not installed."""
-    if find_spec("trl") is None:
-        raise TrainingInputError(
-            'Training here needs `pip install "pimono-sdpo[train]"`, or for a tool of uv or pipx `uv tool install '
-            '"FILE.whl[train]"` or `pipx install --force "FILE.whl[train]"`; or train elsewhere with '
-            "`pimono-sdpo train ROWS --on hf:FLAVOR`."
-        )
 
 
 def is_main_process() -> bool:
@@ -137,6 +126,8 @@ def refuse_unknown(words: list[str], parser: ArgumentParser) -> None:
     if words:
         meant = get_close_matches(words[0], ["--config", *parser._option_string_actions], 1)
         advice = f", did you mean {meant[0]}? See --help." if meant else "; see --help."
+        if not words[0].startswith("-"):
+            advice = "; give one folder of rows, then options."
         raise TrainingInputError(f"Unknown argument(s) {' '.join(words)}{advice}")
 
 

@@ -205,7 +205,11 @@ def parse_job(
 def open_parser(options: type[CommonArguments], config: type, description: str | None = None) -> SentenceParser:
     """Return the parser of a job's options, TRL's and the model's."""
     return SentenceParser(
-        (options, config, ModelConfig), description=f"{description or ''}{ABOUT}", allow_abbrev=False
+        (options, config, ModelConfig),
+        # That of argparse names every option of TRL.
+        usage="%(prog)s [--OPTION VALUE]...",
+        description=f"{description or ''}{ABOUT}",
+        allow_abbrev=False,
     )
 
 

@@ -127,8 +127,8 @@ def _check_account_and_flavor(api: HfApi, flavor: str) -> str:
     with hub_errors("No job can be submitted"):
         for attempt in retry_hub(connected=False):
             with attempt:
-                account = str(api.whoami()["name"])
                 find_flavor(api, flavor)
+                account = str(api.whoami()["name"])
     return account
 
 

@@ -25,7 +25,7 @@ from pimono_sdpo.training.tracking import keep_rollouts, log_rollouts
 from rewards.rescore import rubric_of
 from rewards.trace_grounding import trace_grounding_reward
 from rewards.verifiers.call_formats import FAMILIES
-from rewards.verifiers.reward import VerifierReward, format_of_model, needs_format, self_test, table
+from rewards.verifiers.reward import VerifierReward, format_of_model, needs_format, self_test
 from rewards.verifiers.rubric import MAX_PARTIAL
 
 Mode = Literal["rollout", "trace", "both", "none"]
@@ -242,7 +242,8 @@ def refuse_unsound(scoring: Scoring, rows: Dataset, threshold: float) -> int:
     tried = list(rows.select(range(min(TRIED_ROWS, len(rows)))))
     if findings := self_test(scoring.reward, tried, threshold=threshold):
         raise TrainingInputError(
-            f"The reward can be won without solving the task ({len(findings)} of its trials on "
-            f"{len(tried)} rows); give another reward or a higher success_reward_threshold.\n{table(findings)}"
+            f"The reward can be won without solving the task ({len(findings)} trials on {len(tried)} rows; the first, "
+            f"`{findings[0].case}` on row {findings[0].row + 1}, gets {findings[0].reward:g}); give another reward or "
+            "a higher success_reward_threshold."
         )
     return len(tried)

@@ -121,7 +121,7 @@ def load_rows(dataset: str, split: str = "train", config: str | None = None) -> 
         )
     advice = "check the name, the network and HF_TOKEN"
     if is_local(dataset):
-        advice = "give the folder that `filter`, `steps` or `pairs` wrote, of --shard after `filter --merge`"
+        advice = "give what `filter`, `steps` or `pairs` made of sessions, or `filter --merge` of parts"
     if split != "train":
         advice = "filter with --test-fraction, and --split-by session for traces of one repository"
     with translate_errors(f"The split `{split}` of `{dataset}` cannot be loaded", advice):

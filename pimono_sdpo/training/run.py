@@ -88,9 +88,11 @@ class Run:
     def open_output(self) -> Iterator[None]:
         """Hold OUTPUT for this run, check that it can be published, and fetch a checkpoint from the Hub."""
         args, job = self.args, self.job
+        # With --source, a preflight writes the rows.
+        looks_only = job.mode == "preflight" and job.dataset is not None
         with output.only_run(self.folder) if is_main_process() else nullcontext():
             if is_main_process():
-                output.check_output(self.folder, job.overwrite)
+                output.check_output(self.folder, job.overwrite or looks_only)
                 self.destination = publish.open_destination(args, job.mode)
             try:
                 self.limit = time_limit_of(job.time_limit)
@@ -110,10 +112,10 @@ class Run:
         report = method.load_report(dataset)
         method.load_model()
         start = started_with(method, loaded, kept_back)
-        resumed = None if job.overwrite else check_same_start(self.folder, start)
+        resumed = None if job.overwrite or job.mode == "preflight" else check_same_start(self.folder, start)
         method.fit(loaded, kept_back)
         before = resumed or {}
-        if resumed is None or job.mode == "preflight":
+        if resumed is None:
             before["preflight"] = self._look_ahead()
         if job.mode == "preflight":
             return

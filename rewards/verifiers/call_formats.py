@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pimono_sdpo.errors import EngineError
+from pimono_sdpo.errors import require_extra
 
 
 class Family(msgspec.Struct, frozen=True):
@@ -132,14 +132,10 @@ def format_of(chat_template: str) -> str | None:
 
 @lru_cache(maxsize=64)
 def _load(template: str) -> Any:
-    """Return a compiled `ResponseTemplate`; raises EngineError without transformers, half a second to import."""
-    try:
-        from transformers.utils.chat_parsing.response_templates import load_response_template
-    except ImportError as error:
-        raise EngineError(
-            "Tool calls in a completion are read with Transformers, which is not installed; install "
-            "pimono-sdpo with the extra `train`."
-        ) from error
+    """Return a compiled `ResponseTemplate`; needs transformers, half a second to import."""
+    require_extra("train", "transformers", "Reading the tool calls of a model")
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
     return load_response_template(json.loads(template))
 
 

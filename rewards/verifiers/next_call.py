@@ -175,8 +175,10 @@ def _judge_change(call: Call, step: Step) -> VerifierResult:
         return _fail("This may lose what was to be kept of the file.")
     if (applied := step.replayed()).status == "failed":
         return applied
-    added, *wanted = (any(new for _, new in _read_change(one, step)) for one in (call, *step.references))
-    if call.name != "write" and not added and all(wanted):
+    own, *wanted = (_read_change(one, step) for one in (call, *step.references))
+    is_part = all(any(one in change for change in wanted) for one in own)
+    adds, *all_add = (any(new for _, new in change) for change in (own, *wanted))
+    if call.name != "write" and not adds and all(all_add) and not is_part:
         return _fail("Something was to be put in.")
     is_decided = applied.status == "passed" or call.name == "write"
     return passed(NAME) if is_decided and _is_wanted(call, step) else _unknown()
@@ -199,7 +201,9 @@ def _judge_look(call: Call, step: Step) -> VerifierResult:
     looked, read = (set(map(step.absolute, _paths(call, step, of))) for of in ((), _READERS))
     goal, command = step.goal["path"], find_text(call.arguments, "command", "cmd")
     programs = _list_programs(call)
-    if (_destroys(call) and not any(map(_destroys, step.references))) or _loses_text(call, step):
+    if _destroys(call) and not any(map(_destroys, step.references)):
+        return _unknown() if _is_aside(call, step) else _fail("This may delete what was to be kept.")
+    if _loses_text(call, step):
         return _fail(f"{goal} was to be kept.")
     if _may_change(call):
         names = find_changes(command.replace("$WORKSPACE/", ""), "").names
@@ -234,11 +238,11 @@ def _judge_look(call: Call, step: Step) -> VerifierResult:
 
 
 def _shares_words(command: str, step: Step) -> bool:
-    """Whether a command appends to a file, or has a word of the edit that was to be made."""
+    """Whether a command appends to a file, deletes lines by number, or has a word of the edit that was to be made."""
     edits = [edit for one in step.references for edit in read_edits(one.arguments)]
     words = {word for edit in edits for word in re.findall(r"\w{3,}", f"{edit.old} {edit.new}")}
     own = set(re.findall(r"\w+", command.replace("/dev/null", ""))) - set(re.findall(r"\w+", step.path))
-    return ">>" in command or not words or bool(words & own)
+    return ">>" in command or not words or bool(words & own) or re.search(r"\b\d+(?:,\d+)?d\b", command) is not None
 
 
 def _destroys(call: Call) -> bool:
@@ -250,6 +254,20 @@ def _destroys(call: Call) -> bool:
         if stage.program in _IS["destroyers"] or is_each or is_lost:
             return True
     return False
+
+
+def _is_aside(call: Call, step: Step) -> bool:
+    """Whether a command deletes single files of the workspace by their names, none that is to be looked at."""
+    kept, here = step.targets | {step.path}, step.absolute(".")
+    return not _NESTED.search(find_text(call.arguments, "command", "cmd")) and all(
+        stage.program in {"rm", "del", "remove-item"}
+        and not re.search(r"[*?$`{]|(?<!\S)-\w*[rR]", " ".join(stage.arguments).replace("$WORKSPACE/", ""))
+        and all(one.startswith(f"{here}/") for one in given)
+        and kept.isdisjoint(given)
+        for folder, stage, _ in _walk(call)
+        for given in [[step.absolute(_inside(folder, word)) for word in _split_words(stage)[1]]]
+        if stage.program not in (_LOOKERS - {"find", "fd", "git"}) | _IS["navigates"]
+    )
 
 
 def _list_run(call: Call) -> list[Stage]:

@@ -218,18 +218,6 @@ def attacks(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "code_deleted_by_a_write", f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
-def table(findings: Sequence[Finding]) -> str:
-    """Return the findings as a Markdown table.
-
-    >>> print(table([Finding(0, "empty", 1.0)]))
-    | row | case | reward |
-    |---|---|---|
-    | 0 | empty | 1.0 |
-    """
-    lines = [f"| {found.row} | {found.case} | {found.reward} |" for found in findings]
-    return "\n".join(["| row | case | reward |", "|---|---|---|", *lines])
-
-
 def _score(reward: Reward, row: Mapping[str, Any], completion: str) -> float | None:
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
     answer: Any = completion

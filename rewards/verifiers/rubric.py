@@ -86,7 +86,7 @@ MAX_FEEDBACK = 1200
 
 
 class NotAVerifier(PimonoError):
-    """A function of the rubric returns something other than a VerifierResult."""
+    """What the rubric has is no function, or returns something other than a VerifierResult."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,8 @@ class Rubric:
     def __post_init__(self) -> None:
         if not self.gates and not self.graded:
             raise ValueError("there are no verifiers")
+        if named := [one for one in (*self.gates, *(one for one, _ in self.graded)) if not callable(one)]:
+            raise NotAVerifier(f"{named[0]!r:.80} is not a verifier; give a function such as `tests.verify`.")
         if any(not 0 < weight < math.inf for _, weight in self.graded):
             raise ValueError("a weight is not positive")
 
@@ -146,6 +148,8 @@ class Rubric:
 
         Raises BadSpec for a spec that a verifier cannot use, NotAVerifier for another function.
         """
+        if not isinstance(spec, dict):
+            raise BadSpec("`verifier_spec` is not a JSON object")
         results: list[VerifierResult] = []
         for gate in self.gates:
             result = _run(gate, completion, spec)

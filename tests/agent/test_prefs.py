@@ -63,6 +63,8 @@ def test_rollout_goes_on_to_pairs(tmp_path: Path, chat_server: ChatServer) -> No
     assert f"[rollout] Wrote 1 preference pairs to: {pairs}" in made.stdout
     (row,) = load_dataset(str(pairs), split="train", cache_dir=str(tmp_path / "cache"))
     assert row["task_id"] == "fix_flat"
+    made = CliRunner().invoke(app, ["rollout", *given, "--model", "m", "--rollouts", "1"], catch_exceptions=False)
+    assert "[rollout] Tasks without a usable pair: 3 (3 ineligible)" in made.stdout
 
 
 def test_a_name_that_is_no_file_of_lines_is_refused(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ def test_a_judge_that_likes_the_first_answer_decides_nothing(folder: Path, chat_
 
 
 def test_bad_input_is_one_sentence(folder: Path) -> None:
-    with pytest.raises(SourceError, match="run the stage `turns` first"):
+    with pytest.raises(SourceError, match="run the stage `turns` first, with trajectories and --records"):
         RUN.invoke(app, ["duel", "--stage", "answers"], catch_exceptions=False)
     with pytest.raises(SourceError, match="name trajectories"):
         RUN.invoke(app, ["duel", "--stage", "turns"], catch_exceptions=False)

@@ -139,6 +139,9 @@ def test_split_writes_two_suites_and_checks_rows(tmp_path: Path) -> None:
         more.write(json.dumps({"task_id": test.tasks[0]["task_id"]}) + "\n")
     bad = CliRunner().invoke(app, ["suite", "check", str(test.path), str(rows)])
     assert isinstance(bad.exception, Leakage)
+    rows.write_text(json.dumps({"task_id": "x", "split": "test"}))
+    none = CliRunner().invoke(app, ["suite", "check", str(test.path), str(rows)])
+    assert "holds no training rows, so nothing was checked" in str(none.exception)
 
 
 def test_split_refuses_what_it_would_destroy(tmp_path: Path, capsys: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 from datasets import Dataset
 
 from pimono_sdpo.errors import OutputError, TrainingInputError
+from pimono_sdpo.samples import write_samples
 from pimono_sdpo.training import find_recipe, models, output, rows, train
 from pimono_sdpo.training.arguments import SDPOArguments
 from pimono_sdpo.training.sdpo import SDPO
@@ -157,6 +158,12 @@ def test_rows_for_testing_alone_are_told(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     hand_made().to_parquet(tmp_path / "data" / "test-00000-of-00001.parquet")
     with pytest.raises(TrainingInputError, match=r"Should be one of \['test'\]"):
+        rows.load_rows(str(tmp_path))
+
+
+def test_sessions_in_place_of_rows_are_sent_to_the_filter(tmp_path: Path) -> None:
+    write_samples(tmp_path)
+    with pytest.raises(TrainingInputError, match="give what `filter`, `steps` or `pairs` made of sessions"):
         rows.load_rows(str(tmp_path))
 
 

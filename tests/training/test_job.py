@@ -339,8 +339,8 @@ def test_a_reward_that_can_be_won_trains_nothing(
     argv += ["--max_reprompt_len", "1024", "--success_reward_threshold", "1.0"]
     assert script().main(argv) == 2
     told = capsys.readouterr().err
-    assert "can be won without solving the task (4 of its trials on 4 rows)" in told
-    assert "| 0 | refusal_1 | 1.0 |" in told
+    assert "(4 trials on 4 rows; the first, `refusal_1` on row 1, gets 1); give" in told
+    assert len(told.strip().splitlines()[-1]) < 300
     assert not (tmp_path / "out").exists()
 
 

@@ -28,7 +28,9 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path / "rows"
 
 
-def launch(hub: LoopbackHub, home: Path, *words: str, token: str = "hf_loopback") -> subprocess.CompletedProcess[str]:
+def launch(
+    hub: LoopbackHub, home: Path, *words: str, token: str | None = "hf_loopback"
+) -> subprocess.CompletedProcess[str]:
     command = ("-m", "pimono_sdpo", "train", "rows", *words)
     return run_python(hub, home, *command, token=token, xet=True, imported=TRAINING)
 
@@ -94,6 +96,7 @@ ON = ("--on", "hf:cpu-basic")
     ("words", "token", "sentence"),
     [
         (("--on", "hf:abacus"), "hf_loopback", "There is no flavor `abacus`; give one of cpu-basic"),
+        (("--on", "hf:abacus"), None, "There is no flavor `abacus`"),
         (("--on", "mars"), "hf_loopback", "--on is mars; give here or hf:FLAVOR"),
         ((*ON, "--max_stepz", "3"), "hf_loopback", "Unknown argument(s) --max_stepz 3, did you mean --max_steps?"),
         ((*ON, "--max_steps", "three"), "hf_loopback", "invalid int value: 'three'"),
@@ -107,7 +110,7 @@ ON = ("--on", "hf:cpu-basic")
     ],
 )
 def test_what_cannot_run_there_is_found_before_anything_leaves(
-    loopback_hub: LoopbackHub, rows: Path, words: tuple[str, ...], token: str, sentence: str
+    loopback_hub: LoopbackHub, rows: Path, words: tuple[str, ...], token: str | None, sentence: str
 ) -> None:
     done = launch(loopback_hub, rows.parent, *words, token=token)
     assert done.returncode == 2, done.stdout + done.stderr

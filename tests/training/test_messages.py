@@ -29,6 +29,7 @@ def refused(argv: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[s
     ("argv", "words"),
     [
         (("--max_step", "4"), "Unknown argument(s) --max_step 4"),
+        (("others", "--max_steps", "4"), "Unknown argument(s) others; give one folder of rows, then options"),
         (("--mode", "trian"), "invalid choice: 'trian'"),
         (("--max_steps", "many"), "invalid int value: 'many'"),
         (("--success_reward_threshold", "nan"), "--success_reward_threshold is nan"),

@@ -228,6 +228,20 @@ def test_a_training_goes_on_with_the_rows_that_it_began_with(
     assert tree(out / "data") == before
 
 
+def test_a_preflight_looks_past_a_finished_run(
+    tmp_path: Path, tiny: Path, filtered: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tree(finished(tmp_path / "out"))
+    given = ["--config", "tiny", "--report_to", "none", "--output_dir", str(tmp_path / "out"), "--preflight_rows", "0"]
+    given += ["--model_name_or_path", str(tiny), "--mode", "preflight"]
+    assert script().main([*given, "--dataset", str(filtered)]) == 0
+    assert "templates_checked" in capsys.readouterr().out
+    # The rows that --source gives would replace those of the run.
+    assert script().main([*given, "--source", "traces"]) == 2
+    assert "holds a finished run" in capsys.readouterr().err
+    assert tree(tmp_path / "out") == before
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

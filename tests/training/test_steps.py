@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from trl import ModelConfig
 
+from pimono_sdpo.cli.demo import MODEL_FILES
 from pimono_sdpo.training import models, output, publish, rows, run
 from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.tiny_model import write_tiny_model
@@ -20,6 +21,8 @@ from tests.training.setup import TASKS, SeenPrompts, StopAfter, adapter_state, a
 
 def test_the_tiny_model_is_the_real_class_and_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
     again = write_tiny_model(tmp_path / "again")
+    # Which `demo model` may replace.
+    assert {file.name for file in again.iterdir()} == {*MODEL_FILES}
     other = write_tiny_model(tmp_path / "other", seed=1)
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
         assert digest(again / name) == digest(tiny / name)

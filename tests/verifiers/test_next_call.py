@@ -343,6 +343,27 @@ def test_a_line_out_of_its_block_is_another_change() -> None:
         assert verify(write(("edit", args)), spec).score == score
 
 
+@pytest.mark.parametrize(
+    ("command", "score"),
+    [
+        ("rm src/two.py", None), ("cd src && rm -f two.py", None), ("rm $WORKSPACE/src/two.py", None),
+        ("rm src/one.py", 0.1), ("rm -rf src", 0.1), ("rm ../two.py", 0.1), ("rm src/*", 0.1), ("rm $(ls src)", 0.1),
+        ("git checkout src/two.py", 0.1), ("rm src/two.py; find . -name one.py -delete", 0.1),
+        ("sed -i 1,2d src/one.py", None),
+    ],
+)  # fmt: skip
+def test_another_file_of_the_workspace_may_be_superfluous(command: str, score: float | None) -> None:
+    assert verify(write(bash(command)), KNOWN).score == score
+
+
+def test_a_part_of_the_change_is_not_decided_though_it_only_takes_words_away() -> None:
+    edits = [{"old_string": "load(x)", "new_string": "x"}, {"old_string": "raw", "new_string": "plain"}]
+    spec = change_of("", "", known="load(x)\nraw\nraw\n", edits=[edits[0], {**edits[1], "replace_all": True}])
+    spec["failed_call"] = {"name": "edit", "args": {"path": "a.py", "edits": edits}}
+    for old, new, score in (("load(x)", "x", None), ("load(x)", "", 0.1)):
+        assert verify(write(("edit", {"path": "a.py", "old_string": old, "new_string": new})), spec).score == score
+
+
 def test_signs_are_a_change_that_a_command_may_make() -> None:
     args = {"path": "src/one.py", "oldText": "from server import x", "newText": "from .server import x"}
     looked = {"name": "read", "args": {"path": "$WORKSPACE/src/one.py"}}

@@ -9,7 +9,15 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.verifiers.rubric import GATE_SHARE, MAX_FEEDBACK, MAX_PARTIAL, Rubric, VerifierResult
+from rewards.verifiers.rubric import (
+    GATE_SHARE,
+    MAX_FEEDBACK,
+    MAX_PARTIAL,
+    BadSpec,
+    NotAVerifier,
+    Rubric,
+    VerifierResult,
+)
 from tests.verifiers.verdicts import GATE, RUBRIC, STYLE, TESTS
 
 WORD = st.sampled_from(["passed", "skipped", "error", "failed", "failed:0.5", "failed:1", "failed:7"])
@@ -80,6 +88,10 @@ def test_rows_are_plain_columns() -> None:
 def test_rubrics_are_checked_and_picklable() -> None:
     with pytest.raises(ValueError, match="no verifiers"):
         Rubric()
+    with pytest.raises(NotAVerifier, match="'tests' is not a verifier; give a function"):
+        Rubric(gates=["tests"])  # type: ignore[list-item]
+    with pytest.raises(BadSpec, match="is not a JSON object"):
+        Rubric(gates=[GATE])("", None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not positive"):
         Rubric(graded=[(TESTS, 0.0)])
     again = pickle.loads(pickle.dumps(Rubric([GATE], [(TESTS, 1.0)])))

@@ -6,7 +6,7 @@ from typing import Any
 
 from rewards import trace_grounding_reward
 from rewards.verifiers import patches, syntax
-from rewards.verifiers.reward import VerifierReward, self_test, table
+from rewards.verifiers.reward import Finding, VerifierReward, self_test
 from rewards.verifiers.rubric import Rubric
 
 CODE = "def total(items):\n    count = 0\n    for item in items:\n        count += 1\n    return count\n"
@@ -49,7 +49,7 @@ def test_unsound_rewards_are_found() -> None:
     def never_reward(completions: Sequence[Any], **_: object) -> list[float | None]:
         return [None for _ in completions]
 
-    assert "| 0 | ten_times_the_length | 1.0 |" in table(self_test(length_reward, [ROW]))
+    assert Finding(0, "ten_times_the_length", 1.0) in self_test(length_reward, [ROW])
     assert self_test(never_reward, [ROW]) == []
 
 
