@@ -349,7 +349,7 @@ def test_evidence_belongs_to_its_request() -> None:
         ("ok", True),
         ("продовжи", True),
         ("are you back?", True),
-        ("can you continue", True),
+        ("<@1472432512599855295> Ok- please continue on with our task", True),
         ("ok i already installed it sooner. continue", True),
         ("i installed.", True),
         ("<uploaded_files>\n<file>/mnt/a.pdf</file>\n</uploaded_files>", True),
