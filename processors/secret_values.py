@@ -145,7 +145,7 @@ def is_stated_value(value: str, plainly: bool) -> bool:
         return False
     if _TECHNICAL.fullmatch(value) or _TYPE.fullmatch(value):
         return False
-    if re.search(r"[=(){}<>|]", value[:-1]):
+    if re.search(r"[=(){}<>|]", value.rstrip("=")[:-1]):
         return False
     if not plainly:
         return is_random(value) and not re.search(r":\d\d:|:.*[:/]|/.*:", value)
@@ -266,7 +266,7 @@ def is_drawn_body(match: re.Match[str]) -> bool:
     if re.fullmatch(r"prod_[A-Za-z0-9]{14}", match[0]):
         # A product of Stripe.
         return False
-    longest = max(re.split(r"[-_]", match["value"]), key=len)
+    longest = max(re.split(r"[-_.]", match["value"]), key=len)
     is_mixed = re.search(r"[a-z]", longest) and re.search(r"[A-Z]", longest)
     return is_random(longest, 12 if is_mixed else 20)
 

@@ -152,6 +152,15 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
             (f"{before}Qwe123rty", f"{before}[REDACTED:stated_secret]")
             for before in ("密码 ", "ваш пароль - ", "パスワードは", "비밀번호는 ", "账号\uff1aann / ")
         ),
+        ("e81d209ce9ff493daaeb6f747de0b44b.u6QnO4jSwaZGaQ6S", "[REDACTED:service_key]"),
+        ("App Secret 是 `5t8oAj7M2maFqAV3W3idVh0ZDuVGkgm2`", "App Secret 是 `[REDACTED:stated_secret]`"),
+        ("token 是 5t8oAj7M2maFqAV3。现在", "token 是 [REDACTED:stated_secret]。现在"),
+        ("API Key:\r\nL9tpQ3+hCR1mq+9GM==", "API Key:\r\n[REDACTED:stated_secret]"),
+        ("OKX Passphrase\nQian159.", "OKX Passphrase\n[REDACTED:stated_secret]"),
+        ("username ann password PASSword!!1711", "username ann password [REDACTED:stated_secret]"),
+        ('curl x -b "connect.sid=s%3AyKDfHvR4F6"', 'curl x -b "[REDACTED:stored_login]"'),
+        ("PASS=hunter2", "PASS=[REDACTED:assigned_secret]"),
+        ("eyJ0eXAiOiJKV1QiLCJh.eyJqdGkiOiI0NjNl\r\n", "[REDACTED:jwt]\r\n"),
         ('echo "*:5432:app:ann:hunter2"', 'echo "*:5432:app:ann:[REDACTED:pgpass]"'),
         (f"SECRET_KEY_BASE={'0a1b2c3d' * 8}", "SECRET_KEY_BASE=[REDACTED:assigned_secret]"),
     ],
