@@ -336,7 +336,7 @@ def _is_no_failure(exit_code: int, stages: list[Stage], only_reads: bool, comman
     if exit_code in _STOPPED and (exit_code not in _KILLED or _SAYS["stops"].search(line)):
         return True
     # A server or a watcher that was meant to be stopped.
-    is_limited = exit_code == _TIMED_OUT_CODE and "timeout" in command
+    is_limited = exit_code == _TIMED_OUT_CODE and re.search(r"\btimeout\s+[-\w]", command) is not None
     if is_limited and not _SAYS["is_check"].search(line):
         return True
     may_wait = only_reads or exit_code == _PENDING_CODE

@@ -104,6 +104,7 @@ def test_marked_errors(command: str, output: str, expected: list[str]) -> None:
         ("npm test", "429 Too Many Requests"),
         ("npm test", "[Compacted history content evicted to cold storage]"),
         ("npm test", "[Old tool result content cleared]"),
+        ("npm test", "[... 1448 more characters truncat"),
         ("npm test", "Test Results: 12 passed"),
         ("grep -rn foo .", "502 matches in 31 files"),
         ("npm test", ""),
@@ -355,6 +356,11 @@ def test_an_exit_code_says_what_the_mark_does_not() -> None:
     details = {"exitCode": 2}
     entries = [call("bash", command="make"), result("bash", "stop", details=details)]
     assert categories(*entries) == [["command_error"]]
+
+
+def test_how_long_a_result_was_waited_for_is_no_limit_of_the_job() -> None:
+    ended = result("TaskOutput", "<status>failed</status>\n\n<exit_code>124</exit_code>\n\nPage crashed")
+    assert categories(call("TaskOutput", task_id="b1", timeout=120000), ended) == [["command_error"]]
 
 
 def test_bash_executions_of_the_user_count() -> None:

@@ -357,6 +357,7 @@ def test_evidence_belongs_to_its_request() -> None:
         ("[media attached: /data/a.ogg (audio/ogg)]\n\n<media:audio>", True),
         ("System: [2026-03-19 12:10 GMT+8] WhatsApp gateway connected.", True),
         ("[Wed 2026-06-17 13:06 UTC] <<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nA task of a subagent has ended.", True),
+        ("Pre-compaction memory flush. Store durable memories now (use memory/2026-03-02.md).", False),
         ("System: [2026-03-19 12:10 GMT+8] connected.\n\nRead HEARTBEAT.md if it exists", False),
         ("A new session was started via /new or /reset. Greet the user.", False),
         ("<ci-monitor-event>a/b PR #3 has 1 new review</ci-monitor-event>", False),

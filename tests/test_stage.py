@@ -174,7 +174,7 @@ def test_rejects_are_kept_on_request(sessions: Dataset) -> None:
     assert {"keep", "no_prompt"} <= {*dropped["stage"], *dropped["drop_reason"]}
     assert set(dropped["prompt"]) == {None}
     assert list(done.features)[-3:] == ["tally_counts", "tally_volume", "tally_redactions"]
-    with pytest.raises(ValueError, match="Only the fused pipeline keeps rejects"):
+    with pytest.raises(PimonoError, match="Only the fused pipeline keeps rejects"):
         run_pipeline(sessions, fused=False, keep_rejects=True)
 
 
