@@ -10,7 +10,7 @@
 
 Every line is checked first, by the rules of Together and for secrets. --dry-run prints the exact
 request and sends nothing; it needs neither the client nor a key. Otherwise TOGETHER_API_KEY is read
-from the environment and the client comes with `pip install "pimono-sdpo[together]"`. Exit code 2:
+from the environment and the client comes with `pip install ".[together]"`. Exit code 2:
 bad input, or Together refused it. Exit code 1: the job that was watched failed.
 """
 
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pimono_sdpo.errors import PimonoError, SourceError, TrainingInputError
+from pimono_sdpo.errors import PimonoError, SourceError, TrainingInputError, require_extra
 from processors.rollouts.together import check_dpo, check_sft
 from processors.secrets import redact_secrets
 
@@ -142,13 +142,9 @@ def run(job: argparse.Namespace) -> int:
         request = {"upload": upload, "create": build_request(job, "ID_OF_THE_UPLOAD"), "price": None}
         print(json.dumps(request, indent=2, ensure_ascii=False))
         return 0
-    try:
-        from together import Together, TogetherError
-    except ModuleNotFoundError as error:
-        raise TrainingInputError(
-            "The client of Together is not installed: `pip install 'pimono-sdpo[together]'`, or "
-            "print the request with --dry-run."
-        ) from error
+    require_extra("together", "together", "A job without --dry-run")
+    from together import Together, TogetherError
+
     try:
         client = Together()
         job_id = start(client, job)

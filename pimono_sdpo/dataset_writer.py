@@ -18,7 +18,7 @@ from typing import Any, Literal
 from datasets import Features, Value
 
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, TrainingInputError, require_train
+from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, TrainingInputError, require_extra
 from pimono_sdpo.options import argument, check_shares, option, options, report_options, resume_key
 from pimono_sdpo.report import describe_unreadable
 from pimono_sdpo.runs.engine import Output, Part, run_parts, sum_counts
@@ -43,7 +43,7 @@ N_TOKENS = {"n_tokens": Value("int32")}
 @cache
 def load_tokenizer(path: str) -> Any:
     """Load a tokenizer with a chat template; raises TrainingInputError."""
-    require_train("transformers", "--tokenizer")
+    require_extra("train", "transformers", "--tokenizer")
     from transformers import AutoTokenizer
 
     try:

@@ -43,10 +43,10 @@ class InferenceError(PimonoError):
     """A model cannot be called: unknown provider, no key, no price, or no space for the journal."""
 
 
-def require_train(module: str, what: str) -> None:
-    """Raise EngineError where a module of the extra `train` is not installed, which `what` needs."""
+def require_extra(extra: str, module: str, what: str) -> None:
+    """Raise EngineError where a module of an extra, which `what` needs, is not installed."""
     if find_spec(module) is None:
         raise EngineError(
-            f'{what} needs the extra `train`: run `pip install ".[train]"` in a checkout, or for a tool '
-            '`uv tool install ".[train]"` or `pipx install --force ".[train]"`.'
+            f'{what} needs the extra `{extra}`: run `pip install ".[{extra}]"` in a checkout, or for a tool '
+            f'`uv tool install ".[{extra}]"` or `pipx install --force ".[{extra}]"`.'
         )

@@ -44,13 +44,8 @@ class _Hashed:
         if isinstance(self.reads, str):
             raise OwnCodeError(f"`reads` is the text {self.reads!r}; give a tuple of columns: ({self.reads!r},).")
 
-    @property
-    def code(self) -> str:
-        """The hash of the source and the options of the function."""
-        return source_hash(self.fn)
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "code_hash": self.code}
+        return {**self.__dict__, "code_hash": source_hash(self.fn)}
 
 
 @dataclass(frozen=True)

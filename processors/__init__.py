@@ -117,5 +117,5 @@ def run_pipeline(
         rejects = REJECT if keep_rejects else None
         return run_stages(dataset, stages, rejects=rejects, **map_options)
     if keep_rejects:
-        raise ValueError("Only the fused pipeline keeps rejects; leave `fused=False` out.")
+        raise OutputError("Only the fused pipeline keeps rejects; leave `fused=False` out.")
     return apply_all(dataset, stages, **map_options)

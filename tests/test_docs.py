@@ -80,6 +80,20 @@ def test_python_blocks_run(page: str, text: str, run: bool, tmp_path: Path, monk
         assert printed.getvalue() == re.sub(r"^# ", "", shown[1], flags=re.MULTILINE)
 
 
+def test_the_readme_shows_what_the_filter_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["demo", "sessions", "--out", "traces"]).exit_code == 0
+    printed = CliRunner().invoke(app, ["filter", "traces", "--out", "rows"]).output.splitlines()
+    shown = next(text for page, text, _ in blocks("text") if page == "README.md").splitlines()
+    for line, whole in zip(shown, printed, strict=True):
+        assert whole.startswith(line.removesuffix("...")), line
+
+
+def test_no_bar_of_a_figure_is_negative() -> None:
+    for figure in (ROOT / "docs" / "images").glob("*.svg"):
+        assert not re.findall(r'(?:width|height)="-', figure.read_text()), figure.name
+
+
 def lines_of(text: str) -> Iterator[list[str]]:
     """The words of each command line of a block."""
     for line in text.replace("\\\n", " ").splitlines():

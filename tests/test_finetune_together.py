@@ -229,4 +229,4 @@ def test_without_the_client_the_way_out_is_told(
 ) -> None:
     monkeypatch.setitem(sys.modules, "together", None)
     assert script().main(asked(lines(tmp_path, SFT))) == 2
-    assert "pip install 'pimono-sdpo[together]'" in capsys.readouterr().err
+    assert "A job without --dry-run needs the extra `together`: run `pip install" in capsys.readouterr().err

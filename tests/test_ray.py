@@ -16,7 +16,7 @@ from pimono_sdpo.traces.sources import open_source
 from tests import shards
 from tests.shards import all_bytes, cli_process, command, made, sentence, until
 
-pytest.importorskip("ray", reason='needs the extra: pip install "pimono-sdpo[ray]"')
+pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 from ray.cloudpickle import dumps
 from ray.cluster_utils import Cluster

@@ -174,7 +174,7 @@ def test_rejects_are_kept_on_request(sessions: Dataset) -> None:
     assert {"keep", "no_prompt"} <= {*dropped["stage"], *dropped["drop_reason"]}
     assert set(dropped["prompt"]) == {None}
     assert list(done.features)[-3:] == ["tally_counts", "tally_volume", "tally_redactions"]
-    with pytest.raises(ValueError, match="Only the fused pipeline keeps rejects"):
+    with pytest.raises(PimonoError, match="Only the fused pipeline keeps rejects"):
         run_pipeline(sessions, fused=False, keep_rejects=True)
 
 
@@ -203,8 +203,8 @@ def _first_args(row: Any) -> dict[str, Any]:
 def test_the_cache_key_follows_source_and_options() -> None:
     one, same, two = (source_hash(partial(check_score, min_score=n)) for n in (1.0, 1.0, 2.0))
     assert one == same != two
-    assert pipeline(min_score=1.0)[6].code != pipeline(min_score=2.0)[6].code
-    assert [stage.code for stage in pipeline()] == [stage.code for stage in PIPELINE]
+    assert source_hash(pipeline(min_score=1.0)[6].fn) != source_hash(pipeline(min_score=2.0)[6].fn)
+    assert [source_hash(stage.fn) for stage in pipeline()] == [source_hash(stage.fn) for stage in PIPELINE]
 
 
 def test_stages_are_named_by_their_module() -> None:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +25,7 @@ from pimono_sdpo import __version__
 from pimono_sdpo.agent.driver import PARAPHRASE, Rules, Run, status_of
 from pimono_sdpo.agent.task_tests import TaskTests, hash_repo, list_repo
 from pimono_sdpo.agent.tools import Workspace
-from pimono_sdpo.errors import InferenceError, OutputError
+from pimono_sdpo.errors import InferenceError, OutputError, require_extra
 from pimono_sdpo.llm.calls import Request
 from pimono_sdpo.llm.chat import Chat, map_rows, open_chat
 from pimono_sdpo.llm.settings import load_settings
@@ -81,9 +80,7 @@ class RolloutOptions(Rules):
     seed: int = option("Seed of the first rollout of each task.", default=42)
     max_workers: int = option("Rollouts at a time.", default=4, minimum=1)
     limit: int | None = option("Run only the first N tasks.", default=None, minimum=1, shown="all")
-    max_cost: float | None = option(
-        "Stop before spending more than this many USD; needs [prices.MODEL] in chain.toml.", default=None, minimum=0
-    )
+    max_cost: float | None = option("Most USD to spend in all; needs prices in chain.toml.", default=None, minimum=0)
     paraphrases: Path | None = option(
         "JSON lines of `task_id` and `goals`: other wordings of the goal, which take turns with it by the seed.",
         default=None,
@@ -377,8 +374,7 @@ def open_roller(options: RolloutOptions, out: Path, replay: bool) -> Roller:
         raise InferenceError(f"There is no journal `{journal}` to replay; run without --replay.")
     options = replace(options, model=section.model, temperature=section.temperature)
     if options.agent == "mini-swe-agent":
-        if find_spec("minisweagent") is None:
-            raise InferenceError("--agent mini-swe-agent needs its package; run `pip install 'pimono-sdpo[agents]'`.")
+        require_extra("agents", "minisweagent", "--agent mini-swe-agent")
         policy = options.test_policy
         options = replace(options, protocol="native", test_policy="never" if policy == "never" else "on_final")
     chat = open_chat(section, settings.prices, journal, [section.model], options.max_cost, replay)

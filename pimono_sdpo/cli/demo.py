@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from pimono_sdpo.errors import OutputError, require_train
+from pimono_sdpo.errors import OutputError, require_extra
 from pimono_sdpo.options import option, options
 from pimono_sdpo.runs.folders import writing
 from pimono_sdpo.samples import SAMPLE_SESSIONS, write_samples
@@ -44,7 +44,7 @@ def model(options: ModelOptions) -> None:
 
     pimono-sdpo demo model --out tiny-gemma4
     """
-    require_train("torch", "A model")
+    require_extra("train", "torch", "A model")
     from pimono_sdpo.training.tiny_model import write_tiny_model
 
     path = write_tiny_model(_create_folder(options.out, *MODEL_FILES))

@@ -68,9 +68,7 @@ class Options(PushResult, WriterOptions):
     )
     limit: int | None = option("Ask the panel about the first N turns only.", default=None, minimum=1, shown="all")
     estimate: bool = option("Ask about 8 turns, estimate all costs, and stop.", default=False)
-    max_cost: float | None = option(
-        "Most USD to spend in all; needs [prices.MODEL] of each model in chain.toml.", default=None, minimum=0
-    )
+    max_cost: float | None = option("Most USD to spend in all; needs prices in chain.toml.", default=None, minimum=0)
     config: Path | None = option("File of settings.", default=None, shown="chain.toml")
     to: Kind | None = option("Only write rows to train on of a finished duel.", default=None)
     rows: Path | None = option("With --to: folder to write.", default=None, shown="OUT_TO")

@@ -18,7 +18,7 @@ the training early enough to save the adapter.
 from pathlib import Path
 from typing import Literal
 
-from pimono_sdpo.errors import TrainingInputError, require_train
+from pimono_sdpo.errors import TrainingInputError, require_extra
 from pimono_sdpo.options import argument, option, options
 
 METHODS = Literal["sdpo", "rft", "grpo", "sft", "dpo"]
@@ -56,7 +56,7 @@ def run(options: Options) -> None:
         return
     if options.on != "here":
         raise TrainingInputError(f"--on is {options.on}; give here or hf:FLAVOR.")
-    require_train("trl", "Training here, without --on hf:FLAVOR,")
+    require_extra("train", "trl", "Training here, without --on hf:FLAVOR,")
     from pimono_sdpo.training.run import run_job
 
     run_job(options.method, ["--dataset", rows, *words], __doc__)

@@ -273,9 +273,7 @@ class Tally:
             for model, used in sorted(self.models.items())
         ]
         usd = sum_costs(prices, self.models)
-        total = (
-            "no USD without [prices.MODEL] of each model in chain.toml" if usd is None else format_dollars(usd * scale)
-        )
+        total = "no USD without [prices.MODEL] in chain.toml" if usd is None else format_dollars(usd * scale)
         minutes = sum(used.seconds for used in self.models.values()) * scale / concurrency / 60
         lines.append(f"  in all: {total}, {minutes:,.0f} min at {concurrency} calls at once")
         if failed := sum(used.failed for used in self.models.values()):

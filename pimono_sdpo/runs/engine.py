@@ -20,7 +20,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from pathlib import Path
 from shutil import rmtree
@@ -33,7 +32,7 @@ import pyarrow.parquet as pq
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 from tqdm.auto import tqdm
 
-from pimono_sdpo.errors import EngineError, ShardError, SourceError
+from pimono_sdpo.errors import EngineError, ShardError, SourceError, require_extra
 from pimono_sdpo.runs.folders import disk_trouble, writing
 from pimono_sdpo.stage import Stage, code_hash, module_of, source_hash
 
@@ -291,8 +290,7 @@ def engine_of(name: EngineName, workers: int) -> Engine:
         return partial(run_in_processes, workers=workers)
     if workers != 1:
         raise EngineError("--workers is for this machine; Ray takes every CPU, so leave it out.")
-    if not find_spec("ray"):
-        raise EngineError('Ray is not installed; run: pip install "pimono-sdpo[ray]".')
+    require_extra("ray", "ray", "--engine ray")
     from pimono_sdpo.runs.ray import run_on_ray
 
     return run_on_ray

@@ -268,7 +268,8 @@ def load_sessions(source: str | Path | Sequence[str | Path], *, streaming: bool 
 
     Args:
         source: A folder, file or glob of session JSONL or of the viewer's parquet export, a dataset
-            saved by `save_to_disk`, or a Hub dataset id (`ns/name`); or a list of these.
+            saved by `save_to_disk`, or a Hub dataset id (`ns/name`); or a list of these. For what
+            the command calls `claude`, give `~/.claude/projects`.
         streaming: Return an `IterableDataset`, which reads the files when it is iterated over. A
             `Dataset` is written to the cache of `datasets` first, and read from there until a file
             changes.

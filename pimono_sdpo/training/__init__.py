@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
-from pimono_sdpo.errors import TrainingInputError, require_train
+from pimono_sdpo.errors import TrainingInputError, require_extra
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -42,7 +42,7 @@ def train(
     for what cannot be used, and OutputError for an OUTPUT that is not free or an adapter that could
     not be pushed.
     """
-    require_train("trl", "Training here")
+    require_extra("train", "trl", "Training here")
     from datasets import Dataset
 
     from pimono_sdpo.training.run import run_job

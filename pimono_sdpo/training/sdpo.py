@@ -181,7 +181,8 @@ def _check_row(row: Row, number: int) -> None:
         last = f"a turn of `{turns[-1]['role']}`" if turns else "no turn"
         wrong = None if last == "a turn of `user`" else f"its prompt ends in {last}"
     except msgspec.ValidationError as error:
-        wrong = str(error)
+        is_text = isinstance(row["prompt"], str)
+        wrong = "its prompt is text; write a list of messages with `role` and `content`" if is_text else str(error)
     if wrong is not None:
         raise TrainingInputError(
             f"Row {number} cannot be trained on ({wrong}); give rows written by "

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pimono_sdpo.errors import require_train
+from pimono_sdpo.errors import require_extra
 
 
 class Family(msgspec.Struct, frozen=True):
@@ -133,7 +133,7 @@ def format_of(chat_template: str) -> str | None:
 @lru_cache(maxsize=64)
 def _load(template: str) -> Any:
     """Return a compiled `ResponseTemplate`; needs transformers, half a second to import."""
-    require_train("transformers", "Reading the tool calls of a model")
+    require_extra("train", "transformers", "Reading the tool calls of a model")
     from transformers.utils.chat_parsing.response_templates import load_response_template
 
     return load_response_template(json.loads(template))

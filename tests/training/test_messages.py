@@ -152,6 +152,7 @@ def test_arguments_that_do_not_fit_the_model_are_one_sentence(
         ("reward_terms", "enoent", "Expected `array | null`, got `str` - at `$.reward_terms`"),
         ("privileged_context", 7, "got `int` - at `$.privileged_context`"),
         ("prompt", [{"text": "hi"}], "missing required field `role` - at `$.prompt[0]`"),
+        ("prompt", "hi", "its prompt is text; write a list of messages"),
         ("prompt", [None], "Expected `object`, got `null` - at `$.prompt[0]`"),
     ],
 )

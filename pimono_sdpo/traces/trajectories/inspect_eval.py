@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pimono_sdpo.errors import SourceError
+from pimono_sdpo.errors import require_extra
 from pimono_sdpo.traces.trajectories import base
 
 
@@ -21,12 +21,9 @@ def _divide(file: Path) -> Iterator[tuple[Any, Any]]:
 
 
 def _load() -> Any:
-    try:
-        import inspect_ai.log
-    except ImportError as error:
-        raise SourceError(
-            'Logs of Inspect are read with its own package: pip install "pimono-sdpo[inspect]".'
-        ) from error
+    require_extra("inspect", "inspect_ai", "Reading logs of Inspect")
+    import inspect_ai.log
+
     return inspect_ai.log
 
 
