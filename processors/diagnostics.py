@@ -117,9 +117,7 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
         return _build(event, "", "harness", text, _classify_turn(text))
     arguments = call.arguments if call else ""
     code, message = event.exit_code, ""
-    runs = find_family(event.tool_name) == "runs"
-    # A shell may have another name: a runner that was given a command line.
-    is_shell = event.tool_name == "bash" or (runs and ('"command":' in arguments or '"cmd":' in arguments))
+    runs, is_shell = find_family(event.tool_name) == "runs", _is_shell(event.tool_name, arguments)
     stopped = _SAYS["sandboxed"].match(event.text) if is_shell and code is None else None
     if stopped:
         source, code, message = "text", int(stopped[1] or stopped[2] or 1), _unwrap_streams(stopped[3])
@@ -162,6 +160,24 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
     else:
         categories = _classify_call(event.tool_name, output) if output.strip() else set()
     return _build(event, target, source, text, categories)
+
+
+def looks_failed(tool: str, arguments: str, text: str) -> bool:
+    """Check by its text alone whether a call failed, for formats with neither flags nor exit codes."""
+    command = find_target(arguments) if _is_shell(tool, arguments) else ""
+    # A command that only shows files is read like a tool that does.
+    roles = {stage.role for stage in _list_stages(parse_command(command))}
+    family = "read" if roles & {"reads", "searches"} and "runs" not in roles else tool
+    if decode_status(family, text).failed:
+        return True
+    may_fail = command and _may_mask_failure("", text)
+    return bool(may_fail and _find_masked_failures(command, _strip_notices(text), shows_status=False))
+
+
+def _is_shell(tool: str, arguments: str) -> bool:
+    """Check for a shell, perhaps by another name: a runner that was given a command line."""
+    is_given = '"command":' in arguments or '"cmd":' in arguments
+    return tool == "bash" or (is_given and find_family(tool) == "runs")
 
 
 def _build(event: Event, target: str, source: str, text: str, categories: set[str]) -> Finding | None:
@@ -273,7 +289,9 @@ def _classify_call(tool_name: str, output: str) -> set[str]:
         return {"policy_block"}
     if tool_name not in _FILE_TOOLS:
         shown = set(classify(output)) - {"policy_block"}
-    is_veto = tool_name in _WITH_VETOES and not shown & _OWN_TO_CALLS
+    # A test that ran says `should`, too.
+    own = _OWN_TO_CALLS | _SIGNATURE if tool_name == "bash" else _OWN_TO_CALLS
+    is_veto = tool_name in _WITH_VETOES and not shown & own
     if is_veto and _SAYS["veto"].search(head):
         return {"policy_block"}
     return shown or {"other_marked_error"}

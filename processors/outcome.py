@@ -31,6 +31,7 @@ from pathlib import Path
 from pimono_sdpo.prefilter import compile_patterns
 from pimono_sdpo.schema import Finding
 from pimono_sdpo.shell import Stage, parse_command
+from pimono_sdpo.text import split_shingles
 from pimono_sdpo.traces.events import Event
 from processors.diagnostics import find_target
 from processors.status import find_family
@@ -57,6 +58,8 @@ _SHORT_WORD = 6
 _PATCHED = re.compile(r"\*\*\* \w{1,10} File: ([^\n\\\"]{1,300})")
 _USAGE_SHOWN = "\n\nExpected parameters:"
 _VERSION = re.compile(r"[\d.]+\Z")
+# `lint:fix` is a kind of `lint`.
+_NAME = re.compile(r"[a-z][\w-]*(?=:|\Z)")
 # What one of several things that a tool can do a call wants of it.
 _ACTION = re.compile(r'"(?:action|kind|targetUrl)": ?"([^"]{1,200})"')
 
@@ -184,7 +187,13 @@ def _find_resolution(item: Finding, after: Sequence[Step]) -> tuple[int | None, 
         is_same = named in step.arguments or named in step.tool
         if is_same:
             shown = _identify(step.tool, step.target)
-            is_same = wanted in shown if is_shell else set(wanted) <= set(shown[-1])
+            if is_shell:
+                # `npm run build` is not `npm run dev`, but `git push` may be `git push origin`.
+                is_same = any(one[:2] == wanted[:2] and len({*one[2:], *wanted[2:]}) < 2 for one in shown)
+                is_script = _SAYS["inline"].search(item["target"])
+                is_same = is_same and not (is_script and _differ(item["target"], step.target))
+            else:
+                is_same = set(wanted) <= set(shown[-1])
         if not is_same and not (lacks and _replaces(item, step, lacks, number < _NEAR)):
             continue
         done = [one for one in after[:number] if not one.failed]
@@ -195,6 +204,12 @@ def _find_resolution(item: Finding, after: Sequence[Step]) -> tuple[int | None, 
             by = _list_causes(item, done) if step.target == item["target"] else []
         return step.ends, str(by[-1] if by else step)
     return None, ""
+
+
+def _differ(one: str, other: str) -> bool:
+    """Check that two scripts share less than half of their words, in groups of three."""
+    few, more = sorted((set(split_shingles(text[:_CODE_CHARS])) for text in (one, other)), key=len)
+    return 2 * len(few & more) < len(few)
 
 
 def _list_causes(item: Finding, done: Sequence[Step]) -> list[Step]:
@@ -231,7 +246,10 @@ def _identify(tool: str, target: str) -> list[tuple[str, ...]]:
     found = []
     for stage in runs or stages[-1:]:
         plain = [word for word in stage.arguments if not word.startswith("-")]
-        about = plain[:1] if runs else map(_find_file, plain[-1:])
+        about = plain[:1] if runs else [_find_file(word) for word in plain[-1:]]
+        # Behind an option stands its value.
+        if runs and stage.arguments[:2] == tuple(plain[:2]):
+            about += [named[0] for word in plain[1:2] if (named := _NAME.match(word))]
         found.append((_VERSION.sub("", stage.program), *about))
     return found or [(tool,)]
 

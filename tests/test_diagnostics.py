@@ -7,7 +7,7 @@ from pimono_sdpo.failures import CATEGORIES, RULES, Rule, classify
 from pimono_sdpo.shell import parse_command
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import read_trace
-from processors.diagnostics import find_failures
+from processors.diagnostics import find_failures, looks_failed
 from tests.traces import Entry, assistant, bash, call, result, trace, user
 
 TRACEBACK = "Traceback (most recent call last):\n  File 'a.py', line 3\nKeyError: 'a'"
@@ -44,6 +44,7 @@ def test_every_rule_matches_its_example(rule: Rule) -> None:
         ("npm test", exited("Tests  2 failed"), ["command_error", "test_or_assertion"]),
         ("python a.py", exited(TRACEBACK), ["command_error", "runtime_exception"]),
         ("tool", "something odd", ["other_marked_error"]),
+        ("npm test", "  cart should\n    1) add totals\n\n  1 passing\n  1 failing", ["test_or_assertion"]),
         ("tool --fast", exited("no such thing: --fast"), ["command_error"]),
         ("rm -rf x", "Blocked: command references protected directory", ["policy_block"]),
         ("rm -rf x", "Run /review first, do not push before that.", ["policy_block"]),
@@ -62,6 +63,7 @@ def test_every_rule_matches_its_example(rule: Rule) -> None:
         ("git checkout gone", exited("error: pathspec 'gone' did not match any file(s)"), ["command_error"]),
         ("cat > t.py <<'EOF'\nprint(1)\nEOF\npython t.py", exited(TRACEBACK), ["command_error", "runtime_exception"]),
         ("timeout 60 npm test", exited("running", 124), ["command_error"]),
+        ("psql -h db", exited("psql: error: server at db, port 5432 failed: Connection refused"), ["command_error"]),
     ],
 )  # fmt: skip
 def test_marked_errors(command: str, output: str, expected: list[str]) -> None:
@@ -206,6 +208,7 @@ def test_calls_that_failed(tool: str, text: str, expected: list[str] | None) -> 
         ("python -m pytest -v 2>&1 | head -9", "a.py::test_b FAILED  [  1%]\n=== FAILURES ===\n> x", ["test_or_assertion"]),
         ("python -m py_compile a.py 2>&1; echo \"exit:$?\"", "[Errno 2] No such file or directory: 'a.py'exit:1", ["command_error"]),
         ("pytest a.py -v 2>&1 | tail -5", "collecting ... ERROR: file or directory not found: a.py\n\ncollected 0 items\n\n===== no tests ran in 0.01s =====", ["test_or_assertion"]),
+        ("python -m pytest -v | head -5", "/usr/bin/python: No module named pytest", ["missing_file_or_command"]),
         ("echo == a && grep -oP x a | sort && echo == b", "== a\ngrep: -P supports only unibyte and UTF-8 locales\n== b", ["command_error"]),
         ("ls -R a b | head -n 100", "ls: b: No such file or directory\na:\n" + "x.md\n" * 60, ["missing_file_or_command"]),
         ("rg x | head; rg x b 2>&1 | head -2", "rg: b: \u8981 (os error 2)", ["missing_file_or_command"]),
@@ -325,6 +328,23 @@ def test_scripts_that_run_commands_tell_no_codes(commands: list[str], output: st
     script = "; ".join(f'await tools.exec_command({{cmd:"{command}"}})' for command in commands)
     found = categories(call("exec", input=script), result("exec", SCRIPT + output))
     assert found == ([[expected]] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("tool", "command", "output", "has_failed"),
+    [
+        ("bash", "pytest", "E   assert 4 == 3\n=== 1 failed, 2 passed in 0.03s ===", True),
+        ("execute_bash", "pytest -q", "FAILED a.py::test_b - assert 4 == 3\n1 failed, 2 passed in 0.03s", True),
+        ("terminal", "npm test", "  cart\n    1) adds totals\n\n  1 passing (5ms)\n  1 failing", True),
+        ("bash", "python -m pytest tests", "/usr/bin/python: No module named pytest", True),
+        ("bash", "pytest", "=== 3 passed in 0.03s ===", False),
+        ("bash", "cat run.sh", "set -e\nrun\nexit 1", False),
+        ("bash", "cat gone.py", "cat: gone.py: No such file or directory", True),
+        ("bash", "grep -rn failed logs", "logs/a:9: 1 failed, 2 passed in 0.03s", False),
+    ],
+)
+def test_results_without_flag_and_exit_code(tool: str, command: str, output: str, has_failed: bool) -> None:
+    assert looks_failed(tool, json.dumps({"command": command}), output) == has_failed
 
 
 def test_text_that_was_merely_read_is_no_failure() -> None:

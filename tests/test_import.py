@@ -20,7 +20,7 @@ from tests.rollout_data import read as read_file
 
 Json = dict[str, Any]
 TASK = "Fix the rounding of `total`."
-FAILURE = "AssertionError: expected 3, got 4\nProcess exited with code 1"
+FAILURE = "E  AssertionError: expected 3, got 4\n=== 1 failed, 2 passed in 0.03s ==="
 PATCH = "diff --git a/cart.py b/cart.py\n--- a/cart.py\n+++ b/cart.py\n@@ -1 +1 @@\n-a\n+b\n"
 SYSTEM = {"role": "system", "content": "You are an agent."}
 USER = {"role": "user", "content": TASK}

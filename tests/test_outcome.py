@@ -137,6 +137,12 @@ def test_what_fails_again_or_is_dropped_is_not_resolved() -> None:
     assert row["findings"][-1]["next"] == "I leave it at that."
 
 
+SCRIPT = "python - <<'PY'\nfrom pathlib import Path\ntext = Path('plan.md').read_text()\nprint(text[:400])\nPY"
+LISTING = (
+    "python - <<'PY'\nimport os\nfor name in sorted(os.listdir('src')):\n    print(name, os.stat(name).st_size)\nPY"
+)
+
+
 @pytest.mark.parametrize(
     ("failing", "output", "working", "is_resolved"),
     [
@@ -146,6 +152,13 @@ def test_what_fails_again_or_is_dropped_is_not_resolved() -> None:
         ("python fit.py", "ModuleNotFoundError: No module named 'pandas'", ".venv/bin/python3 fit.py", True),
         ("python fit.py", "ModuleNotFoundError: No module named 'pandas'", "python --version", False),
         ("git push", "fatal: the remote end hung up", "git push && npm publish", True),
+        ("git push", "fatal: the remote end hung up", "git push origin", True),
+        ("npm run dev", "EADDRINUSE: the port is taken", "npm run build", False),
+        ("npm run lint", "2 errors found", "npm run lint:fix", True),
+        ("npx --yes tsc --pretty false", "a.ts(1,2): error TS2322: no", "npx tsc --noEmit", True),
+        ("shop gateway restart", "no such service is known", "shop gateway status", False),
+        (SCRIPT, "UnicodeDecodeError: byte 0x96", SCRIPT.replace("_text()", "_text('latin-1')"), True),
+        (SCRIPT, "UnicodeDecodeError: byte 0x96", LISTING, False),
         ("npm test", "Tests  1 failed", "npm run lint", False),
         ("gog sheets add a", "unexpected argument add", "gog sheets --help", False),
         ("npm install left", "E404", "npm help install", False),
@@ -336,6 +349,10 @@ def test_evidence_belongs_to_its_request() -> None:
         ("ok", True),
         ("продовжи", True),
         ("are you back?", True),
+        ("<@1472432512599855295> Ok- please continue on with our task", True),
+        ("ok i already installed it sooner. continue", True),
+        ("i installed.", True),
+        ("<uploaded_files>\n<file>/mnt/a.pdf</file>\n</uploaded_files>", True),
         ("在吗", True),
         ("[media attached: /data/a.ogg (audio/ogg)]\n\n<media:audio>", True),
         ("System: [2026-03-19 12:10 GMT+8] WhatsApp gateway connected.", True),

@@ -37,9 +37,9 @@ from pimono_sdpo.suites.stored_rollouts import describe_file, write_shards
 from pimono_sdpo.traces.sources import find_parquet_files
 from pimono_sdpo.traces.trajectories import FORMATS, find_runs, openai_messages
 from pimono_sdpo.traces.trajectories.base import Format, Message, Trajectory, pair_results
+from processors.diagnostics import looks_failed
 from processors.rollouts.conversation import Json, add_answer, add_call, count_steps, make_turn
 from processors.rollouts.sessions import infer_tools
-from processors.status import decode_status
 
 Found = tuple[str, Format, str]
 REJECT = Features({"file": Value("string"), "number": Value("int64"), "problem": Value("string")})
@@ -263,8 +263,10 @@ def _add_calls(message: Message, turns: list[Turn], steps: list[Json]) -> None:
     text, ends = message.text, False
     for call in message.calls:
         if result := call.result:
-            failed = decode_status(call.name, result.text).failed if result.failed is None else result.failed
-            add_call(turns, steps, text, call.id, call.name, call.arguments, result.text, bool(failed))
+            failed = result.failed
+            if failed is None:
+                failed = looks_failed(call.name, _write_json(call.arguments), result.text)
+            add_call(turns, steps, text, call.id, call.name, call.arguments, result.text, failed)
             text = ""
         elif call.name in ENDS:
             # Its text is the final answer; other calls without a result are left out.
