@@ -17,7 +17,7 @@ from pimono_sdpo.schema import EVIDENCE
 from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten_line
 from pimono_sdpo.traces.parse import Trace
-from processors.identity import find_identity, redact_identity
+from processors.identity import SECRET, find_identity, redact_identity
 from processors.secrets import find_secret_values, redact_secrets
 
 _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "homes")
@@ -136,7 +136,7 @@ def redact_homes(text: str) -> str:
 
 
 def identify(session: str | bytes | None, trace: Trace, recorder: Sequence[str] | None) -> list[str] | None:
-    """Return the names to redact in a session, None to keep them.
+    """Return the names to redact in a session, with the secrets that the user stated; None to keep them.
 
     `session` is its JSONL and `trace` what was read from it; `recorder` are names that are known,
     None to keep all.
@@ -145,7 +145,9 @@ def identify(session: str | bytes | None, trace: Trace, recorder: Sequence[str] 
         return None
     # A user may paste what a command has answered.
     commands = [e.text if e.kind == "user" else e.arguments for e in trace.events]
-    return find_identity(session or b"", read_workspace(trace.cwd)[1], recorder, commands)
+    stated = {value for e in trace.events if e.kind == "user" for value in find_secret_values(e.text)}
+    names = find_identity(session or b"", read_workspace(trace.cwd)[1], recorder, commands)
+    return [*(f"{SECRET}={value}" for value in sorted(stated)), *names]
 
 
 @lru_cache(maxsize=64)

@@ -176,7 +176,7 @@ def _redact_key_tails(text: str, found: list[Found]) -> str:
 _NAMES_SECRET = re.compile(rf"(?i)(?:[\w.-]{{1,30}}[_ -])?{_NAME}")
 _RULE = re.compile(r"[\s|+:=-]+")
 _SPACED_CELL = re.compile(r"\S+(?: \S+)*")
-_WORDS = re.compile(r"[^\W\d]\w*(?: \w+)*")
+_WORDS = re.compile(r"[^\W\d]\w*(?:[ -]\w+)*")
 
 
 def _redact_columns(text: str, found: list[Found]) -> str:

@@ -127,6 +127,30 @@ def test_steps_pairs_and_the_page_name_neither_user_nor_host(tmp_path: Path) -> 
         assert ("dermatt" in page, "tower" in page) == (keep, keep)
 
 
+def test_a_secret_that_the_user_states_is_taken_out_of_all_requests(tmp_path: Path) -> None:
+    key = "FCcefW9iatHvYyp3XgSYVM1VhdmZMawjQ49Mzp97WPBF"
+    change = call("edit", "c1", path="a.py", oldText="YOUR_KEY", newText=key)
+    session = trace(
+        {**HEADER, "cwd": "/home/jodermatt/app"},
+        user(f"Write a client for the broker.\n\nsecret key\n\n{key}"),
+        assistant("Done."),
+        user("Now put that into the file a.py and run the tests of the client."),
+        change,
+        result(
+            "edit", f"Could not find YOUR_KEY, to be replaced with {key[:17]}\r\n{key[17:]}", error=True, call_id="c1"
+        ),
+        *bash("npm test", f"AssertionError: expected {key}\n1 failed", error=True),
+    )
+    source = tmp_path / "one.jsonl"
+    source.write_text(session)
+    run_filter(str(source), tmp_path / "rows", FilterOptions(min_worth=0))
+    steps.write_steps(steps.Options(source=[str(source)], out=tmp_path / "steps"))
+    for out in ("rows", "steps"):
+        text = everything_in(tmp_path / out)
+        assert "AssertionError: expected [REDACTED:known_secret]" in text
+        assert not any(part in text for part in (key[:17], key[17:]))
+
+
 def test_names_of_this_machine_are_replaced_in_ones_own_sessions(tmp_path: Path) -> None:
     from dataclasses import replace
 

@@ -159,6 +159,7 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         ("OKX Passphrase\nQian159.", "OKX Passphrase\n[REDACTED:stated_secret]"),
         ("username ann password PASSword!!1711", "username ann password [REDACTED:stated_secret]"),
         ('curl x -b "connect.sid=s%3AyKDfHvR4F6"', 'curl x -b "[REDACTED:stored_login]"'),
+        ("USER-ID  PASSWORD\nann      hv7Kq!mZ2x", "USER-ID  PASSWORD\nann      [REDACTED:stated_secret]"),
         ("PASS=hunter2", "PASS=[REDACTED:assigned_secret]"),
         ("eyJ0eXAiOiJKV1QiLCJh.eyJqdGkiOiI0NjNl\r\n", "[REDACTED:jwt]\r\n"),
         ('echo "*:5432:app:ann:hunter2"', 'echo "*:5432:app:ann:[REDACTED:pgpass]"'),
