@@ -164,12 +164,13 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
 def looks_failed(tool: str, arguments: str, text: str) -> bool:
     """Check by its text alone whether a call failed, for formats with neither flags nor exit codes."""
     command = find_target(arguments) if _is_shell(tool, arguments) else ""
-    # A command that only shows files is read like a tool that does.
-    roles = {stage.role for stage in list_stages(command)}
-    family = "read" if roles & {"reads", "searches"} and "runs" not in roles else tool
-    may_fail = command and _may_mask_failure("", text)
-    hidden = _find_masked_failures(command, _strip_notices(text), shows_status=False) if may_fail else set()
-    return bool(hidden) or decode_status(family, text).failed
+    failed = decode_status(tool, text).failed
+    if failed and (roles := {stage.role for stage in list_stages(command)}) & {"reads", "searches"}:
+        # A command that only shows files is read like a tool that does.
+        failed = "runs" in roles or decode_status("read", text).failed
+    if failed or not command or not _may_mask_failure("", text):
+        return failed
+    return bool(_find_masked_failures(command, _strip_notices(text), shows_status=False))
 
 
 def _is_shell(tool: str, arguments: str) -> bool:
