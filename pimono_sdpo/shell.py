@@ -88,6 +88,17 @@ def parse_command(command: str, depth: int = 0) -> list[Pipeline]:
     return [*done, Pipeline(stages, "")] if stages else done
 
 
+def list_stages(command: str) -> list[Stage]:
+    """Return the programs of a command line in order."""
+    return [stage for pipeline in parse_command(command) for stage in pipeline.stages]
+
+
+def only_reads(command: str) -> bool:
+    """Check for a command line that only looks at things."""
+    stages = list_stages(command)
+    return bool(stages) and all(stage.role != "runs" for stage in stages)
+
+
 def loses_status(pipelines: list[Pipeline], at: int, stage: int) -> bool:
     """Return whether a stage may fail while the whole line succeeds."""
     options = [s.arguments for p in pipelines for s in p.stages if s.program == "set"]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pimono_sdpo.failures import RULES, classify
 from pimono_sdpo.prefilter import Guarded, Prefilter, compile_patterns
 from pimono_sdpo.schema import Finding
-from pimono_sdpo.shell import Pipeline, Stage, loses_status, parse_command
+from pimono_sdpo.shell import Stage, list_stages, loses_status, only_reads, parse_command
 from pimono_sdpo.traces.events import Event, decode_json
 from processors.status import PASSED, SHORT, decode_status, find_family
 
@@ -130,8 +130,7 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
         return _build(event, target, "text", text, _find_masked_failures(target, text))
     else:
         ran = _list_commands(arguments) if event.text.startswith(_SCRIPT_ENDED) else ""
-        shows = ran and all(stage.role != "runs" for stage in _list_stages(parse_command(ran)))
-        status = PASSED if shows else decode_status(event.tool_name, event.text)
+        status = PASSED if only_reads(ran) else decode_status(event.tool_name, event.text)
         if (status.failed and code != 0) or (runs and _crashed(event.text)):
             source, code, message = "text", status.exit_code, status.message
         elif event.text.startswith(_SCRIPT_ENDED) and _may_mask_failure("", event.text):
@@ -154,7 +153,7 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
         code = int(ended[1]) if ended and ended[1] else None
     output = _cut_to_ends(text)
     if code is not None and (is_shell or runs):
-        categories = _classify_command(code, parse_command(target), target, output)
+        categories = _classify_command(code, target, output)
         if stopped and event.is_error and "permission_auth" in categories:
             categories.add("policy_block")
     else:
@@ -166,18 +165,16 @@ def looks_failed(tool: str, arguments: str, text: str) -> bool:
     """Check by its text alone whether a call failed, for formats with neither flags nor exit codes."""
     command = find_target(arguments) if _is_shell(tool, arguments) else ""
     # A command that only shows files is read like a tool that does.
-    roles = {stage.role for stage in _list_stages(parse_command(command))}
+    roles = {stage.role for stage in list_stages(command)}
     family = "read" if roles & {"reads", "searches"} and "runs" not in roles else tool
-    if decode_status(family, text).failed:
-        return True
     may_fail = command and _may_mask_failure("", text)
-    return bool(may_fail and _find_masked_failures(command, _strip_notices(text), shows_status=False))
+    hidden = _find_masked_failures(command, _strip_notices(text), shows_status=False) if may_fail else set()
+    return bool(hidden) or decode_status(family, text).failed
 
 
 def _is_shell(tool: str, arguments: str) -> bool:
     """Check for a shell, perhaps by another name: a runner that was given a command line."""
-    is_given = '"command":' in arguments or '"cmd":' in arguments
-    return tool == "bash" or (is_given and find_family(tool) == "runs")
+    return tool == "bash" or (find_family(tool) == "runs" and ('"command":' in arguments or '"cmd":' in arguments))
 
 
 def _build(event: Event, target: str, source: str, text: str, categories: set[str]) -> Finding | None:
@@ -297,41 +294,35 @@ def _classify_call(tool_name: str, output: str) -> set[str]:
     return shown or {"other_marked_error"}
 
 
-def _classify_command(exit_code: int, pipelines: list[Pipeline], command: str, output: str) -> set[str]:
+def _classify_command(exit_code: int, command: str, output: str) -> set[str]:
     """Classify a command that ended with an exit code; nothing if it is not a failure."""
-    stages = _list_stages(pipelines)
-    only_reads = bool(stages) and all(stage.role != "runs" for stage in stages)
     own = ""
-    if only_reads:
+    if only_reads(command):
         output = _SAYS["startup"].sub("", output)
-        own = _find_own_words(stages, output)
+        own = _find_own_words(list_stages(command), output)
         found = set(classify(own)) - _NOT_OF_A_COMMAND - _SIGNATURE
     else:
-        if any(pipeline.stages[0].role in {"reads", "searches"} for pipeline in pipelines):
+        if any(pipeline.stages[0].role in {"reads", "searches"} for pipeline in parse_command(command)):
             output = "\n".join(output.rstrip().split("\n")[-MIXED_TAIL_LINES:])
         found = set(classify(output)) - _NOT_OF_A_COMMAND
     found |= {"missing_file_or_command"} if exit_code == 127 else set()
-    if not found and not own and _is_no_failure(exit_code, stages, only_reads, command, output):
+    if not found and not own and _is_no_failure(exit_code, command, output):
         return set()
     return {"command_error"} | found
-
-
-def _list_stages(pipelines: list[Pipeline]) -> list[Stage]:
-    return [stage for pipeline in pipelines for stage in pipeline.stages]
 
 
 _SILENCERS = ("2>/dev/null", "&>/dev/null", "SilentlyContinue")
 
 
-def _is_no_failure(exit_code: int, stages: list[Stage], only_reads: bool, command: str, output: str) -> bool:
+def _is_no_failure(exit_code: int, command: str, output: str) -> bool:
     """Check the reasons for which a command ends with an exit code without having failed."""
     if _shows_http_error(command, output):
         return False
     line = command[:MAX_COMMAND]
-    if exit_code == 1 and _find_last_role(stages) == "searches":
+    if exit_code == 1 and _find_last_role(list_stages(command)) == "searches":
         return True
     is_silenced = exit_code in {1, 2} and any(sign in command for sign in _SILENCERS)
-    if is_silenced and (only_reads or _SAYS["ends_with_look"].search(line)):
+    if is_silenced and (only_reads(command) or _SAYS["ends_with_look"].search(line)):
         return True
     if exit_code in _STOPPED and (exit_code not in _KILLED or _SAYS["stops"].search(line)):
         return True
@@ -339,7 +330,7 @@ def _is_no_failure(exit_code: int, stages: list[Stage], only_reads: bool, comman
     is_limited = exit_code == _TIMED_OUT_CODE and re.search(r"\btimeout\s+[-\w]", command) is not None
     if is_limited and not _SAYS["is_check"].search(line):
         return True
-    may_wait = only_reads or exit_code == _PENDING_CODE
+    may_wait = exit_code == _PENDING_CODE or only_reads(command)
     return bool(may_wait and _SAYS["pending"].search(output)) or _says_it_passed(output)
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from pimono_sdpo.prefilter import compile_patterns
 from pimono_sdpo.schema import Finding
-from pimono_sdpo.shell import Stage, parse_command
+from pimono_sdpo.shell import list_stages, only_reads
 from pimono_sdpo.text import split_shingles
 from pimono_sdpo.traces.events import Event
 from processors.diagnostics import find_target
@@ -58,7 +58,6 @@ _SHORT_WORD = 6
 _PATCHED = re.compile(r"\*\*\* \w{1,10} File: ([^\n\\\"]{1,300})")
 _USAGE_SHOWN = "\n\nExpected parameters:"
 _VERSION = re.compile(r"[\d.]+\Z")
-# `lint:fix` is a kind of `lint`.
 _NAME = re.compile(r"[a-z][\w-]*(?=:|\Z)")
 # What one of several things that a tool can do a call wants of it.
 _ACTION = re.compile(r'"(?:action|kind|targetUrl)": ?"([^"]{1,200})"')
@@ -150,13 +149,6 @@ def _lost_backslashes(item: Finding) -> bool:
     return ":\\" in item["target"] and bool(_SAYS["eaten"].search(item["text"][:_MESSAGE_CHARS]))
 
 
-@lru_cache(maxsize=512)
-def only_reads(command: str) -> bool:
-    """Check for a command line that only looks at things."""
-    stages = _list_stages(command)
-    return bool(stages) and all(stage.role != "runs" for stage in stages)
-
-
 def is_command(tool: str, target: str) -> bool:
     """Check that the target of a call is the command line of a shell."""
     return tool == "bash" or (find_family(tool) == "runs" and target[:1] not in {"", "{"})
@@ -190,8 +182,7 @@ def _find_resolution(item: Finding, after: Sequence[Step]) -> tuple[int | None, 
             if is_shell:
                 # `npm run build` is not `npm run dev`, but `git push` may be `git push origin`.
                 is_same = any(one[:2] == wanted[:2] and len({*one[2:], *wanted[2:]}) < 2 for one in shown)
-                is_script = _SAYS["inline"].search(item["target"])
-                is_same = is_same and not (is_script and _differ(item["target"], step.target))
+                is_same = is_same and not _are_other_scripts(item["target"], step.target)
             else:
                 is_same = set(wanted) <= set(shown[-1])
         if not is_same and not (lacks and _replaces(item, step, lacks, number < _NEAR)):
@@ -206,10 +197,10 @@ def _find_resolution(item: Finding, after: Sequence[Step]) -> tuple[int | None, 
     return None, ""
 
 
-def _differ(one: str, other: str) -> bool:
-    """Check that two scripts share less than half of their words, in groups of three."""
+def _are_other_scripts(one: str, other: str) -> bool:
+    """Check for commands with scripts that share less than half of their words, in groups of three."""
     few, more = sorted((set(split_shingles(text[:_CODE_CHARS])) for text in (one, other)), key=len)
-    return 2 * len(few & more) < len(few)
+    return 2 * len(few & more) < len(few) and _SAYS["inline"].search(one) is not None
 
 
 def _list_causes(item: Finding, done: Sequence[Step]) -> list[Step]:
@@ -227,7 +218,7 @@ def _list_causes(item: Finding, done: Sequence[Step]) -> list[Step]:
 def _asks_for_help(command: str) -> bool:
     """Check for a command line that only asks a program how it is used."""
     return "help" in command and any(
-        "--help" in stage.arguments or "help" in stage.arguments[:1] for stage in _list_stages(command)
+        "--help" in stage.arguments or "help" in stage.arguments[:1] for stage in list_stages(command)
     )
 
 
@@ -241,32 +232,28 @@ def _identify(tool: str, target: str) -> list[tuple[str, ...]]:
         return [(tool, _find_file(target))]
     if not is_command(tool, target):
         return [(tool, target) if find_family(tool) == "runs" else (tool, *_ACTION.findall(target))]
-    stages = _list_stages(target)
+    stages = list_stages(target)
     runs = [stage for stage in stages if stage.role == "runs"]
     found = []
     for stage in runs or stages[-1:]:
         plain = [word for word in stage.arguments if not word.startswith("-")]
         about = plain[:1] if runs else [_find_file(word) for word in plain[-1:]]
-        # Behind an option stands its value.
+        # Behind an option stands its value, behind a colon a kind of the same.
         if runs and stage.arguments[:2] == tuple(plain[:2]):
             about += [named[0] for word in plain[1:2] if (named := _NAME.match(word))]
         found.append((_VERSION.sub("", stage.program), *about))
     return found or [(tool,)]
 
 
-def _list_stages(command: str) -> list[Stage]:
-    return [stage for pipeline in parse_command(command) for stage in pipeline.stages]
-
-
 def _replaces(item: Finding, step: Step, lacks: str, is_near: bool) -> bool:
     """Check for a call that has what was missing, or that does without it."""
-    stages = _list_stages(step.target)
+    stages = list_stages(step.target)
     word = re.compile(rf"(?<![\w-]){re.escape(lacks)}(?![\w-])")
     for stage in stages:
         installs = not _INSTALLS.isdisjoint(stage.arguments)
         if stage.program == lacks or (installs and word.search(" ".join(stage.arguments))):
             return True
-    failed = (stage for stage in _list_stages(item["target"]) if stage.program == lacks)
+    failed = (stage for stage in list_stages(item["target"]) if stage.program == lacks)
     given = {word for stage in failed for word in stage.arguments if len(word) > _SHORT_WORD}
     return is_near and any(not given.isdisjoint(stage.arguments) for stage in stages)
 

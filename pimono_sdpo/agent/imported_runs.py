@@ -263,8 +263,7 @@ def _add_calls(message: Message, turns: list[Turn], steps: list[Json]) -> None:
     text, ends = message.text, False
     for call in message.calls:
         if result := call.result:
-            failed = result.failed
-            if failed is None:
+            if (failed := result.failed) is None:
                 failed = looks_failed(call.name, _write_json(call.arguments), result.text)
             add_call(turns, steps, text, call.id, call.name, call.arguments, result.text, failed)
             text = ""
