@@ -164,6 +164,10 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         ("eyJ0eXAiOiJKV1QiLCJh.eyJqdGkiOiI0NjNl\r\n", "[REDACTED:jwt]\r\n"),
         ('echo "*:5432:app:ann:hunter2"', 'echo "*:5432:app:ann:[REDACTED:pgpass]"'),
         (f"SECRET_KEY_BASE={'0a1b2c3d' * 8}", "SECRET_KEY_BASE=[REDACTED:assigned_secret]"),
+        (
+            "永豐sk\n\nFCcefW9iatHvYyp3XgSYVM1Vhdm\n\nApi token\n\n3r6UGMUX7bnxhnbrZ92sSseGVzL3",
+            "永豐sk\n\n[REDACTED:stated_secret]\n\nApi token\n\n[REDACTED:stated_secret]",
+        ),
     ],
 )
 def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> None:
