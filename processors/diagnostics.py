@@ -306,6 +306,11 @@ def _classify_command(exit_code: int, command: str, output: str) -> set[str]:
         if any(pipeline.stages[0].role in {"reads", "searches"} for pipeline in parse_command(command)):
             output = "\n".join(output.rstrip().split("\n")[-MIXED_TAIL_LINES:])
         found = set(classify(output)) - _NOT_OF_A_COMMAND
+    if exit_code == 1 and "NativeCommandError" in output:
+        # PowerShell ends so whatever a program writes to the stream of errors.
+        output = "\n".join(line for line in output.split("\n") if line.lstrip()[:1] != "+")
+        if not _SOUNDS_BAD.search(output):
+            return set()
     found |= {"missing_file_or_command"} if exit_code == 127 else set()
     if not found and not own and _is_no_failure(exit_code, command, output):
         return set()

@@ -24,6 +24,7 @@ def exited(output: str, code: int = 1) -> str:
     return f"{output}\n\nCommand exited with code {code}"
 
 
+NATIVE = "pip : [notice] a new release\n+ pip install x 2>&1\n    + CategoryInfo : NotSpecified: (:String) [], RemoteException\n    + FullyQualifiedErrorId : NativeCommandError"  # fmt: skip
 DENIED = (
     "failed in sandbox LinuxSeccomp with execution error: Denied { output: ExecToolCallOutput { exit_code: %d, stdout: "
     'StreamOutput { text: "", truncated_after_lines: None }, stderr: StreamOutput { text: "%s", truncated_after_lines: '
@@ -64,6 +65,7 @@ def test_every_rule_matches_its_example(rule: Rule) -> None:
         ("cat > t.py <<'EOF'\nprint(1)\nEOF\npython t.py", exited(TRACEBACK), ["command_error", "runtime_exception"]),
         ("timeout 60 npm test", exited("running", 124), ["command_error"]),
         ("psql -h db", exited("psql: error: server at db, port 5432 failed: Connection refused"), ["command_error"]),
+        ("pip install x 2>&1", exited(f"{NATIVE}\nERROR: No matching distribution"), ["command_error"]),
     ],
 )  # fmt: skip
 def test_marked_errors(command: str, output: str, expected: list[str]) -> None:
@@ -104,6 +106,7 @@ def test_marked_errors(command: str, output: str, expected: list[str]) -> None:
         ("npm test", "429 Too Many Requests"),
         ("npm test", "[Compacted history content evicted to cold storage]"),
         ("npm test", "[Old tool result content cleared]"),
+        ("pip install x 2>&1", exited("done\n" + NATIVE)),
         ("npm test", "[... 1448 more characters truncat"),
         ("npm test", "Test Results: 12 passed"),
         ("grep -rn foo .", "502 matches in 31 files"),
