@@ -60,7 +60,7 @@ def is_random(value: str, least: int = 16) -> bool:
     if len(value) < least or value.count("/") > 3 or _REFERENCE.fullmatch(value):
         return False
     digits = sum(map(str.isdigit, value))
-    if not digits or digits == len(value) or _is_joined_words(value):
+    if not digits or digits == len(value) or is_joined_words(value):
         return False
     return count_bits(value) >= (2.8 if len(value) < 24 else 3.2)
 
@@ -71,7 +71,7 @@ def _changes_case(value: str) -> bool:
     return len(value) >= 12 and value.isascii() and value.isalpha() and changes >= 0.37 * len(value)
 
 
-def _is_joined_words(value: str) -> bool:
+def is_joined_words(value: str) -> bool:
     """Recognise names: words of letters, with numbers at the end of some."""
     parts = re.split(r"[-_./ ]", value)
     return (len(parts) > 1 or len(value) < 20) and all(not part or _JOINED_WORD.fullmatch(part) for part in parts)
@@ -150,7 +150,7 @@ def is_stated_value(value: str, plainly: bool) -> bool:
     if not plainly:
         return is_random(value) and not re.search(r":\d\d:|:.*[:/]|/.*:", value)
     is_mixed = re.search(r"[A-Za-z]", value) and re.search(r"\d", value)
-    return bool(is_mixed) and not (re.search(r"[-_./]", value) and _is_joined_words(value))
+    return bool(is_mixed) and not (re.search(r"[-_./]", value) and is_joined_words(value))
 
 
 def find_judge(name: str) -> Callable[[re.Match[str]], bool]:

@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 import re2
 
 from pimono_sdpo.prefilter import Prefilter, lazy_pattern, read_patterns, widen_pattern
-from processors.secret_values import TABLE, decode_text, find_judge, is_made_up, is_random, is_stated_value
+from processors.secret_values import (
+    TABLE,
+    decode_text,
+    find_judge,
+    is_joined_words,
+    is_made_up,
+    is_random,
+    is_stated_value,
+)
 
 # The kind of a secret and its value, "" for the rest of a key.
 Found = tuple[str, str]
@@ -98,9 +106,16 @@ def find_secret_values(text: str) -> list[str]:
     return [value for kind, value in _redact_visible(text)[1] if kind != "email" and _is_distinct(value)]
 
 
+# A shorter value may stand somewhere with another meaning.
+_DISTINCT = 8
+
+
 def _is_distinct(value: str) -> bool:
-    """Check that a value hardly stands anywhere with another meaning: it looks drawn, or is a long number."""
-    return re.fullmatch(r"\d{7,}|[\w+/=.-]{12,}", value) is not None and (value.isdigit() or is_random(value, 12))
+    """Check that a value hardly stands anywhere with another meaning: a long number, or letters and digits."""
+    if value.isdigit():
+        return len(value) > 6
+    is_mixed = re.search(r"[A-Za-z]", value) and re.search(r"\d", value)
+    return len(value) >= _DISTINCT and bool(is_mixed) and not is_joined_words(value)
 
 
 def _redact_visible(text: str) -> tuple[str, list[Found]]:

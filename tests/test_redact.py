@@ -218,6 +218,8 @@ def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> 
         *("https://open.feishu.cn/search?code=99991672&from=openapi", "https://f10.cn/x.aspx?code=SH603986"),
         *('if key == "cookie":\n    cookies.update(to_dict(value))', "cookie: req.headers.cookie"),
         *("[sudo] ann 的密码\uff1aRunning as root", "call_a1|fc_04a1088bb426ce340169f07e8de140819b"),
+        *("Unexpected token: keyword-function9", "unrecognized token: customer_id2", "Next token: eyebrow-9"),
+        *("cache miss for key: node-modules-linux-v3-a81f2", "Cache restored from key: npm-Linux-x64-9f2b1c"),
         *("RUN_DIR=/tmp/backlink-gate-835-20260703-170305", 'name="password"\n   181→    type="x"'),
     ],
 )
@@ -317,8 +319,8 @@ def test_a_workspace_is_found_where_a_pattern_of_its_own_would_find_it(text: str
     assert redact_workspace(text, cwd) == re.sub(pattern, "$WORKSPACE", text)
 
 
-def test_a_secret_that_one_text_names_is_taken_out_of_all() -> None:
-    token = "q8Xv2LmP0rTz5WnKd7Yb"
+@pytest.mark.parametrize("token", ["q8Xv2LmP0rTz5WnKd7Yb", "Kx7pQ2Lm", "Summer2024!"])
+def test_a_secret_that_one_text_names_is_taken_out_of_all(token: str) -> None:
     row: dict[str, Any] = {name: [] for name in ("history", "findings", "tools", "workspace")}
     texts = {"prompt": f"AUTH_TOKEN={token}\nwhy?", "history": [{"role": "user", "content": f"use `{token}` there"}]}
     cleaned = redact({**row, **texts, "cwd": "", "identity": None})
