@@ -161,16 +161,16 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
     return _build(event, target, source, text, categories)
 
 
-def looks_failed(tool: str, arguments: str, text: str) -> bool:
-    """Check by its text alone whether a call failed, for formats with neither flags nor exit codes."""
+def looks_failed(tool: str, arguments: str, text: str, has_passed: bool = False) -> bool:
+    """Check by its text whether a call failed that has no status, or whose status reports success."""
     command = find_target(arguments) if _is_shell(tool, arguments) else ""
-    failed = decode_status(tool, text).failed
+    failed = not has_passed and decode_status(tool, text).failed
     if failed and (roles := {stage.role for stage in list_stages(command)}) & {"reads", "searches"}:
         # A command that only shows files is read like a tool that does.
         failed = "runs" in roles or decode_status("read", text).failed
-    if failed or not command or not _may_mask_failure("", text):
+    if failed or not command or not _may_mask_failure(command if has_passed else "", text):
         return failed
-    return bool(_find_masked_failures(command, _strip_notices(text), shows_status=False))
+    return bool(_find_masked_failures(command, _strip_notices(text), shows_status=has_passed))
 
 
 def _is_shell(tool: str, arguments: str) -> bool:

@@ -176,6 +176,14 @@ def test_openai_messages(tmp_path: Path) -> None:
     assert bad["tests_ok"] is False
 
 
+def test_tests_that_failed_before_a_pipe_have_failed_though_the_status_is_0(tmp_path: Path) -> None:
+    (file,) = write_mini(tmp_path / "mini").rglob("*.traj.json")
+    text = file.read_text().replace("cat cart.py", "pytest -q | tail -5").replace("<returncode>1<", "<returncode>0<")
+    file.write_text(text.replace("no cart", "=== 1 failed, 3 passed in 0.1s ==="))
+    [row], _ = read(tmp_path / "mini", tmp_path / "out")
+    assert [step["ok"] for step in row["steps"]] == [False, True]
+
+
 def test_mini_swe_agent(tmp_path: Path) -> None:
     [row], report = read(write_mini(tmp_path / "mini"), tmp_path / "out")
     assert report["messages"] == {"turns": 6}

@@ -263,8 +263,8 @@ def _add_calls(message: Message, turns: list[Turn], steps: list[Json]) -> None:
     text, ends = message.text, False
     for call in message.calls:
         if result := call.result:
-            if (failed := result.failed) is None:
-                failed = looks_failed(call.name, _write_json(call.arguments), result.text)
+            said = call.name, _write_json(call.arguments), result.text
+            failed = result.failed or looks_failed(*said, has_passed=result.failed is not None)
             add_call(turns, steps, text, call.id, call.name, call.arguments, result.text, failed)
             text = ""
         elif call.name in ENDS:
