@@ -136,9 +136,11 @@ def redact_identity(text: str, names: Sequence[str]) -> tuple[str, list[str]]:
     kinds: list[str] = []
     for one in names:
         placeholder, _, name = one.partition("=")
-        # As it is, and as a sentence begins with it.
-        if name[:_UNBROKEN] in text if placeholder == SECRET else name in text or name.capitalize() in text:
-            text, count = _compile(name, placeholder == SECRET).subn(placeholder, text)
+        is_secret = placeholder == SECRET
+        # A name as it is, and as a sentence begins with it.
+        starts = (name[:_UNBROKEN],) if is_secret else (name, name.capitalize())
+        if any(start in text for start in starts):
+            text, count = _compile(name, is_secret).subn(placeholder, text)
             kinds += [KINDS[placeholder]] * count
     return text, kinds
 

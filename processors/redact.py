@@ -178,7 +178,7 @@ def redact(row: Row) -> dict[str, Any]:
         # What is named in one text may stand in another without a name.
         longest_first = sorted(known, key=lambda value: (-len(value), value))
         either = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
-        cleaned = _map_texts(cleaned, lambda text: either.sub("[REDACTED:known_secret]", text))
+        cleaned = _map_texts(cleaned, lambda text: either.sub(SECRET, text))
     for file, before in zip(cleaned["workspace"], row["workspace"], strict=True):
         # One that redaction changed is no longer known as a whole.
         file["whole"] = file["whole"] and file["texts"] == before["texts"]
