@@ -161,23 +161,6 @@ def read_edits(given: dict[str, Any]) -> list[Edit]:
     return edits
 
 
-# With one of them a call is another kind of edit: a patch, the cell of a notebook, or named as some versions do.
-_OTHER_EDITS = frozenset({"input", "patch", "diff", "new_source", "cell_id", "old_text"})
-_OF_TEXTS = frozenset(name for pair in _OLD_AND_NEW for name in pair)
-
-
-def is_invalid(given: dict[str, Any]) -> bool:
-    """Whether a call lacks the file or a text to replace, so that every harness refuses it."""
-    if read_edits(given):
-        return not find_path(given)
-    several = given.get("edits")
-    # Editing by the numbers of lines is another kind, too.
-    of_lines = isinstance(several, list) and any(
-        isinstance(one, dict) and _OF_TEXTS.isdisjoint(one) for one in several
-    )
-    return _OTHER_EDITS.isdisjoint(given) and not of_lines
-
-
 def apply_in_turn(given: dict[str, Any]) -> bool:
     """Return whether the edits of a call are applied one after the other."""
     several = given.get("edits")

@@ -76,7 +76,7 @@ def normalise_loosely(text: str) -> str:
     return "\n".join(map(str.rstrip, text.split("\n")))
 
 
-Outcome = Literal["ok", "not_found", "multiple", "no_change", "invalid", "unread"]
+Outcome = Literal["ok", "not_found", "multiple", "no_change", "invalid"]
 
 
 @lru_cache(maxsize=1024)
@@ -171,8 +171,6 @@ class File:
     hints     lines among others that something has shown since; where they stand is unknown
     older     texts and runs of lines seen before something happened that may have changed the file
     held      what held for sure before, until something shows that the file is as it was
-    is_read     the session has read or changed it with a file tool
-    is_refused  the harness wants it to be read before it is edited
     """
 
     whole: str | None = None
@@ -180,10 +178,6 @@ class File:
     hints: list[str] = field(default_factory=list)
     older: list[str] = field(default_factory=list)
     held: "File | None" = None
-    is_read: bool = False
-    is_refused: bool = False
-    # Somebody else has written it since it was edited last.
-    is_contested: bool = False
     # The user has spoken since it was seen, who may have changed it.
     is_past: bool = False
     # What the harness did not find in it.
@@ -281,23 +275,22 @@ class File:
         self.whole, self.pieces, self.hints, self.older, self.placed = None, [], [], [], {}
         self.held = None
 
-    def predict(self, edits: Sequence[Edit], in_turn: bool = False, trusting: bool = False) -> Outcome | None:
+    def predict(self, edits: Sequence[Edit], in_turn: bool = False) -> Outcome | None:
         """Predict how edits of the file end; None if what is known does not decide it.
 
         Each is looked up in the original file, or (`in_turn`) in what those before it left.
-        `trusting`: also by what was seen before something that may have changed the file.
         """
         if not edits:
             return None
         if in_turn and len(edits) > 1:
             after = self.copy()
             for edit in edits:
-                outcome = after.predict([edit], trusting=trusting)
+                outcome = after.predict([edit])
                 if outcome != "ok":
                     return outcome
                 after.apply([edit])
             return "ok"
-        found = [self._find(edit, trusting) for edit in edits]
+        found = [self._find(edit) for edit in edits]
         for outcome in ("not_found", "multiple"):
             if outcome in found:
                 return outcome
@@ -309,7 +302,7 @@ class File:
         """Return a copy that can be changed independently."""
         return deepcopy(self)
 
-    def _find(self, edit: Edit, trusting: bool) -> Outcome | None:
+    def _find(self, edit: Edit) -> Outcome | None:
         """Look up a text exactly, and as harnesses do that ignore kinds of quotes and spaces."""
         old = normalise_line_ends(edit.old)
         if not old.strip() or "\ufffd" in old:
@@ -330,10 +323,8 @@ class File:
         is_twice = any(_stand_apart(old, *pair) for pair in combinations(holding, 2))
         if self.whole is None and (is_twice or not _is_distinctive(old, everything)):
             return None
-        # What a command has shown may have been cut, and is no read for a harness that wants one.
-        loose = (*self.hints, *self.older) if trusting else ()
-        texts = [text for text in (self.texts if count else loose) if old in text]
-        return "ok" if max((count_alike(text, old) for text in texts), default=0) == 1 else None
+        alike = max((count_alike(text, old) for text in self.texts if old in text), default=0)
+        return "ok" if alike == 1 else None
 
     def _may_have_changed(self, old: str) -> bool:
         """Whether somebody spoke since the file was seen, or its missing lines were seen elsewhere."""
@@ -350,7 +341,7 @@ class File:
             edit = edits[int(at[1])] if at and int(at[1]) < len(edits) else named[0]
             self.missing.add(normalise_line_ends(edit.old))
 
-    def predict_lines(self, hunks: Sequence[Edit], trusting: bool = False) -> Outcome | None:
+    def predict_lines(self, hunks: Sequence[Edit]) -> Outcome | None:
         """Predict how a patch ends whose hunks are whole lines, each looked up after the last."""
         if self.whole is not None:
             if _follow(_bare(self.whole), hunks) and not any("\ufffd" in hunk.old for hunk in hunks):
@@ -359,7 +350,7 @@ class File:
         if any("\ufffd" in hunk.old for hunk in hunks):
             return None
         placed = _GAP.join(sorted(self.placed, key=self.placed.__getitem__))
-        texts = (placed, *self.pieces, *self.hints, *(self.older if trusting else ()))
+        texts = (placed, *self.pieces, *self.hints)
         if any(_follow(_bare(text), hunks) for text in texts):
             return "ok"
         is_missing = any(text in hunk.old for text in self.missing for hunk in hunks)

@@ -19,7 +19,6 @@ from pimono_sdpo.replay.calls import (
     decode_arguments,
     find_path,
     find_text,
-    is_invalid,
     is_veto,
     parse_read,
     read_edits,
@@ -62,15 +61,13 @@ def split_name(name: str) -> set[str]:
 
 
 REST_MINUTES = 30
-# Characters of a command's output that are searched for names of files.
-MAX_HEARD = 20_000
 # A shorter line may occur in many places of a file.
 MIN_LINE = 12
 TRUNCATED = re.compile(r"\[(?:Showing|Truncated|Full output|Output truncated)[^\]]{0,300}\]\s*\Z")
 # Code in a message; the first MIN_LINE characters tell which lines it may be of.
 _QUOTED = re.compile(r"\"[^\"\n]{16,200}\"|`[^`\n]{16,200}`|'[^'\n]{16,200}'")
-# Claude Code tells of what changed while it ran, and of the file that the user looks at.
-_MODIFIED = re.compile(r"Note: ([^\n]+?) was modified, either by the user or by a linter|<ide_opened_file>")
+# Claude Code tells of what changed while it ran.
+_MODIFIED = re.compile(r"Note: ([^\n]+?) was modified, either by the user or by a linter")
 _UNREAD = re.compile(r"has not been read yet|modified since read|unexpectedly modified")
 # A user who says that they changed something themselves, or pastes a diff of it.
 _CHANGED_BY_HAND = re.compile(
@@ -78,18 +75,9 @@ _CHANGED_BY_HAND = re.compile(
     r"|updated|added|removed|deleted|modified|renamed|replaced|moved|reverted|restored)\b"
     r"|(?m:^(?:diff --git|\+\+\+ |@@ -\d))"
 )
-# Claude Code checks these against its schema.
-_SETTINGS = re.compile(r"/\.claude/settings(?:\.local)?\.json$")
-# Other sessions write them, too.
-_SHARED = re.compile(r"/\.openclaw/.*\bmemory/|/\.claude/CLAUDE\.md$")
-# It has read these itself.
-_MEMORIES = frozenset({"MEMORY.md", "CLAUDE.md", "CLAUDE.local.md"})
-# Claude Code puts this where a session was resumed.
-_RESUMED = "No response requested."
 _OF_FILES = frozenset({"read", "write", "edit"})
 _NUMBER = re.compile(r"(?m)^ *\d{1,7}\t")
 _LINE = re.compile(r"(?m)^ *\d{1,7}[→\t](.+)")
-_SPLIT = re.compile(r"[\s'\"`;|&<>=,:()/\\@]+")
 
 
 def learn_shown(file: File, shown: Shown) -> None:
@@ -111,18 +99,9 @@ class Workspace:
     cwd: str
     files: dict[str, File] = field(default_factory=dict)
     tools: FileTools = pi.HARNESS.files
-    is_begun: bool = False
     last_heard: str = ""
-    # The words of commands and of others: a file that they name may have been read for the agent.
-    heard: set[str] = field(default_factory=set)
-    # What was read before a resumption or a compaction is unknown.
-    is_resumed: bool = False
     # The last call was answered in no time: a history that was copied into this file when the session was resumed.
     is_copied: bool = False
-    # The user, a linter or another session works on the same files.
-    is_shared: bool = False
-    # Some versions of Claude Code refuse every edit of a path such as C:/a.ts.
-    takes_drives: bool | None = None
 
     def file(self, path: str) -> File:
         """Return what is known of a file; a relative path is resolved in the workspace."""
@@ -146,61 +125,18 @@ class Workspace:
         base = "" if _DRIVE.match(path) else _use_slashes(self.cwd)
         return posixpath.normpath(posixpath.join(base, path))
 
-    def predict(self, call: Event, trusting: bool = False) -> Outcome | None:
-        """Predict how an edit ends; None if what is known does not decide it.
-
-        `trusting`: also by what was seen before something that may have changed the file.
-        """
-        given = decode_arguments(call)
-        if patches := read_patch(given):
-            return self.predict_patch(patches, trusting)
-        if is_invalid(given):
-            return "invalid"
-        path, edits = find_path(given), read_edits(given)
-        if "REDACTED" in path:
-            return None  # several files may be called so
-        file = self.files.get(self.absolute(path), File())
-        outcome = file.predict(edits, apply_in_turn(given), trusting)
-        if self.tools.reads_first:
-            if any(edit.old == edit.new for edit in edits):
-                return "no_change"  # refused before the file is looked at
-            name = posixpath.basename(_use_slashes(path))
-            if (file.is_refused and name not in self.heard) or (self.takes_drives is False and _DRIVE.match(path)):
-                return "unread"
-            if not file.is_read or file.is_refused:
-                may_be_read = (
-                    self.is_resumed or name in self.heard or name in _MEMORIES or not all(edit.old for edit in edits)
-                )
-                return None if may_be_read else "unread"
-            if _DRIVE.match(path) and not self.takes_drives and outcome == "ok":
-                return None
-        # Some versions of Pi and OpenClaw refuse an empty text, edits as JSON, and what their schema lacks.
-        several = given.get("edits")
-        may_fail = not self.tools.reads_first and (
-            not all(edit.new for edit in edits)
-            or isinstance(several, str)
-            or (isinstance(several, list) and ("file" in given or any(len(one) > 2 for one in several)))
-        )
-        is_others = self.is_shared or bool(_SHARED.search(self.absolute(path)))
-        may_fail |= file.is_contested or (file.is_past and is_others)
-        may_fail |= self.tools.reads_first and bool(_SETTINGS.search(self.absolute(path)))
-        return None if outcome == "ok" and may_fail else outcome
-
-    def predict_patch(self, patches: Sequence[Patch], trusting: bool = False) -> Outcome | None:
+    def predict_patch(self, patches: Sequence[Patch]) -> Outcome | None:
         """Predict how a patch of several files ends."""
         outcomes: list[Outcome | None] = []
         if any(patch.kind == "Bad" for patch in patches):
             return "invalid"
         for patch in patches:
             file = self.files.get(self.absolute(patch.path))
-            known = file.predict_lines(patch.hunks, trusting) if file else None
+            known = file.predict_lines(patch.hunks) if file else None
             outcomes.append("ok" if patch.kind == "Add" else known)
         if "not_found" in outcomes:
             return "not_found"
-        # Codex does not look whether the user, who has spoken since, has changed a file.
-        files = [file for patch in patches if (file := self.files.get(self.absolute(patch.path)))]
-        is_past = any(file.is_past for file in files)
-        return None if None in outcomes or (is_past and not trusting) else "ok"
+        return None if None in outcomes else "ok"
 
     def patched(self, patches: Sequence[Patch]) -> None:
         """Learn from a patch that was applied."""
@@ -224,10 +160,6 @@ class Workspace:
         self.is_copied = self.tools.reads_first and call.timestamp == result.timestamp != ""
         given = decode_arguments(call)
         path = find_path(given)
-        is_other = call.tool_name not in _OF_FILES and not ("prompt" in given or is_read_only(call.tool_name))
-        if self.tools.reads_first and is_other:
-            # A command or another tool may have read what it names or shows; a subagent reads for itself.
-            self.heard.update(_SPLIT.split(" ".join([*map(str, given.values()), result.text[:MAX_HEARD]])))
         # Not every harness calls it `command`, nor every version the tool `bash`.
         command = find_text(given, "command", "cmd", "input") if call.tool_name not in _OF_FILES else ""
         if command or call.tool_name == "bash":
@@ -241,7 +173,6 @@ class Workspace:
         elif call.tool_name == "write" and path and isinstance(given.get("content"), str):
             if not result.is_error:
                 self.file(path).write(given["content"])
-                self.file(path).is_read, self.file(path).is_refused = True, False
         elif call.tool_name == "edit":
             self._edited(given, result)
         elif call.tool_name == "grep":
@@ -270,15 +201,8 @@ class Workspace:
             file = self.file(path)
             predicted = file.predict(edits, apply_in_turn(given))
             if has_failed(result):
-                if _DRIVE.match(path) and "unexpectedly modified" in result.text[:200]:
-                    self.takes_drives = False
-                file.is_refused = bool(_UNREAD.search(result.text[:200]))
-                if file.is_refused:
-                    self.heard.discard(posixpath.basename(_use_slashes(path)))
-                file.is_contested = "modified" in result.text[:40]
-                self.is_shared |= file.is_contested
                 file.note_missing(edits, result.text)
-                if predicted == "ok" and not file.is_refused:
+                if predicted == "ok" and not _UNREAD.search(result.text[:200]):
                     file.forget()  # what is known of the file is wrong
                 return
             if predicted not in {None, "ok"}:
@@ -294,8 +218,6 @@ class Workspace:
                     file.age(certainly=True)
             else:
                 file.age()
-            file.is_read, file.is_refused, file.is_contested = True, False, False
-            self.takes_drives = self.takes_drives or bool(_DRIVE.match(path)) or None
             self._hint(path, result.text)
 
     def _read(self, path: str, given: dict[str, Any], result: Event) -> None:
@@ -304,7 +226,6 @@ class Workspace:
             learn_shown(file, shown)
         if shown is None or not shown.first_line:
             self._hint(path, result.text)
-        file.is_read, file.is_refused = True, False
 
     def ran(self, command: str, result: Event, is_wrapped: bool = False) -> None:
         """Learn from a command that has run."""
@@ -369,8 +290,6 @@ class Workspace:
         """Mark what a call with an unknown outcome may have changed."""
         path = find_path(given)
         if tool_name in _OF_FILES and path:
-            self.heard.add(posixpath.basename(_use_slashes(path)))
-            self.file(path).is_refused = False
             if tool_name != "read":
                 self.file(path).age(certainly=True)
         elif tool_name == "bash":
@@ -380,9 +299,6 @@ class Workspace:
 
     def hear(self, event: Event) -> None:
         """Learn from an event that is not a call."""
-        # What begins below an event that is not in it goes on with what another session has read.
-        self.is_resumed |= not self.is_begun and bool(event.parent_id)
-        self.is_begun = True
         if event.kind == "bash":
             self.ran(event.arguments, event)
         elif event.kind == "user":
@@ -392,8 +308,6 @@ class Workspace:
             rested = _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES
             if rested or self.is_copied or _CHANGED_BY_HAND.search(event.text):
                 self.spoil_all()
-            if self.is_copied:
-                self._resume()
             for quoted in map(str.strip, _QUOTED.findall(event.text)):
                 for file in self.files.values():
                     # What is almost in the file was changed by hand.
@@ -402,20 +316,8 @@ class Workspace:
                     ):
                         file.age(certainly=True)
         elif note := _MODIFIED.match(event.text):
-            self.is_shared = True
-            if note[1]:
-                self.file(note[1]).age(certainly=True)
-        elif event.kind == "compaction" or event.text == _RESUMED:
-            self._resume()
-        if self.tools.reads_first and event.kind in {"user", "compaction", "custom_message"}:
-            self.heard.update(_SPLIT.split(event.text))
+            self.file(note[1]).age(certainly=True)
         self.last_heard = event.timestamp or self.last_heard
-
-    def _resume(self) -> None:
-        """Note that the session may have begun anew, which forgets what it has read."""
-        self.is_resumed = True
-        for file in self.files.values():
-            file.is_read = False
 
 
 def _count_minutes(start: str, stop: str) -> float:

@@ -6,8 +6,8 @@ FOLDER holds sessions at any depth (default: PIMONO_TRACES, or the samples). Eac
 predicted before its result is looked at. Wrong: expected to work and failed, or the other way
 round. Shown: the session had shown every line that the edit replaces, or its schema alone decides;
 no more than these can be decided. What was seen before a command, a rest or another tool that may
-have changed the file decides nothing; with it (`trusting`) more is decided, and more of it wrongly.
-`--reasons` tells why edits are undecided even then, `--sessions` gives a row to each session with
+have changed the file decides nothing.
+`--reasons` tells why edits are undecided, `--sessions` gives a row to each session with
 100 edits and more.
 """
 
@@ -39,20 +39,7 @@ def main() -> None:
     found = sorted(path for path in options.folder.rglob("*") if path.is_file())
     traces = {str(path): read_trace(path.read_bytes()) for path in found}
     traces = {name: trace for name, trace in traces.items() if trace.events}
-    columns = [
-        "harness",
-        "edits",
-        "shown",
-        "decided",
-        "of shown",
-        "wrong",
-        "failed",
-        "foretold",
-        "trusting",
-        "wrong",
-        "foretold",
-        "µs / edit",
-    ]
+    columns = ["harness", "edits", "shown", "decided", "of shown", "wrong", "failed", "foretold", "µs / edit"]
     rows, reasons = [columns], Counter[str]()
     for harness in sorted({trace.harness for trace in traces.values()}):
         mine = [trace for trace in traces.values() if trace.harness == harness]
@@ -85,20 +72,17 @@ def table(name: str, traces: Sequence[Trace], reasons: Counter[str]) -> list[lis
 
 
 def figures(found: Sequence[Prediction]) -> list[str]:
-    """Edits and the share shown; how many of them are decided and wrong; the same when trusting."""
-    shown = [one for one in found if one.shown]
-    columns = [str(len(found)), f"{len(shown) / len(found):.1%}"]
-    for trusting in (False, True):
-        decided = [one for one in found if one.expected and (one.certain or trusting)]
-        if not trusting:
-            columns.append(f"{len(decided) / len(found):.1%}")
-        columns += [
-            f"{sum(one.shown for one in decided) / max(len(shown), 1):.1%}",
-            str(sum(map(is_wrong, decided))),
-            *([] if trusting else [str(sum(one.failed for one in found))]),
-            str(sum(one.failed and one.expected != "ok" for one in decided)),
-        ]
-    return columns
+    """Edits and the share shown; how many of them are decided, wrong, failed and foretold."""
+    shown, decided = [one for one in found if one.shown], [one for one in found if one.expected]
+    return [
+        str(len(found)),
+        f"{len(shown) / len(found):.1%}",
+        f"{len(decided) / len(found):.1%}",
+        f"{sum(one.shown for one in decided) / max(len(shown), 1):.1%}",
+        str(sum(map(is_wrong, decided))),
+        str(sum(one.failed for one in found)),
+        str(sum(one.failed and one.expected != "ok" for one in decided)),
+    ]
 
 
 def is_wrong(one: Prediction) -> bool:

@@ -8,11 +8,11 @@ import pytest
 
 from pimono_sdpo.replay.calls import parse_read, read_edits
 from pimono_sdpo.replay.commands import find_changes
-from pimono_sdpo.replay.files import Edit, File, Outcome
+from pimono_sdpo.replay.files import Edit, File
 from pimono_sdpo.replay.workspace import is_read_only
 from pimono_sdpo.traces.events import Event, Kind
 from pimono_sdpo.traces.harness import find_harness
-from tests.predictions import predictions
+from tests.predictions import Foretold, predictions
 
 TEXT = "import a\n\nlet x = 1\nlet y = x\n"
 NUMBERED = "     1→import a\n     2→\n     3→let x = 1\n     4→let y = x\n     5→"
@@ -39,7 +39,7 @@ def tool(name: str, **given: Any) -> Step:
     return (name, given, "done", False)
 
 
-def last(steps: list[Step], harness: str) -> Outcome | None:
+def last(steps: list[Step], harness: str) -> Foretold | None:
     events = []
     for number, (name, given, text, failed) in enumerate(steps):
         at, call_id, asked = 2 * number, f"c{number}", json.dumps(given)
@@ -104,9 +104,9 @@ def last(steps: list[Step], harness: str) -> Outcome | None:
         # A copy was not read.
         ([tool("write", file_path="/w/b.ts", content=TEXT), bash("mv b.ts a.ts"), edit("let z")], None),
         ([tool("write", file_path="/w/b.ts", content=TEXT), bash("mv b.ts a.ts"), read(), edit("let z")], "not_found"),
-        # Something may have changed the file: only what was seen and is not short is expected.
+        # Something may have changed the file.
         ([read(), tool("Agent", prompt="fix it"), edit("let y = x")], None),
-        ([read(), tool("Agent", prompt="fix it"), edit("let x = 1\nlet y = x")], "ok"),
+        ([read(), tool("Agent", prompt="fix it"), edit("let x = 1\nlet y = x")], None),
         ([read(), tool("Agent", prompt="fix it"), edit("let z = 1\nlet y = x")], None),
         ([read(), tool("TodoWrite", todos=[]), edit("let y = x")], "ok"),
         ([read(), tool("edit", input="*** Begin Patch\n*** Update File: a.ts\n@@\n-x\n+y"), edit("let y = x")], None),
@@ -120,7 +120,7 @@ def last(steps: list[Step], harness: str) -> Outcome | None:
             {"old_string": "let x", "new_string": "let r"}]}, "no", True)], "not_found"),
     ],
 )  # fmt: skip
-def test_claude_codes_files(steps: list[Step], expected: Outcome | None) -> None:
+def test_claude_codes_files(steps: list[Step], expected: Foretold | None) -> None:
     assert last(steps, "claude_code") == expected
 
 
@@ -187,7 +187,7 @@ def test_two_reads_of_two_versions_are_not_joined() -> None:
         ("a\n“a”\n", "a", "multiple"),
     ],
 )
-def test_what_some_version_may_forgive_is_left_open(whole: str, old: str, expected: Outcome | None) -> None:
+def test_what_some_version_may_forgive_is_left_open(whole: str, old: str, expected: Foretold | None) -> None:
     assert File(whole.replace("\r\n", "\n")).predict([Edit(old, "q")]) == expected
 
 
@@ -307,7 +307,7 @@ def test_a_tool_whose_name_only_contains_a_harmless_word_may_change_files(name: 
 
 
 def test_a_session_that_goes_on_below_another_may_have_read_the_file() -> None:
-    def first(parent: str) -> Outcome | None:
+    def first(parent: str) -> Foretold | None:
         given = json.dumps({"file_path": "/w/a.ts", "old_string": "let y", "new_string": "q"})
         events = [
             Event(0, "user", "Go on", parent_id=parent),
@@ -320,7 +320,7 @@ def test_a_session_that_goes_on_below_another_may_have_read_the_file() -> None:
 
 
 def test_a_copied_history_does_not_tell_where_the_session_was_resumed() -> None:
-    def second(answered: str) -> Outcome | None:
+    def second(answered: str) -> Foretold | None:
         given = json.dumps({"file_path": "/w/a.ts", "old_string": "let y", "new_string": "q"})
         read, change = (Event(0, "tool_call", call_id=c, timestamp="2026-01-02T03:04:05.678Z") for c in "ab")
         events = [
@@ -367,7 +367,7 @@ def test_runs_of_lines_are_in_the_order_of_the_file() -> None:
         ([read(), edit("let", failed="File has been modified since read."), read(), edit("let x = 1"), ("user", {}, "Go on", False), edit("let y = x")], None),
     ],
 )  # fmt: skip
-def test_what_an_edit_of_claude_code_depends_on(steps: list[Step], expected: Outcome | None) -> None:
+def test_what_an_edit_of_claude_code_depends_on(steps: list[Step], expected: Foretold | None) -> None:
     assert last(steps, "claude_code") == expected
 
 
