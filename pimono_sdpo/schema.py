@@ -46,6 +46,8 @@ EVIDENCE = Features(
         "cwd": Value("string"),
         # See processors.identity; null to keep them.
         "identity": STRINGS,
+        # Those that the user has stated somewhere in the session.
+        "secrets": STRINGS,
         "history": List(MESSAGE),
         **columns(string="prompt", int32="request"),
         "findings": List(FINDING),

@@ -104,7 +104,7 @@ def _show(event: Event, row: Row, is_here: bool = False) -> Json:
     marks = [f"event {event.index}", event.kind.replace("_", " "), event.tool_name[:60]]
     marks += ["marked as an error"] if event.is_error else []
     marks += [f"exit code {event.exit_code}"] if event.exit_code else []
-    where = row["cwd"], row["identity"]
+    where = row["cwd"], row["identity"], row["secrets"]
     who, _ = redact_text(" · ".join(filter(None, marks)), *where)
     text = event.arguments if event.kind == "tool_call" else event.text or event.arguments
     # Redact before shortening: half of a secret is not recognised.

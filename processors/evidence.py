@@ -60,7 +60,7 @@ def gather_evidence(
     matched, requests, described = found.matched, found.requests, found.described
     ends = [*(request.index for request in requests[1:]), len(events)]
     # Without evidence, no text is kept.
-    identity = identify(row["trace"], trace, recorder) if any(described.values()) else recorder
+    identity, secrets = identify(row["trace"], trace, recorder) if any(described.values()) else (recorder, [])
     # One span of events for each request; the first includes what precedes it.
     cuts = [0, *(ends if unit == "episode" else ends[-1:])]
     chosen: list[Event | None] = [*requests] or [None]
@@ -91,6 +91,7 @@ def gather_evidence(
                 "episode": episode,
                 "cwd": trace.cwd,
                 "identity": identity,
+                "secrets": secrets,
                 "prompt": spell_out(request, events) if request else "",
                 "history": [],
                 "request": request.index if request else -1,

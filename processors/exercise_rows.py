@@ -1,6 +1,6 @@
 """Write the training row of an exercise: a conversation that ends where the model acts.
 
-reads   exercise, findings, workspace, cwd, identity, harness, privileged_context, the row's columns
+reads   exercise, findings, workspace, cwd, identity, secrets, harness, privileged_context, the row's columns
 writes  the SDPO row: `prompt` with the tools in a system turn, calls as JSON objects, and a
         `verifier_spec` for `rewards.verifiers.next_call`; redactions
 """
@@ -27,8 +27,7 @@ Json = dict[str, Any]
 def write_exercise(row: Row, resolving_call: bool) -> dict[str, Any]:
     """Return the columns of a training row, after redaction."""
     exercise, found = json.loads(row["exercise"]), list(row["redactions"])
-    names = row["identity"] if row["identity"] is None else tuple(row["identity"])
-    exercise = redact_json(exercise, exercise["cwd"], names, found)
+    exercise = redact_json(exercise, (exercise["cwd"], row["identity"], row["secrets"]), found)
     functions = [tool["function"] for tool in exercise["tools"]]
     known = [{"name": one["name"], "args": one["parameters"]} for one in functions]
     system = PROMPTS["actions"].strip().format(tools="\n".join(map(dump_json, known)))
@@ -93,7 +92,7 @@ def stage(resolving_call: bool) -> Map:
     """Build the stage that writes the rows; `resolving_call` shows the teacher the call itself."""
     return Map(
         partial(write_exercise, resolving_call=resolving_call),
-        reads=("exercise", "privileged_context", "findings", "workspace", "cwd", "identity", "harness"),
+        reads=("exercise", "privileged_context", "findings", "workspace", "cwd", "identity", "secrets", "harness"),
         writes=Features({**SDPO_ROW, **PRINT, "redactions": List(Value("string"))}),
         drops=(*(name for name in EVIDENCE if name not in {*SDPO_ROW, *PRINT}), "exercise"),
         tallies=("redactions",),

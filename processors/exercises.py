@@ -117,7 +117,7 @@ def gather_exercises(
     events, place = trace.events, Workspace(trace.cwd)
     evidence = find_evidence(events, judge)
     matched, requests, described = evidence.matched, evidence.requests, evidence.described
-    identity = identify(row["trace"], trace, recorder) if any(described.values()) else recorder
+    identity, secrets = identify(row["trace"], trace, recorder) if any(described.values()) else (recorder, [])
     called = {result: call for call, result in matched.items()}
     harness = find_harness(trace.harness)
     files = Beginnings(events, matched, trace.cwd, harness.files, len(events))
@@ -193,6 +193,7 @@ def gather_exercises(
                 "episode": number,
                 "cwd": trace.cwd,
                 "identity": identity,
+                "secrets": secrets,
                 "prompt": prompt,
                 "history": [],
                 "request": begin,

@@ -18,10 +18,8 @@ import msgspec
 from pimono_sdpo.prefilter import compile_patterns
 from pimono_sdpo.text import replace_surrogates
 
-USER, HOST, SECRET = "$USER", "$HOST", "[REDACTED:known_secret]"
-KINDS = {USER: "user_name", HOST: "host_name", SECRET: "known_secret"}
-# So much of a secret stands on one line, also where a terminal has broken it.
-_UNBROKEN = 8
+USER, HOST = "$USER", "$HOST"
+KINDS = {USER: "user_name", HOST: "host_name"}
 _ORDINARY = compile_patterns(Path(__file__).with_name("wording.toml"), "identity")["ordinary"]
 # Not below another folder, but for a drive; a character of JSON may be escaped before it.
 _HOME = re.compile(rb"(?:(?<![\w.$~@)}-])|(?<=\\[bfnrt])|(?<=/[A-Za-z]))/(?:Users|home)/([\w.-]{3,64})")
@@ -128,7 +126,7 @@ def _list_names(users: Sequence[str], hosts: Sequence[str]) -> list[str]:
 
 
 def redact_identity(text: str, names: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the text with placeholders for names and known secrets, and the kind of each that was there.
+    """Return the text with placeholders for the names, and the kind of each that was there.
 
     >>> redact_identity("Ann says annotate, ann", ["$USER=ann"])
     ('$USER says annotate, $USER', ['user_name', 'user_name'])
@@ -136,18 +134,14 @@ def redact_identity(text: str, names: Sequence[str]) -> tuple[str, list[str]]:
     kinds: list[str] = []
     for one in names:
         placeholder, _, name = one.partition("=")
-        is_secret = placeholder == SECRET
         # A name as it is, and as a sentence begins with it.
-        starts = (name[:_UNBROKEN],) if is_secret else (name, name.capitalize())
-        if any(start in text for start in starts):
-            text, count = _compile(name, is_secret).subn(placeholder, text)
+        if name in text or name.capitalize() in text:
+            text, count = _compile(name).subn(placeholder, text)
             kinds += [KINDS[placeholder]] * count
     return text, kinds
 
 
 @lru_cache(maxsize=256)
-def _compile(name: str, is_secret: bool) -> re.Pattern[str]:
-    if is_secret:
-        return re.compile(r"(?:\r?\n)?".join(map(re.escape, name)))
+def _compile(name: str) -> re.Pattern[str]:
     spelled = "|".join(map(re.escape, dict.fromkeys((name, name.capitalize()))))
     return re.compile(rf"(?<![^\W_])(?:{spelled})(?![^\W_])")

@@ -1,6 +1,6 @@
 """Take out secrets, the recorder's paths and names before anything else sees the text.
 
-reads   cwd, identity, history, prompt, findings, tools, workspace
+reads   cwd, identity, secrets, history, prompt, findings, tools, workspace
 writes  the same, redactions (a kind per secret)
 """
 
@@ -17,8 +17,8 @@ from pimono_sdpo.schema import EVIDENCE
 from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten_line
 from pimono_sdpo.traces.parse import Trace
-from processors.identity import SECRET, find_identity, redact_identity
-from processors.secrets import find_secret_values, redact_secrets
+from processors.identity import find_identity, redact_identity
+from processors.secrets import find_secret_values, redact_known_secrets, redact_secrets
 
 _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "homes")
 HOME, DASHED_HOME = _SAYS["home"], _SAYS["dashed_home"]
@@ -37,38 +37,41 @@ _NO_WORKSPACE = frozenset({"", "/", "/home", "/Users", "/tmp", "/mnt"})
 # Names of tools, files and commands come again and again, and so does what a file holds.
 _REMEMBERED = 20_000
 STEP_CHARS = 200
+# The workspace, and what `identify` returns.
+Private = tuple[str, Sequence[str] | None, Sequence[str]]
 
 
-def redact_text(text: str, cwd: str, identity: Sequence[str] | None = ()) -> tuple[str, list[str]]:
+def redact_text(
+    text: str, cwd: str, identity: Sequence[str] | None = (), secrets: Sequence[str] = ()
+) -> tuple[str, list[str]]:
     """Return the text without secrets, machine paths and names, and the kinds of what was found.
 
-    `identity` is what `find_identity` has found, or None to keep user and host.
+    `identity` and `secrets` are what `identify` has found; None keeps user and host.
 
     >>> redact_text("token hf_abcdefghijklmnopqrstuvwx in /home/ann/app/a.py", "/home/ann/app")
     ('token [REDACTED:huggingface_token] in $WORKSPACE/a.py', ['huggingface_token'])
     """
     names = None if identity is None else tuple(identity)
-    text, kinds = (_redact_again if len(text) <= _REMEMBERED else _redact)(text, cwd, names)
+    text, kinds = (_redact_again if len(text) <= _REMEMBERED else _redact)(text, cwd, names, tuple(secrets))
     return text, [*kinds]
 
 
-def redact_json(value: Any, cwd: str, identity: Sequence[str] | None, found: list[str] | None = None) -> Any:
+def redact_json(value: Any, private: Private, found: list[str] | None = None) -> Any:
     """Redact a text, or all texts and keys of decoded JSON; `found` gets the kinds that occurred in texts."""
     if isinstance(value, str) and value:
-        value, kinds = redact_text(value, cwd, identity)
+        value, kinds = redact_text(value, *private)
         if found is not None:
             found += kinds
     if isinstance(value, list):
-        return [redact_json(one, cwd, identity, found) for one in value]
+        return [redact_json(one, private, found) for one in value]
     if isinstance(value, dict):
-        return {
-            redact_text(key, cwd, identity)[0]: redact_json(one, cwd, identity, found) for key, one in value.items()
-        }
+        return {redact_text(key, *private)[0]: redact_json(one, private, found) for key, one in value.items()}
     return value
 
 
-def _redact(text: str, cwd: str, names: tuple[str, ...] | None) -> tuple[str, list[str]]:
+def _redact(text: str, cwd: str, names: tuple[str, ...] | None, secrets: tuple[str, ...]) -> tuple[str, list[str]]:
     text, kinds = redact_secrets(text)
+    text, known = redact_known_secrets(text, secrets)
     spellings, user = read_workspace(cwd)
     for spelled in spellings:
         if spelled in text:
@@ -79,11 +82,8 @@ def _redact(text: str, cwd: str, names: tuple[str, ...] | None) -> tuple[str, li
         text = _KEY_COMMENT.sub(r"\1$USER@$HOST", text)
     if "/var/folders/" in text:
         text = _SAYS["temporary"].sub("$TMPDIR", text)
-    text = redact_homes(text)
-    if names:
-        text, found = redact_identity(text, names)
-        kinds = [*kinds, *found]
-    return text, kinds
+    text, named = redact_identity(redact_homes(text), names or ())
+    return text, [*kinds, *known, *named]
 
 
 _redact_again = lru_cache(maxsize=512)(_redact)
@@ -135,19 +135,20 @@ def redact_homes(text: str) -> str:
     return "\n".join(lines)
 
 
-def identify(session: str | bytes | None, trace: Trace, recorder: Sequence[str] | None) -> list[str] | None:
-    """Return the names to redact in a session, with the secrets that the user stated; None to keep them.
+def identify(
+    session: str | bytes | None, trace: Trace, recorder: Sequence[str] | None
+) -> tuple[list[str] | None, list[str]]:
+    """Return the names to redact in a session, None to keep them, and the secrets that the user stated.
 
     `session` is its JSONL and `trace` what was read from it; `recorder` are names that are known,
     None to keep all.
     """
+    stated = {value for e in trace.events if e.kind == "user" for value in find_secret_values(e.text)}
     if recorder is None:
-        return None
+        return None, sorted(stated)
     # A user may paste what a command has answered.
     commands = [e.text if e.kind == "user" else e.arguments for e in trace.events]
-    stated = {value for e in trace.events if e.kind == "user" for value in find_secret_values(e.text)}
-    names = find_identity(session or b"", read_workspace(trace.cwd)[1], recorder, commands)
-    return [*(f"{SECRET}={value}" for value in sorted(stated)), *names]
+    return find_identity(session or b"", read_workspace(trace.cwd)[1], recorder, commands), sorted(stated)
 
 
 @lru_cache(maxsize=64)
@@ -163,11 +164,11 @@ def read_workspace(cwd: str) -> tuple[list[str], str]:
 def redact(row: Row) -> dict[str, Any]:
     """Redact every text that can reach a training row; then shorten the calls after a failure."""
     found: list[str] = []
-    names = row["identity"] if row["identity"] is None else tuple(row["identity"])
     known: set[str] = set()
+    private = row["cwd"], row["identity"], row["secrets"]
 
     def clean(text: str) -> str:
-        cleaned, kinds = redact_text(text, row["cwd"], names) if text else ("", [])
+        cleaned, kinds = redact_text(text, *private) if text else ("", [])
         if kinds:
             found.extend(kinds)
             known.update(find_secret_values(text))
@@ -176,9 +177,8 @@ def redact(row: Row) -> dict[str, Any]:
     cleaned = {name: _map_texts(row[name], clean) for name in _TEXTS}
     if known:
         # What is named in one text may stand in another without a name.
-        longest_first = sorted(known, key=lambda value: (-len(value), value))
-        either = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
-        cleaned = _map_texts(cleaned, lambda text: either.sub(SECRET, text))
+        values = tuple(sorted(known))
+        cleaned = _map_texts(cleaned, lambda text: redact_known_secrets(text, values)[0])
     for file, before in zip(cleaned["workspace"], row["workspace"], strict=True):
         # One that redaction changed is no longer known as a whole.
         file["whole"] = file["whole"] and file["texts"] == before["texts"]
@@ -189,7 +189,7 @@ def redact(row: Row) -> dict[str, Any]:
         # The words that showed a correction may begin or end within a secret.
         if item["span"].lower() not in item["text"].lower():
             item["span"] = ""
-    return {**cleaned, "redactions": found}
+    return {**cleaned, "secrets": sorted(known.union(row["secrets"])), "redactions": found}
 
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
@@ -205,7 +205,7 @@ _OWN_WORDS = frozenset({"kind", "status", "categories", "excuse", "fault", "rule
 _TEXTS = ("history", "prompt", "findings", "cwd", "tools", "workspace")
 STAGE = Map(
     redact,
-    reads=("identity", *_TEXTS),
-    writes=Features({**{name: EVIDENCE[name] for name in _TEXTS}, "redactions": List(Value("string"))}),
+    reads=("identity", "secrets", *_TEXTS),
+    writes=Features({**{name: EVIDENCE[name] for name in ("secrets", *_TEXTS)}, "redactions": List(Value("string"))}),
     tallies=("redactions",),
 )

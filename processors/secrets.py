@@ -7,7 +7,7 @@ whether a value is real.
 
 import re
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import re2
@@ -106,8 +106,26 @@ def find_secret_values(text: str) -> list[str]:
     return [value for kind, value in _redact_visible(text)[1] if kind != "email" and _is_distinct(value)]
 
 
-# A shorter value may stand somewhere with another meaning.
+def redact_known_secrets(text: str, values: tuple[str, ...]) -> tuple[str, list[str]]:
+    """Return the text without secrets that another text names, and the kind of each that was there."""
+    if not any(value[:_DISTINCT] in text for value in values):
+        return text, []
+    text, count = _compile_values(values).subn("[REDACTED:known_secret]", text)
+    return text, ["known_secret"] * count
+
+
+@lru_cache(maxsize=256)
+def _compile_values(values: tuple[str, ...]) -> re.Pattern[str]:
+    longest_first = sorted(values, key=lambda value: (-len(value), value))
+    # A terminal may have broken the line.
+    spelled = (r"(?:\r?\n)?".join(map(re.escape, value)) for value in longest_first)
+    return re.compile(rf"{_expand('<START>')}(?:{'|'.join(spelled)})(?![A-Za-z0-9])")
+
+
+# A shorter value may stand somewhere with another meaning; so much of one stands on one line.
 _DISTINCT = 8
+# A longer one is found by itself, such as the body of a key.
+_LONGEST = 2000
 
 
 def _is_distinct(value: str) -> bool:
@@ -115,7 +133,7 @@ def _is_distinct(value: str) -> bool:
     if value.isdigit():
         return len(value) > 6
     is_mixed = re.search(r"[A-Za-z]", value) and re.search(r"\d", value)
-    return len(value) >= _DISTINCT and bool(is_mixed) and not is_joined_words(value)
+    return _DISTINCT <= len(value) <= _LONGEST and bool(is_mixed) and not is_joined_words(value)
 
 
 def _redact_visible(text: str) -> tuple[str, list[Found]]:

@@ -127,7 +127,8 @@ def test_steps_pairs_and_the_page_name_neither_user_nor_host(tmp_path: Path) -> 
         assert ("dermatt" in page, "tower" in page) == (keep, keep)
 
 
-def test_a_secret_that_the_user_states_is_taken_out_of_all_requests(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_secret_that_the_user_states_is_taken_out_of_all_requests(tmp_path: Path, keep: bool) -> None:
     key = "FCcefW9iatHvYyp3XgSYVM1VhdmZMawjQ49Mzp97WPBF"
     change = call("edit", "c1", path="a.py", oldText="YOUR_KEY", newText=key)
     session = trace(
@@ -143,8 +144,8 @@ def test_a_secret_that_the_user_states_is_taken_out_of_all_requests(tmp_path: Pa
     )
     source = tmp_path / "one.jsonl"
     source.write_text(session)
-    run_filter(str(source), tmp_path / "rows", FilterOptions(min_worth=0))
-    steps.write_steps(steps.Options(source=[str(source)], out=tmp_path / "steps"))
+    run_filter(str(source), tmp_path / "rows", FilterOptions(min_worth=0, keep_identity=keep))
+    steps.write_steps(steps.Options(source=[str(source)], out=tmp_path / "steps", keep_identity=keep))
     for out in ("rows", "steps"):
         text = everything_in(tmp_path / out)
         assert "AssertionError: expected [REDACTED:known_secret]" in text

@@ -56,6 +56,7 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
     row = {
         "cwd": "/Users/ann/code/app",
         "identity": ["$USER=ann"],
+        "secrets": [],
         "source": "--Users-ann-code/a.jsonl",
         "prompt": "see /Users/ann/code/app/src/a.ts and /Users/ann/.npmrc",
         "harness": "pi",
@@ -321,15 +322,18 @@ def test_a_workspace_is_found_where_a_pattern_of_its_own_would_find_it(text: str
 
 @pytest.mark.parametrize("token", ["q8Xv2LmP0rTz5WnKd7Yb", "Kx7pQ2Lm", "Summer2024!"])
 def test_a_secret_that_one_text_names_is_taken_out_of_all(token: str) -> None:
-    row: dict[str, Any] = {name: [] for name in ("history", "findings", "tools", "workspace")}
-    texts = {"prompt": f"AUTH_TOKEN={token}\nwhy?", "history": [{"role": "user", "content": f"use `{token}` there"}]}
+    row: dict[str, Any] = {name: [] for name in ("history", "findings", "tools", "workspace", "secrets")}
+    broken = "\r\n".join(filter(None, [token[:8], token[8:]]))
+    said = f"use `{token}` there, {broken}"
+    texts = {"prompt": f"AUTH_TOKEN={token}\nwhy?", "history": [{"role": "user", "content": said}]}
     cleaned = redact({**row, **texts, "cwd": "", "identity": None})
     assert cleaned["prompt"] == "AUTH_TOKEN=[REDACTED:assigned_secret]\nwhy?"
-    assert cleaned["history"] == [{"role": "user", "content": "use `[REDACTED:known_secret]` there"}]
+    hidden = "use `[REDACTED:known_secret]` there, [REDACTED:known_secret]"
+    assert cleaned["history"] == [{"role": "user", "content": hidden}]
 
 
 def test_the_digits_of_a_password_are_taken_out_where_they_stand_alone() -> None:
-    row: dict[str, Any] = {name: [] for name in ("history", "findings", "workspace")}
+    row: dict[str, Any] = {name: [] for name in ("history", "findings", "workspace", "secrets")}
     row |= {"prompt": "73519264", "tools": ["echo 73519264 | sudo -S ls"], "cwd": "", "identity": None}
     assert redact(row)["prompt"] == "[REDACTED:known_secret]"
 

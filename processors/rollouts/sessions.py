@@ -24,7 +24,7 @@ from pimono_sdpo.stage import Filter, FlatMap, Row
 from pimono_sdpo.traces.events import Event, decode_json
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import Trace, find_branches, match_results, read_trace
-from processors.redact import identify, redact_json, redact_text
+from processors.redact import Private, identify, redact_json, redact_text
 from processors.rollouts.conversation import Json, add_answer, add_call, dump_json, make_turn, select_context
 from processors.rollouts.steps import PLACEHOLDER, PROBLEM, RUN, drop_problems
 from processors.split import split
@@ -45,20 +45,20 @@ def read_session(row: Row, test_fraction: float, recorder: Sequence[str] | None)
 
 def _read(
     row: Row, test_fraction: float, recorder: Sequence[str] | None
-) -> tuple[Trace, list[str] | None, list[Turn], list[Json], dict[int, int], Json]:
-    """Return the trace, the names to redact, what `_read_turns` gives, and the columns that runs and pairs share."""
+) -> tuple[Trace, Private, list[Turn], list[Json], dict[int, int], Json]:
+    """Return the trace, what to redact, what `_read_turns` gives, and the columns that runs and pairs share."""
     trace = read_trace(row["trace"] or b"")
-    names = identify(row["trace"], trace, recorder)
+    private = (trace.cwd, *identify(row["trace"], trace, recorder))
     active = [one for one in trace.events if one.on_active_branch and not one.is_subagent]
-    turns, steps, place = _read_turns(trace, names, active)
+    turns, steps, place = _read_turns(trace, private, active)
     session, _ = redact_text(row["session_id"] or trace.session_id or row["source"], trace.cwd)
     where = split({"cwd": trace.cwd, "source": row["source"]}, test_fraction)
     about = {"task_id": session, "tools": infer_tools(steps, trace.harness), **where}
-    return trace, names, turns, steps, place, about
+    return trace, private, turns, steps, place, about
 
 
 def _read_turns(
-    trace: Trace, names: Sequence[str] | None, events: Sequence[Event]
+    trace: Trace, private: Private, events: Sequence[Event]
 ) -> tuple[list[Turn], list[Json], dict[int, int]]:
     """Return the turns and steps of these events, and the number of the turn of each event by its index."""
     matched = match_results(trace.events)
@@ -67,7 +67,7 @@ def _read_turns(
     place: dict[int, int] = {}
     pending = ""
     for event in events:
-        text = redact_json(event.text, trace.cwd, names)
+        text = redact_json(event.text, private)
         if event.kind == "assistant":
             if event.stop_reason not in {"aborted", "error"} and text.strip():
                 pending = f"{pending}\n\n{text}" if pending else text
@@ -75,8 +75,8 @@ def _read_turns(
             continue
         if event.kind == "tool_call" and turns and event.index in matched:
             result = trace.events[matched[event.index]]
-            answer = redact_json(result.text, trace.cwd, names)
-            args = redact_json(decode_json(event.arguments), trace.cwd, names)
+            answer = redact_json(result.text, private)
+            args = redact_json(decode_json(event.arguments), private)
             place[event.index], place[result.index] = len(turns), len(turns) + 1
             call_id = event.call_id or f"call_{event.index}"
             add_call(turns, steps, pending, call_id, event.tool_name, args, answer, bool(result.is_error))
@@ -85,7 +85,7 @@ def _read_turns(
             if pending and turns:
                 add_answer(turns, steps, pending)
             pending = ""
-            command = redact_json(event.arguments, trace.cwd, names)
+            command = redact_json(event.arguments, private)
             shown = f"$ {command}\n{text}" if command else text
             place[event.index] = len(turns)
             if turns and turns[-1]["role"] == "user":
@@ -128,9 +128,9 @@ Found = tuple[str, int, Turn, Turn, str | None]
 
 def pair_session(row: Row, test_fraction: float, recorder: Sequence[str] | None) -> list[Json]:
     """Return the pairs of one session."""
-    trace, names, turns, _, place, about = _read(row, test_fraction, recorder)
+    trace, private, turns, _, place, about = _read(row, test_fraction, recorder)
     made = []
-    found = [*_find_fixed_edits(trace, turns, place), *_find_branches(trace, names, turns, place)]
+    found = [*_find_fixed_edits(trace, turns, place), *_find_branches(trace, private, turns, place)]
     for target, at, chosen, rejected, problem in found:
         goal = max((n for n in range(at) if turns[n]["role"] == "user"), default=0)
         if problem is None and PLACEHOLDER in dump_json([chosen, rejected]):
@@ -198,16 +198,14 @@ def _contradicts(known: Workspace, fixed: Event) -> bool:
     return file.predict(edits, apply_in_turn(given)) not in {None, "ok"}
 
 
-def _find_branches(
-    trace: Trace, names: Sequence[str] | None, turns: Sequence[Turn], place: Mapping[int, int]
-) -> Iterator[Found]:
+def _find_branches(trace: Trace, private: Private, turns: Sequence[Turn], place: Mapping[int, int]) -> Iterator[Found]:
     """Yield the first actions of branches that were kept, with those of the abandoned ones."""
     for branch in find_branches(trace.events):
         if branch.kept is None:
             continue
         before = [e for e in trace.events[: branch.fork + 1] if e.on_active_branch]
         left = [trace.events[index] for index in branch.abandoned]
-        other, _, _ = _read_turns(trace, names, [*before, *left])
+        other, _, _ = _read_turns(trace, private, [*before, *left])
         begun = min((at for index, at in place.items() if index >= branch.kept), default=len(turns))
         differs = (at for at, (one, two) in enumerate(zip(turns, other, strict=False)) if one != two)
         shared = next(differs, min(len(turns), len(other)))
