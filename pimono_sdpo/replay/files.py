@@ -100,13 +100,11 @@ def _place(bare: str, old: str, start: int) -> tuple[int, int]:
     return at, len(wanted) - 1 if at >= 0 else 0
 
 
-def _follow(bare: str, hunks: Sequence["Edit"]) -> bool:
-    """Whether the old lines of hunks follow each other; those that only add go to the end."""
-    return _places(bare, hunks) is not None
-
-
 def _places(bare: str, hunks: Sequence["Edit"]) -> list[tuple[int, int]] | None:
-    """Return where the old lines of hunks begin and end, each after the one before; None if they do not."""
+    """Return where the old lines of hunks begin and end, each after the one before, else None.
+
+    Hunks that only add go to the end.
+    """
     at, found = 0, []
     for hunk in hunks:
         if hunk.after:
@@ -344,14 +342,14 @@ class File:
     def predict_lines(self, hunks: Sequence[Edit]) -> Outcome | None:
         """Predict how a patch ends whose hunks are whole lines, each looked up after the last."""
         if self.whole is not None:
-            if _follow(_bare(self.whole), hunks) and not any("\ufffd" in hunk.old for hunk in hunks):
+            if _places(_bare(self.whole), hunks) is not None and not any("\ufffd" in hunk.old for hunk in hunks):
                 return "ok"
             return None if self._may_have_changed("\n".join(hunk.old for hunk in hunks)) else "not_found"
         if any("\ufffd" in hunk.old for hunk in hunks):
             return None
         placed = _GAP.join(sorted(self.placed, key=self.placed.__getitem__))
         texts = (placed, *self.pieces, *self.hints)
-        if any(_follow(_bare(text), hunks) for text in texts):
+        if any(_places(_bare(text), hunks) is not None for text in texts):
             return "ok"
         is_missing = any(text in hunk.old for text in self.missing for hunk in hunks)
         return "not_found" if is_missing and not self.is_past else None
