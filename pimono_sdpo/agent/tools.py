@@ -234,8 +234,8 @@ def _diff(path: str, before: bytes | None, after: bytes | None) -> Iterator[str]
     tab = "\t" if " " in path else ""
     names = ("/dev/null" if before is None else f"{old}{tab}", "/dev/null" if after is None else f"{new}{tab}")
     # It splits at line feeds only: other line separators of Python are characters to git.
-    lines = (list(io.StringIO((content or b"").decode(), newline="\n")) for content in (before, after))
-    for line in difflib.unified_diff(*lines, *names):
+    one, other = (list(io.StringIO((content or b"").decode(), newline="\n")) for content in (before, after))
+    for line in difflib.unified_diff(one, other, *names):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
