@@ -26,7 +26,7 @@ _CHECKSUM, _KEY_LIKE, _OTHER_NAME = (re.compile(_NAMES[name]) for name in ("chec
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _LOWER_WORDS = re.compile(r"[a-z\d]{1,13}(?:[-_ ][a-z\d]{1,13})*")
 _BLANK = re.compile(r"[xX*.\-_#0•]+")
-_JOINED_WORD = re.compile(r"(?:[A-Z]?[a-z]+)+\d{0,3}|[A-Z]+\d{0,3}|v?\d{1,4}")
+_JOINED_WORD = re.compile(r"[A-Z]?[a-z]+(?:[A-Z][a-z]+)*\d{0,3}|[A-Z]+\d{0,3}|v?\d{1,4}")
 _PASSWORD_NAME = re.compile(r"(?i)pass|pwd|secret|senha|contrase|parol|kennwort|woord|heslo|sandi|[^\x00-\x7f]")
 _KEY_NAME = re.compile(
     r"(?i)(?P<telling>(?:api|access|account|private|secret|encrypt(?:ion)?|signing|master|auth"

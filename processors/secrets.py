@@ -77,8 +77,8 @@ _PREFILTER = Prefilter(_PATTERNS)
 _REACH = 300
 _KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_TAIL = re.compile(
-    r"(?:(?:\A|(?<=[\s\"'n]))[ \t]*(?=[^\n\\]{0,200}[\d+/=]|[A-Za-z+/]{40})[A-Za-z0-9+/=]+"
-    r"(?:\\r)?(?:\\n|\s)*)+\Z"
+    r"(?:(?:\A|(?<=[\s\"'n]))[ \t]*(?=[^\n\\]{0,200}[\d+/=]|[A-Za-z+/]{40})[A-Za-z0-9+/=]++"
+    r"(?:\\r)?(?:\\n|\s)*+)+\Z"
 )
 # Soft hyphens and characters without width, also as written in HTML.
 _INVISIBLE = re.compile("[\u00ad\u200b\u200c\u200d\u2060\ufeff]+")

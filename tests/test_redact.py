@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from processors.names import redact_names
 from processors.redact import DASHED_HOME, HOME, redact, redact_homes, redact_text, redact_workspace
+from processors.secrets import find_secret_values
 
 PLANTED = [
     ("ghp_" + "a1B2" * 9, "github_token"),
@@ -341,3 +342,17 @@ def test_the_digits_of_a_password_are_taken_out_where_they_stand_alone() -> None
 def test_the_sentence_behind_a_password_stays() -> None:
     text = "root密码:hunter2.你要指挥你的部下进行检查"
     assert redact_text(text, "")[0] == "root密码:[REDACTED:assigned_secret]你要指挥你的部下进行检查"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("TOKEN=hf_" + "abcdefghij" * 6 + "012345", "huggingface_token"),
+        ("n" * 60 + "1!\n-----END RSA PRIVATE KEY-----", "private_key"),
+        ("a1  " * 60 + "!\n-----END RSA PRIVATE KEY-----", "private_key"),
+    ],
+)
+def test_no_text_keeps_a_pattern_busy(text: str, kind: str) -> None:
+    # Where a pattern can divide a word in many ways, each of these takes longer than anyone waits.
+    assert redact_text(text, cwd="")[1] == [kind]
+    assert len(find_secret_values(text)) == (kind == "huggingface_token")
