@@ -214,11 +214,6 @@ def _runs_for_each(command: str) -> bool:
     return bool(is_run) and not _PATTERNS["reads_each"].search(command)
 
 
-def _is_in_place(stage: Stage) -> bool:
-    option = _IN_PLACE.get(stage.program)
-    return option is None or any(option.match(word) for word in stage.arguments)
-
-
 def _find_stage_changes(stage: Stage, command: str, show: Show) -> set[str] | None:
     words = {word for word in stage.arguments if word and not word.startswith("-")}
     if stage.program == "git":
@@ -228,7 +223,9 @@ def _find_stage_changes(stage: Stage, command: str, show: Show) -> set[str] | No
     if stage.program == "cp" and "-t" not in stage.arguments:
         return set([word for word in stage.arguments if not word.startswith("-")][-1:])
     if stage.program in _WORDS["writers"]:
-        return words - _find_code(stage) if _is_in_place(stage) else set()
+        option = _IN_PLACE.get(stage.program)
+        is_written = option is None or any(map(option.match, stage.arguments))
+        return words - _find_code(stage) if is_written else set()
     if stage.program in _WORDS["unpack"]:
         return None
     if stage.role != "runs":

@@ -136,11 +136,6 @@ MOST_OLDER = 50
 MIN_GONE = 12
 
 
-def _is_distinctive(old: str, texts: Sequence[str]) -> bool:
-    """Whether a text that was seen once is unlikely to occur where the file was not seen."""
-    return len(old.strip()) >= MIN_IN_PARTS and all(text.count(old) < 2 for text in texts)
-
-
 def _stand_apart(old: str, one: str, other: str) -> bool:
     """Whether a text stands among other lines in two runs, and not in what both have shown."""
     (before, _, after), (before2, _, after2) = one.partition(old), other.partition(old)
@@ -310,19 +305,21 @@ class File:
             return "not_found"
         if count > 1:
             return "ok" if edit.everywhere else "multiple"
-        if count == 0 and self.whole is not None:
+        if count == 0:
+            if self.whole is None:
+                return None
             # Some harnesses take it for done where the new text is there.
             is_done = bool(edit.new.strip()) and normalise_line_ends(edit.new) in self.whole
             is_open = is_done or self._may_have_changed(old) or count_alike(self.whole, old)
             return None if is_open else "not_found"
-        # The text may be in a part that is not known, a short one in several.
-        everything = (*self.texts, *self.hints, *self.older)
-        holding = [piece for piece in self.pieces if old in piece]
-        is_twice = any(_stand_apart(old, *pair) for pair in combinations(holding, 2))
-        if self.whole is None and (is_twice or not _is_distinctive(old, everything)):
-            return None
-        alike = max((count_alike(text, old) for text in self.texts if old in text), default=0)
-        return "ok" if alike == 1 else None
+        if self.whole is None:
+            # A short text may also be in a part that is not known, and any in several.
+            holding = [piece for piece in self.pieces if old in piece]
+            is_twice = any(_stand_apart(old, *pair) for pair in combinations(holding, 2))
+            is_twice |= any(text.count(old) > 1 for text in (*self.hints, *self.older))
+            if is_twice or len(old.strip()) < MIN_IN_PARTS:
+                return None
+        return "ok" if max(count_alike(text, old) for text in self.texts if old in text) == 1 else None
 
     def _may_have_changed(self, old: str) -> bool:
         """Whether somebody spoke since the file was seen, or its missing lines were seen elsewhere."""
