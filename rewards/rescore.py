@@ -165,8 +165,16 @@ def _score(stored: Dataset, rubric: Rubric, workers: int) -> Iterator[Piece]:
     finally:
         # An interrupt does not wait for the rest.
         pool.shutdown(cancel_futures=True)
-    columns = [*rows.with_format("arrow")[:].columns, *pa.Table.from_pylist(verdicts, VERDICT.arrow_schema).columns]
-    table = pa.table(columns, schema=Features({**rows.features, **VERDICT}).arrow_schema)
+    features = Features({**rows.features, **VERDICT})
+    scored = rows.map(
+        lambda _, at: verdicts[at],
+        with_indices=True,
+        features=features,
+        keep_in_memory=True,
+        load_from_cache_file=False,
+        new_fingerprint=f"{0:016}",
+    )
+    table = scored.data.table if verdicts else features.arrow_schema.empty_table()
     yield Piece({"scored": table}, stored.num_rows - units * len(verdicts))
 
 
