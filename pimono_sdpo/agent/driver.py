@@ -179,11 +179,6 @@ def system_prompt(protocol: Protocol, test_policy: TestPolicy) -> str:
     return "\n\n".join((_TEXTS["task"], _TEXTS["json"] + tools, _TEXTS["tests"][test_policy]))
 
 
-def describe_problem(action: Action, protocol: Protocol) -> str:
-    """Return the note on an answer that could not be read."""
-    return f"[driver] Your last answer could not be read: {action.malformed}. {_TEXTS['again'][protocol]}"
-
-
 @dataclass(slots=True)
 class Run:
     """A run of the agent; it is finished when `ended` is set, to a word of that column of ROLLOUT.
@@ -278,7 +273,7 @@ class Run:
             if self.parse_errors_in_row == MOST_PARSE_ERRORS:
                 self.ended = "parse_errors"
                 return
-            note = describe_problem(action, protocol)
+            note = f"[driver] Your last answer could not be read: {action.malformed}. {_TEXTS['again'][protocol]}"
             self.log("driver_note", note=note)
             self.messages.append({"role": "user", "content": note})
             return

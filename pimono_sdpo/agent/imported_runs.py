@@ -80,7 +80,11 @@ def import_runs(options: ImportOptions) -> Json:
     if Path(options.source).exists():
         require_disjoint(Path(options.source).resolve(), out)
     with only_run(out, stage="rollouts") as work:
-        parts = [_make_part(number, few) for number, few in enumerate(_divide(files))]
+        parts = []
+        for number, few in enumerate(_divide(files)):
+            given = {"files": [[shown, describe_file(Path(path))] for path, _, shown in few]}
+            run = partial(_import_files, few)
+            parts.append(Part(number, few[0][2], sum(map(_count_runs, few)), given, {}, run))
         # Rows are trees, which need no search for cycles; it takes a fifth of the time.
         gc.disable()
         try:
@@ -132,11 +136,6 @@ def _divide(files: Sequence[Found]) -> Iterator[list[Found]]:
     for is_large, group in groupby(files, lambda one: Path(one[0]).suffix in {".parquet", ".eval"}):
         few, most = list(group), 1 if is_large else FILES_PER_PART
         yield from (few[start : start + most] for start in range(0, len(few), most))
-
-
-def _make_part(number: int, files: Sequence[Found]) -> Part:
-    given = {"files": [[name, describe_file(Path(path))] for path, _, name in files]}
-    return Part(number, files[0][2], sum(map(_count_runs, files)), given, {}, partial(_import_files, files))
 
 
 def _import_files(files: Sequence[Found]) -> Iterator[Piece]:

@@ -268,9 +268,10 @@ class TaskTests:
             files = _read_texts(task["repo"], tuple(task["hide"]))
         except SourceError as missing:
             return None, str(missing)
-        applied = apply_patch(patch, {"files": files, "allowed": ["*"], "locked": []})
-        if isinstance(applied, candidate.Refusal):
-            return False, f"the patch does not apply, {applied.why}"
+        try:
+            applied = apply_patch(patch, {"files": files, "allowed": ["*"], "locked": []})
+        except candidate.Refusal as refused:
+            return False, f"the patch does not apply, {refused.why}"
         texts = ((path, applied.files.get(path)) for path in applied.changed)
         result = run_tests(task, {path: None if text is None else text.encode() for path, text in texts})
         return result.ok, result.error or result.output

@@ -6,6 +6,7 @@ says what to do.
 """
 
 import difflib
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -229,22 +230,13 @@ def _diff(path: str, before: bytes | None, after: bytes | None) -> Iterator[str]
         yield "new file mode 100644\n"
     if after is None:
         yield "deleted file mode 100644\n"
-    hunks = difflib.unified_diff(_split_lines(before or b""), _split_lines(after or b""))
     # Names with spaces end in a tab, or `patch` would read only part of them.
     tab = "\t" if " " in path else ""
-    for number, line in enumerate(hunks):
-        if number == 0:
-            yield "--- /dev/null\n" if before is None else f"--- {old}{tab}\n"
-        elif number == 1:
-            yield "+++ /dev/null\n" if after is None else f"+++ {new}{tab}\n"
-        else:
-            yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-
-
-def _split_lines(content: bytes) -> list[str]:
-    """Split at line feeds only: other line separators of Python are characters to git."""
-    *whole, rest = content.decode().split("\n")
-    return [f"{line}\n" for line in whole] + ([rest] if rest else [])
+    names = ("/dev/null" if before is None else f"{old}{tab}", "/dev/null" if after is None else f"{new}{tab}")
+    # It splits at line feeds only: other line separators of Python are characters to git.
+    one, other = (list(io.StringIO((content or b"").decode(), newline="\n")) for content in (before, after))
+    for line in difflib.unified_diff(one, other, *names):
+        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
 def _quote(path: str) -> str:

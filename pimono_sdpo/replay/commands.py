@@ -119,6 +119,7 @@ def _join_path(folder: str, name: str) -> str:
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _WORDS = {name: frozenset(_TABLE[name].split()) for name in _TABLE if isinstance(_TABLE[name], str)}
+_PATTERNS = {name: re.compile("|".join(alternatives)) for name, alternatives in _TABLE["patterns"].items()}
 _IN_PLACE = {program: re.compile(option) for program, option in _TABLE["in_place"].items()}
 _PACKAGES = re.compile(rf"\b(?:{'|'.join(sorted(_WORDS['packages']))})\b")
 _READING_TARGET = re.compile(
@@ -151,51 +152,6 @@ def find_git_changes(arguments: Sequence[str]) -> set[str] | None:
     return None
 
 
-_REWRITES = re.compile(
-    r"(?<![\w./-])(?:[\w-]+:)?(?:fmt|format|prettier|fix|codegen|generate|release|sync|migrate|version)(?![\w./=])"
-    r"|--write|--fix|\b(?:test|jest|vitest)\b.*\s(?:--update|-u)\b"
-)
-_SAYS_FIXED = re.compile(
-    r"--fix\b|--write\b|(?<!\S)-w\b|\b(?:prettier|black|isort|autopep8|standard|gofmt|rustfmt) "
-    r"|\bspotlessApply\b|\bspotless:apply\b|\b[1-9]\d* fixed\b|\breformatted\b"
-    r"|files were modified by this hook"
-)
-_HIDDEN = re.compile(
-    r"\$\([^)\n]*\b(?:sed\s+-\w*i|perl|tee|mv|cp|rm)\b|"
-    r"`[^`\n]*\b(?:sed|perl|tee|mv|cp|rm|git|python3?|node)\b[^`\n]*`|\b(?:exec\s+)?[3-9]>(?!&)"
-    r"|(?<!\d)2>>?\s*(?!&|/dev/|\$?(?i:null?)\b)\S|\bfd(?:find)?\b.*\s(?:-x|-X|--exec|--exec-batch)\b"
-)
-# They may format what they check, and report it.
-_CHECKS = re.compile(r"\b(?:check|lint|biome|eslint|ruff|commit)\b")
-# They do format, and may not report every file.
-_FORMATS = re.compile(r"--fix|\b(?:ruff|black|isort)\b.* format\b|\bruff format\b|--unsafe")
-_FIXED = re.compile(
-    r"\b(?:[Ff]ixed|[Ff]ormatted|[Rr]eformatted|[Mm]odified) ([1-9]\d*) files?"
-    r"|\b([1-9]\d*) files? reformatted"
-)
-_HOOKS = re.compile(r"\b(?:pre-commit|lint-?staged|husky)|^\[STARTED\] ", re.MULTILINE)
-_INLINE = re.compile(r"<<|\s-(?:c|e)\b")
-_WRITES = re.compile(
-    r"(?<!stdout)(?<!stderr)\.write|write_(?:text|bytes)|writeFile|createWriteStream|save\("
-    r"|open\([^()\n]*['\"][wax]b?\+?['\"]|unlink|rename|remove\(|rmtree|copy|move\(|exec|spawn|system\(|subprocess"
-    r"|\$`|(?:Set|Add)-Content|Out-File"
-)
-# Neither the mode of a file nor the end of a heredoc is a file name.
-_NO_NAME = re.compile(r",\s*(?:\w+\s*=\s*)?['\"](?:[rwax]b?\+?|utf-?8)['\"]|<<-?\s*['\"]?\w+['\"]?")
-_ANY_PATH = re.compile(
-    r"\bglob|walk\(|listdir|iterdir|scandir|readdir|argv|(?:open|Path)\(\s*f['\"]|['\"]\s*\+|\$\{|\$\w|`"
-)
-_LITERAL = re.compile(r"'([^'\n\\{ ]{1,200})'|\"([^\"'\n\\{ ]{1,200})\"")
-# A program that is named by its file.
-_SCRIPT = re.compile(r"(?i)\.(?:sh|bash|py|rb|pl|php|[cm]?[jt]s|ps1|bat|cmd)\Z|^\.{1,2}/[^.]*\Z")
-_FOR_EACH = re.compile(r"\bxargs\b|\s-(?:exec|execdir|delete|ok)\b")
-_IN_FOR_EACH = ("xargs", "-exec", "-delete", "-ok")
-_READS_EACH = re.compile(
-    r"(?:\bxargs\b(?:\s+-\S+)*|\s-exec)\s+"
-    r"(?:grep|rg|cat|ls|wc|head|tail|file|stat|echo|sed -n|basename|dirname|du)\b"
-)
-
-
 @dataclass
 class Changes:
     """What a command line may have changed: the files that it names, or `anything`."""
@@ -212,13 +168,13 @@ def find_changes(command: str, output: str, show: Show = lambda path: None) -> C
     changes = Changes()
     pipelines = parse_once(command)
     # Only the beginning of a longer one is parsed.
-    changes.anything = len(command) > MAX_CHARS or _runs_for_each(command) or bool(_HIDDEN.search(command))
+    changes.anything = len(command) > MAX_CHARS or _runs_for_each(command) or bool(_PATTERNS["hidden"].search(command))
     for pipeline in pipelines:
         for stage in pipeline.stages:
             changes.anything |= _is_script(stage)
-            changes.anything |= stage.program in _WORDS["runners"] and bool(_SAYS_FIXED.search(output))
+            changes.anything |= stage.program in _WORDS["runners"] and bool(_PATTERNS["says_fixed"].search(output))
             changes.names.update(stage.targets)
-            if stage.role == "runs" and _CHECKS.search(" ".join((stage.program, *stage.arguments[:3]))):
+            if stage.role == "runs" and _PATTERNS["checks"].search(" ".join((stage.program, *stage.arguments[:3]))):
                 changes.anything |= _may_format(stage, output)
                 continue
             found = _find_stage_changes(stage, command, show)
@@ -245,22 +201,17 @@ def _is_script(stage: Stage) -> bool:
 
 def _may_format(stage: Stage, output: str) -> bool:
     """Return whether a check may have rewritten files: it says so, or was asked to."""
-    is_asked = _FORMATS.search(" ".join((stage.program, *stage.arguments)))
-    says = _FIXED.search(output) or _HOOKS.search(output)
+    is_asked = _PATTERNS["formats"].search(" ".join((stage.program, *stage.arguments)))
+    says = _PATTERNS["fixed"].search(output) or _PATTERNS["hooks"].search(output)
     return bool(says or (is_asked and "--check" not in stage.arguments and "--diff" not in stage.arguments))
 
 
 def _runs_for_each(command: str) -> bool:
     """Return whether a program is run on files that the command line does not name."""
     # Searching a long script for the pattern would take longer than all the rest.
-    if not any(sign in command for sign in _IN_FOR_EACH) or not _FOR_EACH.search(command):
-        return False
-    return not _READS_EACH.search(command)
-
-
-def _is_in_place(stage: Stage) -> bool:
-    option = _IN_PLACE.get(stage.program)
-    return option is None or any(option.match(word) for word in stage.arguments)
+    is_possible = any(sign in command for sign in ("xargs", "-exec", "-delete", "-ok"))
+    is_run = is_possible and _PATTERNS["for_each"].search(command)
+    return bool(is_run) and not _PATTERNS["reads_each"].search(command)
 
 
 def _find_stage_changes(stage: Stage, command: str, show: Show) -> set[str] | None:
@@ -272,14 +223,16 @@ def _find_stage_changes(stage: Stage, command: str, show: Show) -> set[str] | No
     if stage.program == "cp" and "-t" not in stage.arguments:
         return set([word for word in stage.arguments if not word.startswith("-")][-1:])
     if stage.program in _WORDS["writers"]:
-        return words - _find_code(stage) if _is_in_place(stage) else set()
+        option = _IN_PLACE.get(stage.program)
+        is_written = option is None or any(map(option.match, stage.arguments))
+        return words - _find_code(stage) if is_written else set()
     if stage.program in _WORDS["unpack"]:
         return None
     if stage.role != "runs":
         return set()
     text = " ".join((stage.program, *stage.arguments))
     program, rest = stage.program, list(stage.arguments)
-    if program in _WORDS["rewriters"] or _REWRITES.search(text):
+    if program in _WORDS["rewriters"] or _PATTERNS["rewrites"].search(text):
         return None
     if program == "npx":
         named = next((at for at, word in enumerate(rest) if not word.startswith("-")), len(rest))
@@ -287,10 +240,10 @@ def _find_stage_changes(stage: Stage, command: str, show: Show) -> set[str] | No
         if program not in {*_WORDS["npx_leaves_sources"], *_WORDS["interpreters"]}:
             return None
     if program in _WORDS["interpreters"]:
-        if _INLINE.search(command):
+        if _PATTERNS["inline"].search(command):
             return find_written(command)
         program = next((word for word in rest if not word.startswith("-")), "")
-    is_file = program not in _WORDS["runners"] and _SCRIPT.search(program)
+    is_file = program not in _WORDS["runners"] and _PATTERNS["script"].search(program)
     if is_file:
         # The code of a script is unknown, unless the session has shown it.
         code = show(program)
@@ -317,9 +270,10 @@ def find_written(code: str) -> set[str] | None:
     >>> sorted(find_written("python3 -c \"open('a.ts', 'w').write('x')\""))
     ['a.ts', 'x']
     """
-    if not _WRITES.search(code):
+    if not _PATTERNS["writes"].search(code):
         return set()
     # It goes through folders, or puts paths together.
-    if _ANY_PATH.search(code):
+    if _PATTERNS["any_path"].search(code):
         return None
-    return {name for quoted in _LITERAL.findall(_NO_NAME.sub("", code)) for name in quoted if name}
+    named = _PATTERNS["literal"].findall(_PATTERNS["no_name"].sub("", code))
+    return {name for quoted in named for name in quoted if name}

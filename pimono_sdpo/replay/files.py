@@ -100,13 +100,11 @@ def _place(bare: str, old: str, start: int) -> tuple[int, int]:
     return at, len(wanted) - 1 if at >= 0 else 0
 
 
-def _follow(bare: str, hunks: Sequence["Edit"]) -> bool:
-    """Whether the old lines of hunks follow each other; those that only add go to the end."""
-    return _places(bare, hunks) is not None
-
-
 def _places(bare: str, hunks: Sequence["Edit"]) -> list[tuple[int, int]] | None:
-    """Return where the old lines of hunks begin and end, each after the one before; None if they do not."""
+    """Return where the old lines of hunks begin and end, each after the one before, else None.
+
+    Hunks that only add go to the end.
+    """
     at, found = 0, []
     for hunk in hunks:
         if hunk.after:
@@ -136,11 +134,6 @@ _GAP = "\n\ufffd\n"
 # Older texts beyond these are forgotten.
 MOST_OLDER = 50
 MIN_GONE = 12
-
-
-def _is_distinctive(old: str, texts: Sequence[str]) -> bool:
-    """Whether a text that was seen once is unlikely to occur where the file was not seen."""
-    return len(old.strip()) >= MIN_IN_PARTS and all(text.count(old) < 2 for text in texts)
 
 
 def _stand_apart(old: str, one: str, other: str) -> bool:
@@ -312,19 +305,21 @@ class File:
             return "not_found"
         if count > 1:
             return "ok" if edit.everywhere else "multiple"
-        if count == 0 and self.whole is not None:
+        if count == 0:
+            if self.whole is None:
+                return None
             # Some harnesses take it for done where the new text is there.
             is_done = bool(edit.new.strip()) and normalise_line_ends(edit.new) in self.whole
             is_open = is_done or self._may_have_changed(old) or count_alike(self.whole, old)
             return None if is_open else "not_found"
-        # The text may be in a part that is not known, a short one in several.
-        everything = (*self.texts, *self.hints, *self.older)
-        holding = [piece for piece in self.pieces if old in piece]
-        is_twice = any(_stand_apart(old, *pair) for pair in combinations(holding, 2))
-        if self.whole is None and (is_twice or not _is_distinctive(old, everything)):
-            return None
-        alike = max((count_alike(text, old) for text in self.texts if old in text), default=0)
-        return "ok" if alike == 1 else None
+        if self.whole is None:
+            # A short text may also be in a part that is not known, and any in several.
+            holding = [piece for piece in self.pieces if old in piece]
+            is_twice = any(_stand_apart(old, *pair) for pair in combinations(holding, 2))
+            is_twice |= any(text.count(old) > 1 for text in (*self.hints, *self.older))
+            if is_twice or len(old.strip()) < MIN_IN_PARTS:
+                return None
+        return "ok" if max(count_alike(text, old) for text in self.texts if old in text) == 1 else None
 
     def _may_have_changed(self, old: str) -> bool:
         """Whether somebody spoke since the file was seen, or its missing lines were seen elsewhere."""
@@ -344,14 +339,14 @@ class File:
     def predict_lines(self, hunks: Sequence[Edit]) -> Outcome | None:
         """Predict how a patch ends whose hunks are whole lines, each looked up after the last."""
         if self.whole is not None:
-            if _follow(_bare(self.whole), hunks) and not any("\ufffd" in hunk.old for hunk in hunks):
+            if _places(_bare(self.whole), hunks) is not None and not any("\ufffd" in hunk.old for hunk in hunks):
                 return "ok"
             return None if self._may_have_changed("\n".join(hunk.old for hunk in hunks)) else "not_found"
         if any("\ufffd" in hunk.old for hunk in hunks):
             return None
         placed = _GAP.join(sorted(self.placed, key=self.placed.__getitem__))
         texts = (placed, *self.pieces, *self.hints)
-        if any(_follow(_bare(text), hunks) for text in texts):
+        if any(_places(_bare(text), hunks) is not None for text in texts):
             return "ok"
         is_missing = any(text in hunk.old for text in self.missing for hunk in hunks)
         return "not_found" if is_missing and not self.is_past else None

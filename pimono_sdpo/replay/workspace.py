@@ -233,7 +233,8 @@ class Workspace:
             if not has_failed(result):
                 self.patched(patches)
             return
-        if self._garbles:
+        if not self.tools.reads_first and _DRIVE.match(_use_slashes(self.cwd)):
+            # PowerShell prints what is not ASCII in another encoding.
             result = msgspec.structs.replace(result, text=_NOT_ASCII.sub("\ufffd", result.text))
         changes = find_changes(command, result.text, self._show)
         self._note(changes)
@@ -249,11 +250,6 @@ class Workspace:
             read = parse_read({"offset": shown.first, "limit": count}, text, self.tools)
             if read:
                 learn_shown(self.file(shown.path), read)
-
-    @property
-    def _garbles(self) -> bool:
-        """Whether commands print what is not ASCII in another encoding, as PowerShell does."""
-        return not self.tools.reads_first and bool(_DRIVE.match(_use_slashes(self.cwd)))
 
     def _show(self, name: str) -> str | None:
         """Return the text of a script, as far as the session knows it."""

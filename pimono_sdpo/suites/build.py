@@ -37,7 +37,7 @@ from pimono_sdpo.suites.suite import NAME, Suite, TaskRow, make_task_id, write_s
 from processors.rollouts.noise import measure_patch
 from rewards.sandbox import Server
 from rewards.verifiers import tests as verifier
-from rewards.verifiers.candidate import Candidate, changed_files
+from rewards.verifiers.candidate import changed_files
 from rewards.verifiers.outcomes import Python
 from rewards.verifiers.recorded_tests import NotRecordable, record
 
@@ -216,7 +216,6 @@ def record_tests(task: Task, python: Python) -> Task:
         # A comment changes the files and leaves the bug.
         touched = {path: f"# \n{text}" for path, text in task.files.items() if path.endswith(".py")}
         buggy = changed_files(task.files, {**task.files, **touched})
-        assert isinstance(buggy, Candidate)
         if verifier.verify_candidate(buggy, {**task.spec, "tests": made}, python).status == "passed":
             raise NotRecordable("the program with the bug passes every test that can be recorded")
         _RECORDED[key] = made

@@ -20,7 +20,7 @@ import sysconfig
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Self
@@ -143,11 +143,8 @@ class Sandbox:
             stdout=stdout, stderr=stderr, backend=self.backend, **report,
         )  # fmt: skip
 
-    @contextmanager
-    def _lane(self, disk: int) -> Iterator["_Lane"]:
-        """A supervisor for one run."""
-        with closing(_Lane(self.backend, disk)) as lane:
-            yield lane
+    def _lane(self, disk: int) -> AbstractContextManager["_Lane"]:
+        return closing(_Lane(self.backend, disk))
 
 
 class _Lane:

@@ -40,24 +40,22 @@ MAX_TIMES = 3  # a file may be drafted, not repeated to fill an answer
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def candidate_of(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
-    """Return the files as the completion leaves them; what only takes the code away is refused.
+def candidate_of(completion: str, spec: Mapping[str, Any]) -> Candidate:
+    """Return the files as the completion leaves them.
 
-    Raises BadSpec for a spec without files.
+    Raises Refusal, also for what only takes the code away, and BadSpec for a spec without files.
     """
     files_of(spec)
     if changes := list(read_changes(completion)):
         found = from_calls(changes, spec)
     else:
         found = (apply_patch if _has_diff(completion) else from_code)(completion, spec)
-    if isinstance(found, Refusal):
-        return found
     for path in found.changed:
         before, after = found.before.get(path, ""), found.files.get(path)
         # To delete a file is a change; to take all of its code away is not.
         if after is None or not _has_code(path, before) or _has_code(path, after):
             return found
-    return Refusal("no_code", f"The answer leaves no code in {found.changed[0]}; write all of it.")
+    raise Refusal("no_code", f"The answer leaves no code in {found.changed[0]}; write all of it.")
 
 
 def _has_code(path: str, text: str) -> bool:
@@ -100,11 +98,9 @@ def label(block: Fenced, known: Collection[str]) -> str | None:
     return None
 
 
-def from_code(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
-    """Return the files with the code of a completion in its file, or in the files it names."""
+def from_code(completion: str, spec: Mapping[str, Any]) -> Candidate:
+    """Return the files with the code of a completion in its file, or in the files it names; raises Refusal."""
     blocks = _blocks(without_delimiter(completion.removesuffix(spec.get("end", ""))), spec)
-    if isinstance(blocks, Refusal):
-        return blocks
     may = [p for p in spec["files"] if p.endswith(".py") and refused_path(p, spec) is None]
     labeled = [(label(block, spec["files"]), block) for block in blocks]
     after = dict(spec["files"])
@@ -113,33 +109,35 @@ def from_code(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
         names = _names(after[path])
         fitting = [draft for draft in drafts if _names(draft) & names]
         if len(fitting) > MAX_TIMES:
-            return Refusal("ambiguous", f"The answer gives the file {len(fitting)} times; write it once, whole.")
+            raise Refusal("ambiguous", f"The answer gives the file {len(fitting)} times; write it once, whole.")
         if drafts:
             after[path] = merged(after[path], (fitting or drafts)[-1])
     named = [name for name, _ in labeled if name]
     if (len(may) == 1 and len(named) < len(labeled)) or set(named) & set(may):
         return changed_files(spec["files"], after)
     if named and (refused := refused_path(named[-1], spec)):
-        return refused
-    return Refusal(
+        raise refused
+    raise Refusal(
         "no_patch",
         f"The answer is code, but {len(may)} files could be meant; write a diff, call the write "
         "tool, or put the path of its file on the line before each block.",
     )
 
 
-def _blocks(text: str, spec: Mapping[str, Any]) -> list[Fenced] | Refusal:
-    """Return the blocks of Python; a text without fences is one when it is code."""
+def _blocks(text: str, spec: Mapping[str, Any]) -> list[Fenced]:
+    """Return the blocks of Python; a text without fences is one when it is code. Raises Refusal without any."""
     lines = lines_of(text.removesuffix("\n"))
     fences = [part for part in fenced(lines) if isinstance(part, Fenced)]
     blocks = [block for block in fences if _is_python(block, spec["files"])]
     whole = [block for block in blocks if not block.open]
     is_cut = bool(blocks) and blocks[-1].open and any(map(str.strip, blocks[-1].lines))
     if is_cut or (not whole and (spec.get("truncated") or (fences and fences[-1].open))):
-        return Refusal("truncated", "The answer ends inside a block of code; write it shorter, to its end.")
+        raise Refusal("truncated", "The answer ends inside a block of code; write it shorter, to its end.")
     if not fences and _names("\n".join(lines)):
         whole = [Fenced("", "", tuple(lines), False)]
-    return whole or Refusal("no_patch", "The answer has no code; write the whole file in one ```python block.")
+    if not whole:
+        raise Refusal("no_patch", "The answer has no code; write the whole file in one ```python block.")
+    return whole
 
 
 def _is_python(block: Fenced, files: Mapping[str, str]) -> bool:
@@ -237,27 +235,27 @@ def read_changes(completion: str) -> Iterator[Change]:
             yield from (Change(path, edit.old, edit.new, edit.everywhere) for edit in read_edits(given))
 
 
-def from_calls(changes: Collection[Change], spec: Mapping[str, Any]) -> Candidate | Refusal:
-    """Return the files after every change, or why one of them fails."""
+def from_calls(changes: Collection[Change], spec: Mapping[str, Any]) -> Candidate:
+    """Return the files after every change; raises Refusal when one of them fails."""
     if spec.get("truncated"):
-        return Refusal("truncated", "The answer was cut off at its maximum length; write less, to its end.")
+        raise Refusal("truncated", "The answer was cut off at its maximum length; write less, to its end.")
     (often, times), *_ = Counter(change.path for change in changes if change.old is None).most_common(1) or [("", 0)]
     if times > MAX_TIMES:
-        return Refusal("ambiguous", f"The answer writes {often} {times} times; write the file once, whole.")
+        raise Refusal("ambiguous", f"The answer writes {often} {times} times; write the file once, whole.")
     files = dict(spec["files"])
     for path, old, new, everywhere in changes:
         if refused := refused_path(path, spec):
-            return refused
+            raise refused
         if old is None:
             files[path] = new
             continue
         if path not in files:
-            return Refusal("file_unknown", f"There is no file {path}; name one that is there.")
+            raise Refusal("file_unknown", f"There is no file {path}; name one that is there.")
         times = files[path].count(old) if old else 0
         if times == 0:
             why = f"Could not find the exact text in {path}; copy it from the file as it is."
-            return Refusal("context_not_found", why)
+            raise Refusal("context_not_found", why)
         if times > 1 and not everywhere:
-            return Refusal("ambiguous", f"Found {times} occurrences of the text in {path}; give more of its lines.")
+            raise Refusal("ambiguous", f"Found {times} occurrences of the text in {path}; give more of its lines.")
         files[path] = files[path].replace(old, new)
     return changed_files(spec["files"], files)

@@ -36,16 +36,15 @@ LOCKED = (
 _UNSAFE = re.compile(r"[\\\x00-\x1f\x7f]|^[A-Za-z]:")
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why nothing is applied: the class of the failure, and a sentence for the model.
+class Refusal(Exception):
+    """Why nothing is applied: the class of the failure, and a sentence for the model."""
 
-    `located` is the share of a diff's hunks whose place was found.
-    """
+    # The share of a diff's hunks whose place was found.
+    located = 0.0
 
-    failure: Failure
-    why: str
-    located: float = 0.0
+    def __init__(self, failure: Failure, why: str) -> None:
+        super().__init__(f"{failure}: {why}")
+        self.failure, self.why = failure, why
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +104,11 @@ def refused_path(path: str, spec: Mapping[str, Any]) -> Refusal | None:
     return Refusal("path_not_allowed", f"The path `{path}` may not be written; these may: {may}.")
 
 
-def changed_files(before: Mapping[str, str], after: dict[str, str]) -> Candidate | Refusal:
-    """Return the candidate, or a refusal when the files are what they were."""
+def changed_files(before: Mapping[str, str], after: dict[str, str]) -> Candidate:
+    """Return the candidate; raises Refusal when the files are what they were."""
     changed = tuple(path for path in sorted({*before, *after}) if before.get(path) != after.get(path))
     if not changed:
-        return Refusal("nothing_changed", "The answer leaves every file as it was; change what the task asks for.")
+        raise Refusal("nothing_changed", "The answer leaves every file as it was; change what the task asks for.")
     return Candidate(after, changed, before)
 
 

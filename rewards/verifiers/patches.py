@@ -42,42 +42,38 @@ _PREFIX = re.compile(r"^[ab]/")
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     """Tell whether the diff of a completion applies; metrics: `files` changed."""
-    applied = apply_patch(completion, spec)
-    if isinstance(applied, Candidate):
-        return passed(NAME, files=float(len(applied.changed)))
-    unreadable = applied.failure in ("no_patch", "malformed", "truncated")
-    category = "malformed_output" if unreadable else "patch_apply"
-    return failed(NAME, category, f"{applied.failure}: {applied.why}", LOCATED_SHARE * applied.located)
+    try:
+        applied = apply_patch(completion, spec)
+    except Refusal as refused:
+        unreadable = refused.failure in ("no_patch", "malformed", "truncated")
+        category = "malformed_output" if unreadable else "patch_apply"
+        return failed(NAME, category, str(refused), LOCATED_SHARE * refused.located)
+    return passed(NAME, files=float(len(applied.changed)))
 
 
-def apply_patch(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
-    """Return the files after the diff of a completion; raises BadSpec for a spec without files."""
+def apply_patch(completion: str, spec: Mapping[str, Any]) -> Candidate:
+    """Return the files after the diff of a completion; raises Refusal, and BadSpec for a spec without files."""
     before = files_of(spec)
     text = completion.removesuffix(spec.get("end", ""))
-    diffs, after, found, problems = list[_FileDiff](), dict(before), [], []
+    diffs = _combine(_read_diff(text, spec.get("truncated")), spec)
+    after, found, problems = dict(before), [], list[Refusal]()
+    for diff in diffs:
+        file = _File(diff.old or diff.new or "", before.get(diff.old or "", ""))
+        for hunk in diff.hunks:
+            try:
+                found.append(file.locate(hunk))
+            except Refusal as refused:
+                problems.append(refused)
     try:
-        diffs = _combine(_read_diff(text, spec.get("truncated")), spec)
+        if problems:
+            raise problems[0]
+        places = iter(found)
         for diff in diffs:
-            file = _File(diff.old or diff.new or "", before.get(diff.old or "", ""))
-            for hunk in diff.hunks:
-                try:
-                    found.append(file.locate(hunk))
-                except _Refused as refused:
-                    problems.append(refused)
-        if not problems:
-            places = iter(found)
-            for diff in diffs:
-                _write(diff, before.get(diff.old or "", ""), [next(places) for _ in diff.hunks], after)
-    except _Refused as refused:
-        problems.append(refused)
-    if problems:
-        failure, why = problems[0].args
-        return Refusal(failure, why, len(found) / max(sum(len(diff.hunks) for diff in diffs), 1))
+            _write(diff, before.get(diff.old or "", ""), [next(places) for _ in diff.hunks], after)
+    except Refusal as refused:
+        refused.located = len(found) / max(sum(len(diff.hunks) for diff in diffs), 1)
+        raise
     return changed_files(before, after)
-
-
-class _Refused(Exception):
-    """The diff cannot be applied: the failure and why, as in a Refusal."""
 
 
 @dataclass(slots=True)
@@ -133,26 +129,26 @@ def has_diff(lines: Sequence[str]) -> bool:
 def _read_diff(text: str, truncated: bool | None) -> list[_FileDiff]:
     """Return the diffs of a text; without `truncated`, an open fence or missing lines mean that it is."""
     if truncated:
-        raise _Refused("truncated", "The answer was cut off at its maximum length; write a smaller diff, to its end.")
+        raise Refusal("truncated", "The answer was cut off at its maximum length; write a smaller diff, to its end.")
     lines = lines_of(without_delimiter(text))
     parts = list(fenced(lines, indented=False))
     fences = [part for part in parts if isinstance(part, Fenced)]
     blocks = [part.lines for part in fences if part.info.lower() in HINTS or has_diff(part.lines)]
     if blocks and fences[-1].open and truncated is None:
-        raise _Refused("truncated", "The answer ends inside a fenced block; write it shorter and close the fence.")
+        raise Refusal("truncated", "The answer ends inside a fenced block; write it shorter and close the fence.")
     if blocks and has_diff([part for part in parts if isinstance(part, str)]):
         why = "A diff is inside a fenced block, another outside; put all into one ```diff block."
-        raise _Refused("malformed", why)
+        raise Refusal("malformed", why)
     whole = tuple(lines if lines[-1] else lines[:-1])
     files = [file for block in blocks or [whole] for file in _Reader(block, bool(blocks)).read()]
     hunks = [hunk for file in files for hunk in file.hunks]
     if not hunks and not any(file.renamed for file in files):
         why = "The answer holds no unified diff; write `---`, `+++` and `@@` in a ```diff block."
-        raise _Refused("no_patch", why)
+        raise Refusal("no_patch", why)
     may_be_cut = truncated is None and (not blocks or len(fences) > 1)
     if hunks and may_be_cut and _looks_cut(hunks[-1], not blocks and lines[-1] != ""):
         why = "The diff ends before its last hunk is complete; write a smaller one, to its end."
-        raise _Refused("truncated", why)
+        raise Refusal("truncated", why)
     return files
 
 
@@ -186,9 +182,9 @@ class _Reader:
                 files[-1].hunks.append(hunk := self._hunk())
                 loose = not hunk.fits()
             elif line.startswith(("GIT binary patch", "Binary files ")):
-                raise _Refused("malformed", "The diff is binary; write a text diff.")
+                raise Refusal("malformed", "The diff is binary; write a text diff.")
             elif loose and line.startswith(("+", "-")) and not line.startswith("-- "):
-                raise _Refused("malformed", "It is unclear where the diff ends; put it into a ```diff block.")
+                raise Refusal("malformed", "It is unclear where the diff ends; put it into a ```diff block.")
             else:
                 self.at += 1
         return files
@@ -217,7 +213,7 @@ class _Reader:
             elif not _GIT.match(line):
                 break
             elif line.endswith((" mode 120000", " mode 160000")):
-                raise _Refused("malformed", "The diff makes a symlink or a submodule; write a file.")
+                raise Refusal("malformed", "The diff makes a symlink or a submodule; write a file.")
             self.at += 1
         return file
 
@@ -245,12 +241,12 @@ class _Reader:
                 break
             else:
                 why = f"The line `{line[:MAX_SHOWN]}` of a hunk begins with none of space, `+` and `-`."
-                raise _Refused("malformed", why)
+                raise Refusal("malformed", why)
             self.at += 1
         while not hunk.fits() and hunk.lines[-1:] == [(" ", "")]:
             hunk.lines.pop()
         if hunk.unsure and not hunk.fits():
-            raise _Refused("malformed", "It is unclear where the diff ends; put it into a ```diff block.")
+            raise Refusal("malformed", "It is unclear where the diff ends; put it into a ```diff block.")
         return hunk
 
     def _ends(self, hunk: _Hunk) -> bool:
@@ -306,10 +302,10 @@ class _File:
             return 0
         if not any(map(str.strip, old)):
             why = f"A hunk for {self.path} has no lines of the file around it; give three before and after."
-            raise _Refused("context_not_found", why)
+            raise Refusal("context_not_found", why)
         alike = self._find(list(map(_spaced, old)))
         if not alike:
-            raise _Refused("context_not_found", self._describe_missing(old))
+            raise Refusal("context_not_found", self._describe_missing(old))
         if len(alike) > 1 and hunk.above:
             alike = self._below(hunk.above, alike) or alike
         if len(alike) == 1:
@@ -324,7 +320,7 @@ class _File:
             return hunk.start - 1
         shown = " and ".join(str(place + 1) for place in alike[:3])
         why = f"The lines of a hunk are in {self.path} {len(alike)} times, at lines {shown}; give more of it."
-        raise _Refused("ambiguous", why)
+        raise Refusal("ambiguous", why)
 
     def _find(self, wanted: list[str]) -> list[int]:
         rarest = min(range(len(wanted)), key=lambda number: len(self.places.get(wanted[number], ())))
@@ -352,7 +348,7 @@ class _File:
         if not pairs or not added or (expanded and all("\t" in indent or not indent for indent in added)):
             return place
         at = min(pairs)
-        raise _Refused(
+        raise Refusal(
             "context_not_found",
             f"A hunk for {self.path} is indented otherwise than line {at + 1} of the file, "
             f"`{self.lines[at][:MAX_SHOWN]}`; copy tabs and spaces as they are.",
@@ -387,18 +383,18 @@ def _combine(diffs: Sequence[_FileDiff], spec: Mapping[str, Any]) -> list[_FileD
         source, target = _find_names(diff, spec["files"])
         if source and source not in spec["files"]:
             if unsafe := unsafe_path(source):
-                raise _Refused(unsafe.failure, unsafe.why)
+                raise unsafe
             near = difflib.get_close_matches(source, list(spec["files"]), n=1, cutoff=0.3)
             hint = f"; did you mean `{near[0]}`?" if near else "."
-            raise _Refused("file_unknown", f"There is no file `{source}` in the workspace{hint}")
+            raise Refusal("file_unknown", f"There is no file `{source}` in the workspace{hint}")
         for name in filter(None, (source, target)):
             if refused := refused_path(name, spec):
-                raise _Refused(refused.failure, refused.why)
+                raise refused
         there = combined.setdefault(source or target, _FileDiff(source, target))
         is_taken = target and any(other.new == target for other in combined.values() if other is not there)
         if (there.old, there.new) != (source, target) or is_taken:
             why = f"The diff does two different things to {source or target}; write one diff per file."
-            raise _Refused("ambiguous", why)
+            raise Refusal("ambiguous", why)
         there.hunks += diff.hunks
     return list(combined.values())
 
@@ -408,7 +404,7 @@ def _find_names(diff: _FileDiff, files: Mapping[str, str]) -> tuple[str, str]:
     if old is None or new is None:
         if len(files) != 1:
             why = "The diff names no file; begin it with `--- a/path` and `+++ b/path`."
-            raise _Refused("file_unknown", why)
+            raise Refusal("file_unknown", why)
         (only,) = files
         return only, only
     if diff.renamed:
@@ -427,15 +423,15 @@ def _find_names(diff: _FileDiff, files: Mapping[str, str]) -> tuple[str, str]:
 def _write(diff: _FileDiff, text: str, places: Sequence[int], after: dict[str, str]) -> None:
     name = diff.old or diff.new
     if not diff.old and diff.new in after:
-        raise _Refused("context_not_found", f"The file {name} exists already; write a diff of what is there.")
+        raise Refusal("context_not_found", f"The file {name} exists already; write a diff of what is there.")
     if diff.new != diff.old and diff.new in after:
-        raise _Refused("ambiguous", f"The diff moves a file onto {diff.new}, which exists.")
+        raise Refusal("ambiguous", f"The diff moves a file onto {diff.new}, which exists.")
     result = _edit(text, sorted(zip(places, diff.hunks, strict=True), key=lambda piece: piece[0]))
     if result is None:
-        raise _Refused("ambiguous", f"Two hunks change the same lines of {name}; write each change once.")
+        raise Refusal("ambiguous", f"Two hunks change the same lines of {name}; write each change once.")
     if not diff.new and result:
         why = f"The diff deletes {name} but does not show all of its lines; show them all."
-        raise _Refused("context_not_found", why)
+        raise Refusal("context_not_found", why)
     after.pop(diff.old or "", None)
     if diff.new:
         after[diff.new] = result

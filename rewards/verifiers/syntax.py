@@ -44,11 +44,10 @@ _GRAMMARS = {
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     """Parse what the completion changes; partial credit is the share of files that parse."""
-    candidate = candidate_of(completion, spec)
-    if isinstance(candidate, Refusal):
-        why = f"There is nothing to parse. {candidate.failure}: {candidate.why}"
-        return failed(NAME, "malformed_output", why)
-    return verify_candidate(candidate)
+    try:
+        return verify_candidate(candidate_of(completion, spec))
+    except Refusal as refused:
+        return failed(NAME, "malformed_output", f"There is nothing to parse. {refused}")
 
 
 def verify_candidate(candidate: Candidate) -> VerifierResult:

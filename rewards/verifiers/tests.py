@@ -139,13 +139,11 @@ def verify(completion: str, spec: dict[str, Any], python: Python | None = None) 
     """
     if "tests" not in spec:
         return skipped(NAME, "The row has no tests.")
-    candidate = candidate_of(completion, spec)
-    if isinstance(candidate, Refusal):
-        check_tests(spec)
-        why = f"There is nothing to test. {candidate.failure}: {candidate.why}"
-        return failed(NAME, "malformed_output", why)
     try:
-        return verify_candidate(candidate, spec, python)
+        return verify_candidate(candidate_of(completion, spec), spec, python)
+    except Refusal as refused:
+        check_tests(spec)
+        return failed(NAME, "malformed_output", f"There is nothing to test. {refused}")
     except SandboxError as trouble:
         if python is None:
             _warm.cache_clear()  # the next call starts another one

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rewards.verifiers.answer import candidate_of
-from rewards.verifiers.candidate import Candidate, Refusal
+from tests.verifiers.refusals import refusal
 
 BEFORE = "import re\n\n\ndef f(x):\n    return x + 1\n\n\ndef g(x):\n    return f(x)\n"
 AFTER = BEFORE.replace("x + 1", "x - 1")
@@ -46,7 +46,6 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_same_files(form: str) -> None:
     found = candidate_of(FORMS[form], SPEC)
-    assert isinstance(found, Candidate), found
     assert found.files == {"work/main.py": AFTER}
 
 
@@ -61,15 +60,13 @@ def test_every_form_gives_the_same_files(form: str) -> None:
      (called("write", {**WRITE, "path": "../x.py"}), "path_not_allowed")],
 )  # fmt: skip
 def test_what_is_no_answer_is_refused(completion: str, failure: str) -> None:
-    found = candidate_of(completion, SPEC)
-    assert isinstance(found, Refusal), found
+    found = refusal(completion, SPEC)
     assert found.failure == failure
 
 
 def test_code_without_a_file_to_go_to_is_refused() -> None:
     files = {"a.py": "x = 1\n", "b.py": "y = 1\n"}
-    found = candidate_of("```python\nx = 2\n```", {"files": files})
-    assert isinstance(found, Refusal)
+    found = refusal("```python\nx = 2\n```", {"files": files})
     assert "2 files could be meant" in found.why
 
 
@@ -77,7 +74,6 @@ def test_a_part_keeps_the_rest_with_its_decorators_and_brings_its_imports() -> N
     before = '"""Doc."""\nfrom __future__ import annotations\nimport os\n\n@once\ndef f(): pass\n\nclass A: pass\n'
     code = "```python\nimport math\n\n@twice\ndef f():\n    return math.pi\n\ndef more(): pass\n```"
     found = candidate_of(code, {"files": {"a.py": before}})
-    assert isinstance(found, Candidate)
     assert found.files["a.py"] == (
         '"""Doc."""\nfrom __future__ import annotations\nimport math\ndef more(): pass\nimport os\n\n'
         "@twice\ndef f():\n    return math.pi\n\nclass A: pass\n"
@@ -90,7 +86,6 @@ DOC = "def f(x):\n    '''\n@@ a line\n--- a/x\n    '''\n    return x - 1\n"
 @pytest.mark.parametrize("completion", [DOC, f"```python\n{DOC}```\n", f"```\n{DOC}```\n"])
 def test_lines_of_a_docstring_are_no_diff(completion: str) -> None:
     found = candidate_of(completion, SPEC)
-    assert isinstance(found, Candidate), found
     assert "@@ a line" in found.files["work/main.py"]
 
 
@@ -107,7 +102,6 @@ NEW = "def f(): return 2\n"
 )  # fmt: skip
 def test_the_path_said_of_a_block_chooses_the_file(completion: str, path: str) -> None:
     found = candidate_of(completion.format(path), {"files": TWO})
-    assert isinstance(found, Candidate), found
     assert found.changed == (path,)
     assert found.files[path].endswith(NEW)
 
@@ -115,7 +109,6 @@ def test_the_path_said_of_a_block_chooses_the_file(completion: str, path: str) -
 def test_several_files_may_be_given() -> None:
     both = "".join(f"**{path}**\n```python\n{NEW}```\n" for path in ("m.py", "b.py"))
     found = candidate_of(both, {"files": TWO})
-    assert isinstance(found, Candidate), found
     assert found.changed == ("a/m.py", "b.py")
 
 
@@ -126,6 +119,5 @@ def test_several_files_may_be_given() -> None:
      (f"```python b.py\n{NEW}    ```\n", "truncated"), (f"```python b.py\n{NEW}", "truncated")],
 )  # fmt: skip
 def test_a_path_makes_no_answer_of_what_is_none(completion: str, failure: str) -> None:
-    found = candidate_of(completion, {"files": TWO})
-    assert isinstance(found, Refusal), found
+    found = refusal(completion, {"files": TWO})
     assert found.failure == failure

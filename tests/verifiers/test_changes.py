@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rewards.verifiers import syntax
 from rewards.verifiers.answer import candidate_of, read_changes
-from rewards.verifiers.candidate import Candidate, Refusal
+from tests.verifiers.refusals import refusal
 
 CONTENT = 'def f(x):\n\treturn {"a": [x], \'b\': "<>"}\n'
 FILES = {"src/a.py": "old\n", "src/b.py": "old\n"}
@@ -43,7 +43,6 @@ def test_every_form_is_read(form: str) -> None:
     text = f"First.\n{write('src/a.py', 'draft')}\nThen.\n{write('src/b.py', CONTENT)}\nDone {{."
     text += write("src/a.py", "new")
     result = candidate_of(text, {"files": FILES})
-    assert isinstance(result, Candidate)
     assert result.files == {"src/a.py": "new", "src/b.py": CONTENT}, "the first write is a draft"
 
 
@@ -75,18 +74,15 @@ def test_calls_of_several_forms_are_read_in_their_order() -> None:
     ],
 )
 def test_what_is_no_candidate_says_why(text: str, failure: str) -> None:
-    result = candidate_of(text, {"files": FILES})
-    assert isinstance(result, Refusal)
+    result = refusal(text, {"files": FILES})
     assert result.failure == failure
 
 
 def test_new_files_need_leave_and_cut_answers_are_refused() -> None:
     text = json_call("./src/c.py", "x\n")
     result = candidate_of(text, {"files": FILES, "allowed": ["src/*"]})
-    assert isinstance(result, Candidate)
     assert result.changed == ("src/c.py",)
-    refused = candidate_of(text, {"files": FILES, "allowed": ["src/*"], "truncated": True})
-    assert isinstance(refused, Refusal)
+    refused = refusal(text, {"files": FILES, "allowed": ["src/*"], "truncated": True})
     assert refused.failure == "truncated"
 
 

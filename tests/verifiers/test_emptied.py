@@ -8,9 +8,9 @@ import pytest
 from rewards.answers import Call, find_calls
 from rewards.verifiers import syntax
 from rewards.verifiers.answer import candidate_of
-from rewards.verifiers.candidate import Candidate, Refusal
 from rewards.verifiers.reward import VerifierReward, attacks, self_test
 from rewards.verifiers.rubric import Rubric
+from tests.verifiers.refusals import refusal
 
 CODE = "def f():\n    return 1\n"
 SPEC: dict[str, Any] = {"files": {"a.py": CODE}}
@@ -36,12 +36,12 @@ def test_a_file_without_its_code_is_no_answer(answer: str) -> None:
 def test_what_had_no_code_or_is_not_all_may_be_empty() -> None:
     two = {"files": {"a.py": CODE, "b.py": "# nothing yet\n"}}
     call = {"name": "write", "arguments": {"path": "b.py", "content": "pass\n"}}
-    assert isinstance(candidate_of(json.dumps(call), two), Candidate)
+    candidate_of(json.dumps(call), two)
     moved = (
         "--- a/a.py\n+++ b/a.py\n@@ -1,2 +0,0 @@\n-def f():\n-    return 1\n"
         "--- a/b.py\n+++ b/b.py\n@@ -1 +1,2 @@\n-# nothing yet\n+def f():\n+    return 1\n"
     )
-    assert isinstance(candidate_of(moved, two), Candidate)
+    candidate_of(moved, two)
 
 
 def test_the_self_test_deletes_the_code() -> None:
@@ -65,8 +65,8 @@ def test_the_self_test_deletes_the_code() -> None:
 def test_openings_without_an_end_are_passed_over(opening: str) -> None:
     """Where each looks for its own end, this takes minutes."""
     text = opening * (LONG // len(opening))
-    assert isinstance(candidate_of(text, SPEC), Refusal)
-    assert isinstance(candidate_of(f"call:x{{{text}}}<tool_call|>", SPEC), Refusal)
+    for completion in (text, f"call:x{{{text}}}<tool_call|>"):
+        refusal(completion, SPEC)
 
 
 def test_calls_behind_openings_without_an_end_are_still_read() -> None:

@@ -4,6 +4,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards.verifiers.candidate import Candidate, Failure, Refusal, refused_path
+from rewards.verifiers.candidate import Failure, Refusal, refused_path
 from rewards.verifiers.patches import apply_patch, verify
 from tests.verifiers.diff_cases import MUTATIONS, Edit, cut, real_edits, unified
 
@@ -45,20 +46,14 @@ CHANGE = """--- a/src/items.py
 """
 
 
-def applied(diff: str, files: dict[str, str] | None = None, **spec: Any) -> Candidate | Refusal:
-    return apply_patch(diff, {"files": files or {"src/items.py": CODE}, **spec})
-
-
 def files_after(diff: str, files: dict[str, str] | None = None, **spec: Any) -> dict[str, str]:
-    result = applied(diff, files, **spec)
-    assert isinstance(result, Candidate), result
-    return result.files
+    return apply_patch(diff, {"files": files or {"src/items.py": CODE}, **spec}).files
 
 
 def refusal(diff: str, files: dict[str, str] | None = None, **spec: Any) -> Refusal:
-    result = applied(diff, files, **spec)
-    assert isinstance(result, Refusal), result
-    return result
+    with pytest.raises(Refusal) as refused:
+        files_after(diff, files, **spec)
+    return refused.value
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
@@ -188,8 +183,8 @@ def test_what_is_applied_is_what_was_meant(
         "\n".join([*before[: len(before) // 2], *after]) + "\n" * (not open_after),
     )
     spec = {"files": {"x.txt": edit.before}}
-    result = apply_patch(MUTATIONS[name](unified(edit), random.Random(seed)), spec)
-    if isinstance(result, Candidate):
+    with suppress(Refusal):
+        result = apply_patch(MUTATIONS[name](unified(edit), random.Random(seed)), spec)
         assert result.files == {"x.txt": edit.after}
 
 
@@ -231,8 +226,9 @@ def outcomes(
         diff = change(unified(edit), random.Random(number))
         spec: dict[str, Any] = {"files": {edit.path: edit.before}, "locked": []}
         spec["truncated"] = truncated
-        result = apply_patch(diff, spec)
-        if isinstance(result, Refusal):
+        try:
+            result = apply_patch(diff, spec)
+        except Refusal:
             counts["refused"] += 1
         else:
             counts["right" if result.files[edit.path] == edit.after else "wrong"] += 1
@@ -268,12 +264,10 @@ IN_B = "@@ class B:\n@@ def f(self):\n-        return 1\n+        return 2\n"
 )
 def test_a_hunk_may_name_the_lines_above_it(path: str, hunk: str) -> None:
     found = apply_patch(f"--- a/{path}\n+++ b/{path}\n{hunk}", {"files": ABOVE})
-    assert isinstance(found, Candidate), found
     assert found.files[path] == "2".join(ABOVE[path].rsplit("1", 1))
 
 
 @pytest.mark.parametrize("above", ["", " def h(x):"])
 def test_lines_above_that_are_missing_leave_it_ambiguous(above: str) -> None:
-    found = apply_patch(f"--- a/m.py\n+++ b/m.py\n@@{above}\n-        return 1\n+        return 2\n", {"files": ABOVE})
-    assert isinstance(found, Refusal)
-    assert found.failure == "ambiguous"
+    diff = f"--- a/m.py\n+++ b/m.py\n@@{above}\n-        return 1\n+        return 2\n"
+    assert refusal(diff, ABOVE).failure == "ambiguous"
