@@ -170,7 +170,8 @@ def open_adapter(name: str, model_args: ModelConfig) -> Path:
     """Return the folder of an adapter, and set the LoRA arguments to its own, in place."""
     with translate_errors(f"The adapter `{name}` cannot be opened", "give the folder or the Hub id of one"):
         folder = Path(name) if is_local(name) else Path(snapshot_download(name, allow_patterns=list(WEIGHTS)))
-        config = PeftConfig.from_pretrained(str(folder))
+        # Of a folder without one, PEFT would ask the Hub.
+        config = PeftConfig.from_pretrained(str(folder), local_files_only=True)
     if not isinstance(config, LoraConfig) or not (folder / WEIGHTS[0]).is_file():
         raise TrainingInputError(
             f"`{name}` is not a LoRA adapter with its {WEIGHTS[0]}; give the folder or the Hub id of one."

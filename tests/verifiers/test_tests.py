@@ -1,13 +1,16 @@
 """Correct programs pass, buggy ones fail, what hangs is cut, and the feedback says why."""
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rewards.sandbox import Limits, Ran, Server
 from rewards.verifiers import tests
 from rewards.verifiers.outcomes import counts_as
-from rewards.verifiers.tests import same, verify
+from rewards.verifiers.tests import in_server, same, verify
 from tests.verifiers.programs import PROGRAMS, Program, case, spec_of, writing
 
 
@@ -25,10 +28,21 @@ def test_the_correct_program_passes(name: str) -> None:
     assert result.metrics == {"tests": len(program.cases), "passed": len(program.cases)}
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(imports=tests.IMPORTS) as running:
+        yield running
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_buggy_program_fails(name: str) -> None:
+def test_the_buggy_program_fails(name: str, server: Server) -> None:
+    def python(*given: Any, limits: Limits, **more: Any) -> Ran:
+        # 0 is 15 seconds, which one program would wait for.
+        limits = replace(limits, wall_seconds=2 if name == "sleeping" else 0)
+        return in_server(server)(*given, limits=limits, **more)
+
     program = PROGRAMS[name]
-    result = verify(writing(program.buggy), spec_of(program))
+    result = verify(writing(program.buggy), spec_of(program), python)
     assert result.status == "failed", result
     assert result.score is not None
     assert result.score < 1
