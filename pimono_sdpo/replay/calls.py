@@ -5,8 +5,10 @@ A patch of Codex names files and runs of lines, each looked up after the one bef
 """
 
 import re
+import tomllib
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pimono_sdpo.prefilter import Prefilter
@@ -20,36 +22,16 @@ LONGEST_LINE = 2000
 # A fork may write the arguments of another harness; Pi's come first.
 _OLD_AND_NEW = tuple(dict.fromkeys(h.files.edit for h in reversed(HARNESSES) if h.files.edit))
 _NOTICE = re.compile(r"\n\n(?:\[[^\]\n]{0,400}\]|\.\.\. \([^\n]{0,300}\))\s*\Z")
-_NO_TEXT = re.compile(
-    r"\s*(?:\Z|<?(?:tool_use_)?error\b|Read image|Image file|File not found|File unchanged"
-    r"|\[(?:Line|Old tool result|Output|Image|Binary|Content)\b|\(no output\)|🔒)",
-    re.IGNORECASE,
-)
-_GAP = re.compile(
-    r"REDACTED|\ufffd|^[ \t]*(?:\.\.\.|…)[ \t]*$"
-    r"|\d (?:more )?(?:chars|characters|bytes|lines|tokens)\b[^\]\n]{0,20}"
-    r"(?:truncated|omitted|more)"
-    r"|^\W{0,20}[\[(<.][^\n]{0,100}(?:truncated|omitted|cleared|elided|redacted|pruned)[^\n]{0,60}"
-    r"[\])>.][ \t]*$",
-    re.IGNORECASE | re.MULTILINE,
-)
+_TABLE = {
+    name: "|".join(alternatives)
+    for name, alternatives in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
+}
+_NO_TEXT = re.compile(rf"\s*(?:{_TABLE['no_text']})", re.IGNORECASE)
+_GAP = re.compile(_TABLE["gap"], re.IGNORECASE | re.MULTILINE)
+_VETO = re.compile(rf"\W{{0,8}}(?:{_TABLE['veto']})", re.IGNORECASE)
 _PREFILTER = Prefilter([_GAP])
 _NUMBERED = re.compile(r" *(\d{1,7})([→\t])(.*)")
 _LOOKS_NUMBERED = re.compile(r"\s*\d{1,7}(?:#\w{1,8})?\s?[→\t|:]")
-
-
-# What an extension, a hook or a queue did instead of the call.
-_VETO = re.compile(
-    r"\W{0,8}(?:Sibling tool call errored|Cancelled: parallel tool call"
-    r"|(?:HARD )?BLOCK(?:ED)?\b|[\w -]{3,40}Gate\]|RETRYABLE\b|(?:User )?cancelled\b"
-    r"|Skipped due to queued user|Interrupted by user|execution error: Io\("
-    r"|apply_patch[^\n]{0,500}sandbox helper failed|Failed to create parent directories|E(?:ACCES|PERM|ROFS):"
-    r"|\s*\"status\": \"error\",\s*\"tool\": \"\w+\",\s*\"error\": \"E(?:ACCES|PERM|ROFS):"
-    r"|(?:Operation |Tool |Command |Edit )?(?:blocked|denied|rejected) by\b"
-    r"|[\w:]+ hook (?:error|blocked)"
-    r"|User (?:cancelled|declined|denied)|Permission to use|Claude requested permissions)",
-    re.IGNORECASE,
-)
 _HEADER = re.compile(r"\*\*\* (Add|Update|Delete) File: (.+)")
 
 
