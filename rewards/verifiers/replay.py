@@ -3,7 +3,7 @@
 spec   workspace: the files as they stood when the request was made, as the filter writes them and
        `pimono_sdpo.replay.workspace` shows; tools: what may be called, as for `tool_calls`
 score  1.0 if every call that can be decided works; an edit whose text is not found 0.2, is found
-       more than once 0.4, changes nothing 0.0; a change that breaks the syntax of a file 0.6
+       more than once 0.4, changes nothing or cannot be read 0.0; a change that breaks the syntax of a file 0.6
 
 | call | verdict |
 |---|---|
@@ -11,6 +11,7 @@ score  1.0 if every call that can be decided works; an edit whose text is not fo
 | edit: each old text occurs once in the file, and something changes | passed |
 | edit: a text does not occur, occurs more than once, or is replaced by itself | failed |
 | apply_patch: the lines of each hunk follow each other in the file, or do not | passed or failed |
+| apply_patch: a hunk that is empty, or has a line that begins with none of space, + and - | failed |
 | write something new | passed |
 | write what the file contains already | failed |
 | edit or write: the file parsed before and no longer does | failed |
@@ -37,7 +38,7 @@ MAX_FEEDBACK = 1200
 NEAR_CHARS = 300
 MIN_ALIKE = 0.6
 # A wrong text may be a slip; changing nothing is not an attempt.
-SCORES: dict[Outcome, float] = {"not_found": 0.2, "multiple": 0.4, "no_change": 0.0}
+SCORES: dict[Outcome, float] = {"not_found": 0.2, "multiple": 0.4, "no_change": 0.0, "invalid": 0.0}
 BROKEN = 0.6
 
 
@@ -74,7 +75,8 @@ def _patch(workspace: Workspace, call: Call) -> CallVerdict:
         workspace.patched(patches)
         return True
     names = ", ".join(patch.path for patch in patches)
-    return outcome and _fail(f"Failed to find the expected lines of the patch in {names}.", SCORES[outcome])
+    problem = "read the patch of" if outcome == "invalid" else "find the expected lines of the patch in"
+    return outcome and _fail(f"Failed to {problem} {names}.", SCORES[outcome])
 
 
 def _edit(workspace: Workspace, call: Call) -> CallVerdict:
