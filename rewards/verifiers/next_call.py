@@ -78,7 +78,7 @@ class Step:
             self.failed = self.references[0] if recorded[0] else None
             self.paths = {self.absolute(path) for path in spec["paths"]} | set(self.workspace.files)
         except (KeyError, TypeError, AttributeError) as found:
-            raise BadSpec(f"the row is not of `filter --unit step` ({found!r})") from found
+            raise BadSpec(f"The row is not of `filter --unit step` ({found!r}).") from found
         goal = str(self.goal.get("path") or "")
         self.path = self.absolute(_inside(_find_folder(self.failed), goal)) if goal else ""
         # What the call that worked names is there, whether it was shown or not.

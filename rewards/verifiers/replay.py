@@ -28,7 +28,7 @@ from pimono_sdpo.replay.files import Edit, File, Outcome, normalise_line_ends
 from pimono_sdpo.replay.workspace import Workspace, load_workspace
 from pimono_sdpo.text import shorten
 from rewards.verifiers.call_formats import Call
-from rewards.verifiers.rubric import VerifierResult, error, failed, passed, skipped
+from rewards.verifiers.rubric import BadSpec, VerifierResult, failed, passed, skipped
 from rewards.verifiers.syntax import problems
 from rewards.verifiers.tool_calls import calls_of
 
@@ -48,7 +48,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     try:
         workspace = load_workspace(spec["workspace"])
     except (KeyError, TypeError, AttributeError) as found:
-        return error(NAME, f"The row's workspace cannot be read ({type(found).__name__}).")
+        raise BadSpec(f"`workspace` of the spec cannot be read ({type(found).__name__}).") from found
     decided = 0
     for call in calls_of(completion, spec):
         verdict = CHECKS.get(call.name, _other)(workspace, call) if isinstance(call.arguments, dict) else None

@@ -44,7 +44,7 @@ from pimono_sdpo.text import shorten
 from pimono_sdpo.traces.harness import HARNESSES
 from pimono_sdpo.traces.harness.base import Schema
 from rewards.verifiers.call_formats import EXAMPLES, FAMILIES, Call, Reading, read_calls
-from rewards.verifiers.rubric import VerifierResult, error, failed, passed, skipped
+from rewards.verifiers.rubric import BadSpec, VerifierResult, failed, passed, skipped
 
 NAME = "tool_calls"
 UNKNOWN_TOOL = 0.2
@@ -67,10 +67,6 @@ TOOL_SETS: dict[str, dict[str, tuple[Schema, ...]]] = {
 }
 
 
-class BadTools(ValueError):
-    """The spec's tools are none: the row is to blame, not the model."""
-
-
 @dataclass(frozen=True)
 class Tool:
     """A tool; arguments are good when one of the schemas, oldest first, takes them."""
@@ -91,13 +87,13 @@ class Tool:
 
 
 def tools_of(tools: str | Sequence[str | dict[str, Any]], harness: str = "pi") -> dict[str, Tool]:
-    """Return the tools by name; raises BadTools.
+    """Return the tools by name; raises BadSpec.
 
     `tools` is the name of a set in TOOL_SETS, or a list of OpenAI-style definitions and of names of
     the harness's tools (a name that it does not have takes any object).
     """
     if not isinstance(harness, str) or harness not in HARNESS_TOOLS:
-        raise BadTools(f"harness is {harness!r}; known are {', '.join(HARNESS_TOOLS)}")
+        raise BadSpec(f"`harness` of the spec is {harness!r}; known are {', '.join(HARNESS_TOOLS)}.")
     return _tools(json.dumps(tools), harness)
 
 
@@ -106,10 +102,10 @@ def _tools(text: str, harness: str) -> dict[str, Tool]:
     given: Any = json.loads(text)
     if isinstance(given, str):
         if given not in TOOL_SETS:
-            raise BadTools(f"tools is {given!r}; known sets are {', '.join(TOOL_SETS)}")
+            raise BadSpec(f"`tools` of the spec is {given!r}; known sets are {', '.join(TOOL_SETS)}.")
         given, harness = [*TOOL_SETS[given]], given
     if not isinstance(given, list) or not given:
-        raise BadTools("tools must be the name of a set or a list of tools that is not empty")
+        raise BadSpec("`tools` of the spec must be the name of a set, or a list of tools that is not empty.")
     return {tool.name: tool for tool in (_tool(entry, harness) for entry in given)}
 
 
@@ -118,12 +114,14 @@ def _tool(entry: Any, harness: str) -> Tool:
         return Tool(entry, TOOL_SETS[harness].get(entry, ({"type": "object"},)), harness in COERCING)
     function = entry.get("function", entry) if isinstance(entry, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise BadTools(f"a tool is a name or a function with a name, not {str(entry)[:80]!r}")
+        raise BadSpec(f"`tools` of the spec has {str(entry)[:80]!r}; a tool is a name, or a function with a name.")
     schema = function.get("parameters") or {"type": "object"}
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as found:
-        raise BadTools(f"parameters of {function['name']}: {found.message[:200]}") from found
+        raise BadSpec(
+            f"The parameters of {function['name']} in the spec are not a schema: {found.message[:200]}."
+        ) from found
     return Tool(function["name"], (schema,))
 
 
@@ -239,10 +237,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     """Verify the calls of a completion, decoded with its special tokens (`call_formats.decode`)."""
     if not spec.get("tools"):
         return skipped(NAME, "The row names no tools.")
-    try:
-        tools, formats, reading = _read(completion, spec)
-    except BadTools as found:
-        return error(NAME, f"The row's spec cannot be used: {found}.")
+    tools, formats, reading = _read(completion, spec)
     form = f"Write it as {EXAMPLES[formats[0]]}." if len(formats) == 1 else ""
     if spec.get("truncated"):
         text = "The message was cut off before its end: it reached the longest length allowed. Make one smaller call."
@@ -252,7 +247,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
         try:
             return _verify_calls(reading.calls, tools)
         except (Unresolvable, RecursionError) as found:  # depth of arguments is bounded: the $ref loops
-            return error(NAME, f"A $ref of the row's tools leads nowhere: {str(found)[:200]}.")
+            raise BadSpec(f"A $ref of the spec's tools leads nowhere: {str(found)[:200]}.") from found
     elif spec.get("call") == "optional":
         return skipped(NAME, "The message makes no call, and needs none.")
     else:
@@ -261,12 +256,8 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
 
 
 def calls_of(completion: str, spec: dict[str, Any]) -> tuple[Call, ...]:
-    """Return the calls of a completion for other verifiers; none when they cannot be read."""
-    try:
-        return _read(completion, spec)[2].calls if spec.get("tools") else ()
-    except BadTools:
-        # `verify` says so; another verdict on it would only repeat it.
-        return ()
+    """Return the calls of a completion for other verifiers; none when they cannot be read. Raises BadSpec."""
+    return _read(completion, spec)[2].calls if spec.get("tools") else ()
 
 
 def _read(completion: str, spec: dict[str, Any]) -> tuple[dict[str, Tool], list[str], Reading]:
@@ -283,7 +274,7 @@ def _formats(given: Any, named: Any) -> list[str]:
     if given is None:
         return DEFAULT_FORMATS.get(named, FAMILIES_ONLY) if isinstance(named, str) else FAMILIES_ONLY
     if str(given) not in EXAMPLES:
-        raise BadTools(f"format {given!r} is not one of {', '.join(EXAMPLES)}")
+        raise BadSpec(f"`format` of the spec is {given!r}; known are {', '.join(EXAMPLES)}.")
     return [given]
 
 

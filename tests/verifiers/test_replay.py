@@ -7,6 +7,7 @@ import pytest
 
 from pimono_sdpo.replay.workspace import Workspace
 from rewards.verifiers.replay import verify
+from rewards.verifiers.rubric import BadSpec
 from tests.predictions import dump_workspace
 
 TEXT = "import a\n\nlet x = 1\nlet y = x\n"
@@ -77,7 +78,8 @@ def test_calls_are_judged_or_left_open(calls: list[tuple[str, dict[str, Any]]], 
 def test_a_row_without_files_has_no_say() -> None:
     assert verify(called(edit("a.ts", "x")), {"tools": "pi"}).status == "skipped"
     broken = {"tools": "pi", "workspace": {"files": {"/w/a.ts": "text"}}}
-    assert verify(called(edit("a.ts", "x")), broken).status == "error"
+    with pytest.raises(BadSpec):
+        verify(called(edit("a.ts", "x")), broken)
 
 
 def test_the_spec_is_left_as_it_was() -> None:
