@@ -18,7 +18,7 @@ from tests.sandbox.attacks import HEAD, LIMITED, REFUSED
 # A clock is tight only where it alone has to stop the attack. Elsewhere it is far away, so that
 # neither a slow nor a loaded machine changes what stops it.
 LOOSE = Limits(cpu_seconds=15, wall_seconds=300)
-TIGHT = {"cpu": Limits(cpu_seconds=0.5, wall_seconds=300), "wall": Limits(cpu_seconds=15, wall_seconds=2)}
+TIGHT = {"cpu": Limits(cpu_seconds=0.5, wall_seconds=300), "wall": Limits(cpu_seconds=15, wall_seconds=1)}
 ASKED = ("report.xml", "sub/token")
 
 
