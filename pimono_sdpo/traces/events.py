@@ -51,8 +51,8 @@ def decode_json(text: str) -> Any:
     """Decode JSON that a model wrote; None if it is invalid or nested too deeply."""
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        # Models write broken arguments; such a call is treated like one without any.
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        # Models write broken arguments, half a character too; such a call is treated like one without any.
         return None
 
 

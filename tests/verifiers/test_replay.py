@@ -64,6 +64,7 @@ def edit(path: str, old: str, new: str = "new") -> tuple[str, dict[str, Any]]:
         ([("bash", {"command": "sed -i s/x/q/ a.ts"}), edit("a.ts", "gone")], "skipped", ""),
         ([("bash", {"command": "ls"})], "skipped", "does not tell"),
         ([("edit", {"path": 3})], "skipped", "does not tell"),
+        ([("edit", {"path": "a.ts", "edits": "\ud800"})], "skipped", "does not tell"),
         ([("edit", {"input": "*** Update File: a.ts\n@@\n-let y = x\n+q"})], "passed", ""),
         ([("edit", {"input": "*** Update File: a.ts\n@@\n-let z\n+q"})], "failed", "find the expected lines"),
         ([("edit", {"input": "*** Update File: a.ts\nlet y = x\n+q"})], "failed", "Failed to read the patch"),
