@@ -6,7 +6,7 @@ writes  one row per episode (a request and what followed it), or one per session
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, pairwise
 from operator import itemgetter
@@ -26,7 +26,7 @@ from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import find_branches, match_results, read_trace
 from processors.corrections import Judge, find_corrections
 from processors.corrections.features import ASKED_CHARS, is_automated, list_edited, read_cues, strip_wrapper
-from processors.diagnostics import NOTHING_KNOWN, find_failures
+from processors.diagnostics import NOTHING_KNOWN, find_failures, find_target
 from processors.keep import keep, rate_episodes
 from processors.outcome import describe_outcomes
 from processors.redact import identify
@@ -255,12 +255,12 @@ def _list_requests(events: Sequence[Event]) -> list[Event]:
 
 def spell_out(request: Event, events: Sequence[Event]) -> str:
     """Return what a request says, with the text of its command; "" if it points at what nobody has shown."""
-    words = strip_wrapper(request.text)
-    if _SAYS["points"].fullmatch(words) and not any(map(_is_message, events[: request.index])):
-        return ""
+    text = strip_wrapper(request.text)
     before, *_, after = events[max(request.index - 1, 0) : request.index + 2]
-    is_command = before.kind == after.kind == "custom_message" and " " not in before.text
-    return f"{words}\n\n{after.text.strip()}" if is_command and after.text[:1] != "<" else words
+    if before.kind == after.kind == "custom_message" and " " not in before.text and after.text[:1] != "<":
+        text += f"\n\n{after.text.strip()}"
+    is_first = not any(map(_is_message, events[: request.index]))
+    return "" if is_first and _SAYS["points"].fullmatch(text) else text
 
 
 def _is_work(event: Event) -> bool:
@@ -401,22 +401,15 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
     turns: list[tuple[str, list[str]]] = []
     sizes: list[int] = []
     begins: list[int] = []
-    for index in range(stop - 1, -1, -1):
-        if sum(sizes) > limit or not limit:
+    for role, text, index in _read_back(events, stop) if limit else ():
+        if sum(sizes) > limit:
             break
-        event = events[index]
-        if not _is_message(event):
-            continue
-        text = strip_wrapper(event.text) if event.kind == "user" else event.text.strip()
-        if not text or (event.kind == "user" and _SAYS["notice"].match(text)):
-            continue
-        if turns and turns[-1][0] == event.kind:
+        if turns and turns[-1][0] == role:
             turns[-1][1].append(text)
             begins[-1] = index
             sizes[-1] = min(sizes[-1] + len(text), TURN_CHARS if sizes[1:] else ANSWER_CHARS)
-        elif turns or event.kind == "assistant":
-            # A user's turn right before the request was never answered.
-            turns.append((event.kind, [text]))
+        else:
+            turns.append((role, [text]))
             begins.append(index)
             sizes.append(min(len(text), TURN_CHARS if sizes else ANSWER_CHARS))
     while turns and (turns[-1][0] == "assistant" or sum(sizes) > limit):
@@ -428,6 +421,28 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
         tasks = (text for text in texts if is_substantive(text) and _has_words(text, TASK_WORDS))
         turns[-1][1].extend(islice(tasks, 1))
     return [Message(role=role, content="\n\n".join(reversed(texts))) for role, texts in reversed(turns)]
+
+
+def _read_back(events: Sequence[Event], stop: int) -> Iterator[tuple[str, str, int]]:
+    """Yield role, text and index of the messages before event `stop`, from an answer on, the last one first.
+
+    Of an agent that worked on a request and said nothing, the last call stands in brackets. A user's turn
+    right before `stop` that it did nothing about was never answered.
+    """
+    answer = did = ""
+    for event in reversed(events[:stop]):
+        if event.kind == "tool_call" and event.on_active_branch:
+            did = did or f"[{event.tool_name} {find_target(event.arguments)}]"
+        if not _is_message(event):
+            continue
+        text = strip_wrapper(event.text) if event.kind == "user" else event.text.strip()
+        if not text or (event.kind == "user" and _SAYS["notice"].match(text)):
+            continue
+        if event.kind == "user" and not answer and did:
+            yield "assistant", did, event.index
+        answer = answer or (text if event.kind == "assistant" else did)
+        if answer:
+            yield event.kind, text, event.index
 
 
 def _is_message(event: Event) -> bool:

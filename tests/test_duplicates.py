@@ -213,6 +213,18 @@ def test_many_answers_in_a_row_leave_room_for_the_request_before_them() -> None:
     assert [turn["role"] for turn in turns] == ["user", "assistant"]
 
 
+def test_work_without_a_word_is_shown_by_its_last_call() -> None:
+    work = [*bash("ls src", "a.py"), *bash("cat src/a.py", "x = 1", call_id="c2")]
+    earlier = [user("Name the modules"), assistant("There is one.")]
+    events = read_trace(trace(HEADER, *earlier, user("Explain a.py"), *work, user("why?"))).events
+    assert [(turn["role"], turn["content"]) for turn in gather_history(events, len(events) - 1, 4000)] == [
+        ("user", "Name the modules"),
+        ("assistant", "There is one."),
+        ("user", "Explain a.py"),
+        ("assistant", "[bash cat src/a.py]"),
+    ]
+
+
 def test_the_task_stands_before_nudges_that_would_push_it_out() -> None:
     task = "Write a parser for the old log files and test it"
     nudges = [entry for _ in range(6) for entry in (user("continue"), assistant("step " * 300))]
