@@ -40,6 +40,29 @@ def test_every_rule_matches_its_example(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize(
+    ("runner", "failing", "passing"),
+    [
+        ("prove", "Failed 1/3 subtests\nFiles=2, Tests=6\nResult: FAIL", "Files=2, Tests=6\nResult: PASS"),
+        ("tox", "  py311: FAIL code 1 (1.2 seconds)", "  py311: OK (1.2 seconds)"),
+        ("bazel test //...", "//a:b        FAILED in 0.3s", "//a:b        PASSED in 0.3s"),
+        ("cabal test", "Test suite spec: FAIL", "Test suite spec: PASS"),
+        ("flutter test", "00:01 +2 -1: Some tests failed.", "00:01 +3: All tests passed!"),
+        ("meson test", "Ok:      1\nFail:    1", "Ok:      2\nExpected Fail: 1\nFail:    0"),
+        ("nox", "nox > Session tests failed.", "nox > Session tests was successful."),
+        ("busted", "2 successes / 1 failure / 0 errors", "3 successes / 0 failures / 0 errors"),
+        ("Rscript tests.R", "[ FAIL 1 | WARN 0 | SKIP 0 | PASS 2 ]", "[ FAIL 0 | WARN 0 | SKIP 0 | PASS 3 ]"),
+        ("clj -M:test", "1 failures, 0 errors.", "0 failures, 0 errors."),
+        ("cmake --build .", "gmake: *** [Makefile:136: all] Error 2", "[100%] Built target a"),
+        ("pre-commit run", "ruff............Failed\n- hook id: ruff", "ruff............Passed"),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_runner_that_a_pipe_hides(runner: str, failing: str, passing: str) -> None:
+    (found,) = categories(*bash(f"{runner} 2>&1 | tail -5", failing))
+    assert found and {*found} <= {"test_or_assertion", "build_lint_compile", "command_error"}
+    assert categories(*bash(f"{runner} 2>&1 | tail -5", passing)) == []
+
+
+@pytest.mark.parametrize(
     ("command", "output", "expected"),
     [
         ("npm test", exited("Tests  2 failed"), ["command_error", "test_or_assertion"]),
