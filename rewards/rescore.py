@@ -4,7 +4,7 @@ reads   a folder or file of parquet or JSONL, or a saved dataset; columns `verif
         `completion` (text, or a conversation) or `completions` (a list of such)
 writes  DIR/data/scored-NNNNN.parquet with all columns and those of VERDICT, DIR/report.json
 
-A row that cannot be judged, such as one without a spec, says why in `rejected` and is counted.
+A row that cannot be judged, such as one without a usable spec, says why in `rejected` and is counted.
 
 Done in slices of SLICE rows, each by several threads: verifiers mostly wait for programs that they
 have started. A run that is killed goes on behind its last finished slice.
@@ -66,6 +66,9 @@ def rubric_of(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
     A graded one may carry its weight, `syntax=0.5`. Raises OutputError for anything else.
     """
     named = [given.partition("=") for given in graded]
+    names = [*gates, *(name for name, _, _ in named)]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise OutputError(f"The verifier `{twice}` is given twice; give each once, as a gate or graded.")
     try:
         weighed = [(verifier_of(name), float(weight or 1)) for name, _, weight in named]
         return Rubric(tuple(map(verifier_of, gates)), tuple(weighed))
@@ -105,9 +108,12 @@ def rescore(row: Row, rubric: Rubric) -> Row:
     with suppress(ValueError, RecursionError):
         spec = json.loads(spec)
     try:
-        return {**rubric(text_of(completion, "assistant"), spec).to_row(), "rejected": None}
+        found = rubric(text_of(completion, "assistant"), spec)
     except ValueError as refused:  # what verifiers say of a spec that they cannot judge by
         return _rejected(str(refused))
+    # Errors of ours say more than verifiers that do not apply.
+    why = {one.status: one.feedback for one in reversed(found.results)} if found.reward is None else {}
+    return {**found.to_row(), "rejected": why.get("error") or why.get("skipped")}
 
 
 def _rejected(why: str) -> Row:
@@ -142,8 +148,8 @@ def rescore_dataset(source: str, out: Path, rubric: Rubric, workers: int = 1) ->
         report = _report(files, used)
         if not report["rows"] or sum(report["rejected"].values()) == report["rows"]:
             remove(work, LOCK)
-            why = next(iter(report["rejected"]), "there is no completion in any row")
-            raise SourceError(f"None of the rows of `{source}` can be scored: {why.rstrip('.')}.")
+            why = next((f"row {n}: {why}" for why, n in report["first_rejected"].items()), "they hold no completion")
+            raise SourceError(f"None of the rows of `{source}` can be scored ({why.rstrip('.')}).")
         finished = make_output(work, "data")
         for file in files:
             link_or_copy(file, finished / "data" / f"scored-{file.name}")
@@ -181,12 +187,14 @@ def _score(stored: Dataset, rubric: Rubric, workers: int) -> Iterator[Piece]:
 def _report(files: Sequence[Path], used: Row) -> Row:
     rewards: list[float | None] = []
     verdicts = defaultdict[str, Counter[str]](Counter)
-    categories, rejected = Counter[str](), Counter[str]()
-    for row in read_rows(files, COUNTED):
+    categories, rejected, first = Counter[str](), Counter[str](), dict[str, int]()
+    for number, row in enumerate(read_rows(files, COUNTED), 1):
         rewards.append(row["reward"])
         for name, status in zip(row["verifier"], row["status"], strict=True):
             verdicts[name][status] += 1
-        rejected.update(filter(None, [row["rejected"]]))
+        if why := row["rejected"]:
+            rejected[why] += 1
+            first.setdefault(why, number)
         categories.update(filter(None, row["category"]))
     reasons = dict(rejected.most_common(REASONS))
     if others := rejected.total() - sum(reasons.values()):
@@ -199,6 +207,7 @@ def _report(files: Sequence[Path], used: Row) -> Row:
         "passed": sum(reward == 1.0 for reward in judged),
         "mean_reward": sum(judged) / len(judged) if judged else None,
         "rejected": reasons,
+        "first_rejected": {why: first[why] for why in reasons if why in first},
         "verdicts": {n: {s: verdicts[n][s] for s in STATUSES} for n in sorted(verdicts)},
         "categories": dict(sorted(categories.items())),
         "rubric": used,
@@ -213,7 +222,9 @@ def _name(verifier: Any) -> str:
 def open_completions(source: str) -> Dataset:
     """Return the rows as they are stored; raises SourceError or EmptySelection."""
     path = Path(source)
-    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    # Beside its rows, a folder of ours has a report and rejects.
+    folder = path / "data" if (path / "data").is_dir() else path
+    files = [path] if path.is_file() else sorted(folder.rglob("*"))
     parquet = [str(file) for file in files if file.suffix == ".parquet"]
     raw = [str(file) for file in files if file.suffix in {".jsonl", ".json"}]
     is_saved = any((path / name).exists() for name in ("state.json", "dataset_dict.json"))

@@ -85,6 +85,9 @@ def test_a_run_goes_on_behind_its_last_slice(source: Path, tmp_path: Path, monke
         (ROWS, [], ["syntax=much"], OutputError, "cannot be built"),
         (ROWS, [], ["syntax=0"], OutputError, "cannot be built"),
         (ROWS, [], ["syntax=inf"], OutputError, "cannot be built"),
+        (ROWS, ["syntax"], ["syntax=2"], OutputError, "`syntax` is given twice"),
+        ({**ROWS, "verifier_spec": ['{"tools": "nope"}'] * 4}, ["tool_calls"], [], SourceError, "row 1: .*'nope'"),
+        ({**ROWS, "verifier_spec": ["{}"] * 4}, ["tests"], [], SourceError, "row 1: The row has no tests"),
         (ROWS, ["os:system"], [], OutputError, "`os:system` is not a verifier"),
         (ROWS, ["json:dumps"], [], OutputError, "`json:dumps` is not a verifier"),
         (ROWS, ["operator:eq"], [], OutputError, "is not a verifier"),
@@ -97,7 +100,7 @@ def test_a_run_goes_on_behind_its_last_slice(source: Path, tmp_path: Path, monke
         ({"completion": [3], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "is neither text"),
         ({"completion": [["a"]], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "neither"),
         ({"completions": ["a"], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "has no completion"),
-        ({"completions": [[]], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "no completion"),
+        ({"completions": [[]], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "hold no completion"),
         ({"completion": ["a"]}, ["syntax"], [], SourceError, "and `verifier_spec` as the text"),
         ({name: [] for name in ROWS}, ["syntax"], [], EmptySelection, "has no rows"),
     ],
@@ -123,7 +126,7 @@ def test_the_command_tells_the_result(source: Path, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[1:] == [
         "verifier     passed   failed    error  skipped",
         "tool_calls        1        2        0        0",
-        "rejected: the row has no `verifier_spec` 1",
+        "rejected: 1, the row has no `verifier_spec` (first in row 4)",
         f"rows and report.json are in {tmp_path / 'out'}",
     ]
     assert "4 rows, 3 judged, 1 passed" in done.stdout

@@ -42,9 +42,9 @@ def run(options: Options) -> None:
         f"{report['rows']} rows, {report['judged']} judged, {report['passed']} passed, mean reward "
         f"{mean}\n{_verdict_table(report['verdicts'])}"
     )
-    if report["rejected"]:
-        rejected = ", ".join(f"{name} {count}" for name, count in report["rejected"].items())
-        typer.echo(f"rejected: {rejected}")
+    for why, count in report["rejected"].items():
+        first = report["first_rejected"].get(why)
+        typer.echo(f"rejected: {count}, {why}" + f" (first in row {first})" * (first is not None))
     typer.echo(f"rows and report.json are in {options.out}")
 
 
