@@ -135,7 +135,10 @@ def _map(dataset: AnyDataset, run: Any, after: Features, removed: list[str] | No
     if isinstance(dataset, Dataset) and dataset.num_rows == 0:
         # `Dataset.map` leaves the columns of an empty dataset as they are.
         return Dataset.from_dict({name: [] for name in after}, features=after)
-    return dataset.map(run, features=after, remove_columns=removed, **options)
+    try:
+        return dataset.map(run, features=after, remove_columns=removed, **options)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise OwnCodeError(f"A stage returned what a column of its `writes` cannot hold: {error}.") from error
 
 
 def apply_all(dataset: AnyDataset, stages: Iterable[Stage], **options: Any) -> AnyDataset:
@@ -263,6 +266,8 @@ def _features_of(dataset: Dataset | IterableDataset, stages: Sequence[Stage]) ->
     if dataset.features is None:
         raise SourceError("The stream does not know its columns; give `features` where it is made.")
     for at, stage in enumerate(stages):
+        if not isinstance(stage, Stage):
+            raise OwnCodeError(f"{stage!r:.80} is not a stage; make one by `Map`, `FlatMap` or `Filter`.")
         columns = features_after(dataset.features, stages[:at])
         if missing := [name for name in stage.reads if name not in columns]:
             raise SourceError(f"`{name_of(stage)}` reads {', '.join(missing)}; the columns are {', '.join(columns)}.")

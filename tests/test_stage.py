@@ -45,6 +45,10 @@ def untold(row: Any) -> Any:
     return True
 
 
+def in_words(row: Any) -> Any:
+    return {"n": "one"}
+
+
 def nothing(row: Any) -> Any:
     return None
 
@@ -88,6 +92,8 @@ def test_an_empty_dataset_gets_the_columns_too() -> None:
         ([{"n": 1}], STAGES[2], "not on a list"),
         (ROWS, Filter(untold, reads=("n",)), "`test_stage` returned True; return None or a reason"),
         (ROWS, Map(nothing, reads=("n",), writes=NUMBER), "`test_stage` returned None; return a dict"),
+        (ROWS, Map(in_words, reads=("n",), writes=NUMBER), "what a column of its `writes` cannot hold: .*'one'"),
+        (ROWS, 1, "1 is not a stage; make one by `Map`, `FlatMap` or `Filter`"),
     ],
 )
 def test_what_cannot_be_run_is_one_sentence(run: Any, given: Any, stage: Stage, sentence: str) -> None:
