@@ -28,6 +28,8 @@ _LOWER_WORDS = re.compile(r"[a-z\d]{1,13}(?:[-_ ][a-z\d]{1,13})*")
 _BLANK = re.compile(r"[xX*.\-_#0•]+")
 _JOINED_WORD = re.compile(r"[A-Z]?[a-z]+(?:[A-Z][a-z]+)*\d{0,3}|[A-Z]+\d{0,3}|v?\d{1,4}")
 _PASSWORD_NAME = re.compile(r"(?i)pass|pwd|secret|senha|contrase|parol|kennwort|woord|heslo|sandi|[^\x00-\x7f]")
+# As people make one up, `Mango-Tree-19`; versions and names of things are mostly written small.
+_WORDED_PASSWORD = re.compile(r"(?:[A-Z][a-z]+[-_]){2,}\d{2,4}")
 _KEY_NAME = re.compile(
     r"(?i)(?P<telling>(?:api|access|account|private|secret|encrypt(?:ion)?|signing|master|auth"
     r"|shared|preshared|subscription|storage|service|webhook|licen[cs]e)[_ -]?)?key$"
@@ -212,7 +214,9 @@ def is_stated(match: re.Match[str]) -> bool:
     """Judge a value that a sentence gives."""
     # `password abc123` may be code; behind the word of another language, it is the password.
     before = match.string[match.start() : match.start("value")]
-    has_link = match["link"].strip("`\"'*_() \t-\u2013\u2014") != ""
+    has_link = match["link"].strip("`\"'*_() \t-\u2013\u2014") != "" or before.rstrip().endswith(":")
+    if has_link and _PASSWORD_NAME.match(before) and _WORDED_PASSWORD.fullmatch(match["value"].rstrip(".,;!")):
+        return True
     return is_stated_value(match["value"], has_link or not before.isascii())
 
 

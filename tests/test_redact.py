@@ -170,6 +170,10 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
             "永豐sk\n\nFCcefW9iatHvYyp3XgSYVM1Vhdm\n\nApi token\n\n3r6UGMUX7bnxhnbrZ92sSseGVzL3",
             "永豐sk\n\n[REDACTED:stated_secret]\n\nApi token\n\n[REDACTED:stated_secret]",
         ),
+        ("the password is Mango-Tree-19.", "the password is [REDACTED:stated_secret]"),
+        ("Password for the VPN: Falcon!1987", "Password for the VPN: [REDACTED:stated_secret]"),
+        ("user: bob pw: x9Kq2mmZ", "user: bob pw: [REDACTED:stated_secret]"),
+        ("<td>Password</td><td>Kite7788</td>", "<td>Password</td><td>[REDACTED:stated_secret]</td>"),
     ],
 )
 def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> None:
@@ -180,6 +184,8 @@ def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> 
 @pytest.mark.parametrize(
     "text",
     [
+        *("the password is auth-token-2", "the password is stored in env-file-2", "password for the step: optional"),
+        *("pw: string", "pw = page.width2", "import playwright as pw", "<td>Token</td><td>string</td>"),
         *("max_tokens=4096", "token: string", "password: string;", "apiKey = getKey()"),
         *("apiKey: process.env.API_KEY,", "self.token = token", "TOKEN=${HF_TOKEN}", "TOKEN=$1"),
         *("middleware-sdk-s3/-/middleware-sdk-s3-3.957.0.tgz", "password が空なのでエラーになる[L103-L108"),
