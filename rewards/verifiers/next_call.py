@@ -160,7 +160,7 @@ def _fail(feedback: str, score: float = WRONG) -> VerifierResult:
 
 
 def _unknown() -> VerifierResult:
-    return skipped(NAME, "The session does not tell how this would end.")
+    return skipped(NAME, "The session does not show how this would end.")
 
 
 def _judge_change(call: Call, step: Step) -> VerifierResult:

@@ -56,7 +56,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
         if isinstance(verdict, VerifierResult):
             return verdict
         decided += verdict is True
-    return passed(NAME, calls=decided) if decided else skipped(NAME, "The session does not tell how this would end.")
+    return passed(NAME, calls=decided) if decided else skipped(NAME, "The session does not show how this would end.")
 
 
 CallVerdict = VerifierResult | bool | None
