@@ -39,7 +39,7 @@ def escape_cell(text: str) -> str:
 
 
 def code(text: object) -> str:
-    """Set text in code."""
+    """Format text as code."""
     return f"`{text}`"
 
 
@@ -61,9 +61,8 @@ def describe_commands() -> str:
         NOTE,
         "# Command line\n",
         write_table(["command", "what it does"], rows),
-        "A problem with what you gave is one sentence on stderr, below the usage where an option "
-        "is wrong, and exit code 2; Ctrl-C ends with exit code 130. `pimono-sdpo COMMAND --help` "
-        "shows the same text as this page.\n",
+        "`pimono-sdpo COMMAND --help` shows the same text as this page. An error that you can fix "
+        "is one sentence on stderr and exit code 2; Ctrl-C gives exit code 130.\n",
         *map(describe_command, COMMANDS),
     ]
     return "\n".join(lines)
@@ -97,7 +96,7 @@ def describe_field(one: "Field[Any]", type_: Any) -> list[str]:
 
 
 def name_annotation(annotation: Any) -> str:
-    """Return a type as it is written."""
+    """Return the name of a type."""
     if get_origin(annotation) is Literal:
         return " or ".join(map(str, get_args(annotation)))
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
@@ -111,10 +110,10 @@ def describe_jobs() -> str:
     lines = [
         NOTE,
         "# Options of the training jobs\n",
-        "Options that this project adds to TRL's own. All of "
+        "Options that this project adds to those of TRL. All options of "
         "[`SDPOConfig`](https://huggingface.co/docs/trl/sdpo_trainer), `SFTConfig`, `DPOConfig` "
         "and `ModelConfig` can be given, too, on the command line or in a recipe.\n",
-        "`--config NAME` names a [recipe](recipes.md) or a YAML file.\n",
+        "`--config NAME` selects a [recipe](recipes.md) or a YAML file.\n",
     ]
     for name, one in vars(arguments).items():
         if not (isinstance(one, type) and is_dataclass(one) and one.__module__.startswith(OURS)):
@@ -148,8 +147,8 @@ def describe_recipes() -> str:
     lines = [
         NOTE,
         "# Recipes\n",
-        "A recipe is a YAML file in `jobs/recipes/`, named with `--config`. An option on the "
-        "command line overrides it.\n",
+        "A recipe is a YAML file in `jobs/recipes/`; select it with `--config NAME`. Options on the "
+        "command line override it.\n",
     ]
     for recipe in sorted(find_shipped("recipes").glob("*.yaml")):
         lines += [f"## {recipe.stem}\n", f"```yaml\n{recipe.read_text().strip()}\n```\n"]
@@ -180,9 +179,9 @@ def describe_columns() -> str:
     tables = {name: one for name, one in vars(schema).items() if isinstance(one, Features)}
     lines = [NOTE, "# Columns\n", f"From `pimono_sdpo/schema.py`: {len(tables)} tables.\n"]
     for name in [*known, *(name for name in tables if name not in known)]:
-        title, told = known.get(name, (code(name), {}))
+        title, described = known.get(name, (code(name), {}))
         lines.append(f"## {title}\n")
-        rows = [[code(c), name_type(f), told.get(c, "")] for c, f in tables[name].items()]
+        rows = [[code(c), name_type(f), described.get(c, "")] for c, f in tables[name].items()]
         if any(row[2] for row in rows):
             lines.append(write_table(["column", "type", "description"], rows))
         else:
@@ -228,11 +227,11 @@ def describe_stages() -> str:
         NOTE,
         "# Harnesses, stages and categories of `filter`\n",
         "## Harnesses\n",
-        "The agent that recorded a session is recognised by its lines.\n",
+        "`filter` recognises the agent that recorded a session by its lines.\n",
         write_table(["harness", "what is read", "tools in `verifier_spec`"], harnesses),
         "## Stages\n",
         "A stage is a plain function on rows: a `Map` adds or replaces columns, a `FlatMap` makes "
-        "several rows of one, a `Filter` keeps a row or gives the reason to drop it.\n",
+        "several rows from one, a `Filter` keeps a row or returns the reason to drop it.\n",
         write_table(["stage", "kind", "what it does", "file"], stages),
         "## Categories and their weights\n",
         "A category counts once per row; the weights of a row's terms add up to its `score`. See "
@@ -251,7 +250,7 @@ def list_tools(harness: Any) -> str:
 
 
 class VerifierDoc(NamedTuple):
-    """What the docstring of a verifier's module says; a part that it lacks is empty."""
+    """The parts of the docstring of a verifier's module; a missing part is empty."""
 
     name: str
     summary: str
@@ -274,7 +273,7 @@ def list_verifiers() -> list[VerifierDoc]:
 
 
 def read_paragraph(text: str, name: str) -> str:
-    """Return what stands after a name at the beginning of a line, with the indented lines below.
+    """Return the text after a name at the beginning of a line, with the indented lines below.
 
     >>> read_paragraph("Check it.\\n\\nspec   files\\n       and tests\\nscore  1.0", "spec")
     'files and tests'
@@ -297,8 +296,8 @@ def describe_verifiers() -> str:
         NOTE,
         "# Verifiers\n",
         "`rewards.verifiers.NAME.verify(completion, spec)` judges one completion by the row's "
-        "`verifier_spec`. Name them in `rescore --gate NAME --grade NAME=WEIGHT` and in the "
-        "training job's `--gate` and `--grade`. Keys of the spec that several verifiers read are "
+        "`verifier_spec`. Use them with `rescore --gate NAME --grade NAME=WEIGHT`, and with `--gate` "
+        "and `--grade` of the training jobs. Keys of the spec that several verifiers read are "
         "described under [candidate](#candidate), [recorded_tests](#recorded_tests) and "
         "[pytest_tests](#pytest_tests).\n",
     ]
@@ -315,7 +314,7 @@ def describe_verifiers() -> str:
 
 
 def fence_indented(text: str) -> str:
-    """Put the parts of a docstring that rely on their layout into code blocks."""
+    """Put the aligned or indented parts of a docstring into code blocks."""
     parts = []
     for part in text.split("\n\n"):
         lines = part.splitlines()
@@ -326,7 +325,7 @@ def fence_indented(text: str) -> str:
 
 def describe_modules() -> str:
     """Return the page of all modules with the first lines of their docstrings."""
-    lines = [NOTE, "# Modules\n", "Every module and what it does, from the first lines.\n"]
+    lines = [NOTE, "# Modules\n", "Each module with the first line of its docstring.\n"]
     for package in PACKAGES:
         files = sorted((ROOT / package).rglob("*.py"))
         for folder in dict.fromkeys(path.parent for path in files):
@@ -338,7 +337,7 @@ def describe_modules() -> str:
 
 
 def list_job_options() -> str:
-    """Return what `train --on` needs to know of the options of the jobs, as JSON."""
+    """Return the options of the jobs that `train --on` checks, as JSON."""
     from pimono_sdpo.training import arguments
     from pimono_sdpo.training.run import METHODS
 
