@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 IMAGES = Path(__file__).parent / "images"
 INK, GREY, BLUE, PALE, AMBER = "#1f2933", "#6b7785", "#4a6fa5", "#ccd3df", "#b06a00"
-SAMPLE = "11_abandoned_branch.jsonl"
+SAMPLE = "03_rust_borrow.jsonl"
 # So many fit into the card in any font.
 PROMPT_CHARS = 90
 
@@ -128,9 +128,9 @@ def draw_filter() -> None:
     with tempfile.TemporaryDirectory() as folder:
         report, row = run_filter(Path(folder))
     parts = [*draw_funnel(report, 24, 20), *draw_scores(report["score"], 470, 20)]
-    parts += draw_row(row, 24, 206)
+    card, bottom = draw_row(row, 24, 206)
     title = f"{report['sessions']} sample sessions, filtered into {report['kept']} rows"
-    write_svg("filter.svg", 880, 502, title, parts)
+    write_svg("filter.svg", 880, bottom + 20, title, [*parts, *card])
 
 
 def draw_funnel(report: dict[str, Any], x: float, y: float) -> list[str]:
@@ -175,10 +175,12 @@ def draw_scores(score: dict[str, Any], x: float, y: float) -> list[str]:
     return parts
 
 
-def draw_row(row: dict[str, Any], x: float, y: float) -> list[str]:
-    """Draw one row: request, score terms and what the teacher may see."""
+def draw_row(row: dict[str, Any], x: float, y: int) -> tuple[list[str], int]:
+    """Draw one row: request, score terms and what the teacher may see; also return where it ends."""
     first, *rest = wrap(row["prompt"][-1]["content"], PROMPT_CHARS)
-    parts = [box(x, y, 832, 260 + 16 * len(rest), "#f4f6f9", 8)]
+    context = [line for line in row["privileged_context"].splitlines() if line.strip() not in {"", "|"}]
+    bottom = y + 140 + 16 * len(rest) + 17 * len(context)
+    parts = [box(x, y, 832, bottom - y, "#f4f6f9", 8)]
     parts.append(text(x + 16, y + 26, "One row", 14, font_weight="600"))
     where = f"{row['harness']} session {Path(row['source']).name}"
     parts.append(text(x + 816, y + 26, where, 11, GREY, text_anchor="end"))
@@ -196,14 +198,14 @@ def draw_row(row: dict[str, Any], x: float, y: float) -> list[str]:
         parts.append(text(left + 8, y + 80, words, 12))
         left += 7.2 * len(words) + 22
     parts.append(text(x + 16, y + 108, "privileged_context", 11, GREY))
-    for number, line in enumerate(row["privileged_context"].splitlines()):
-        colour = AMBER if "expected" in line or "failing" in line else INK
+    for number, line in enumerate(context):
+        colour = AMBER if line.startswith(("error", "Resolved by")) else INK
         shown = line.replace(" ", "\u00a0")
         mono = {"font_family": "ui-monospace, Menlo, Consolas, monospace"}
         parts.append(text(x + 136, y + 108 + 17 * number, shown, 12, colour, **mono))
-    parts.append(text(x + 16, y + 244, "reward_terms", 11, GREY))
-    parts.append(text(x + 136, y + 244, "   ".join(row["reward_terms"]), 12))
-    return parts
+    parts.append(text(x + 16, bottom - 16, "reward_terms", 11, GREY))
+    parts.append(text(x + 136, bottom - 16, "   ".join(row["reward_terms"]), 12))
+    return parts, bottom
 
 
 if __name__ == "__main__":

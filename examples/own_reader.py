@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pimono_sdpo import load_sessions, run_pipeline
+from pimono_sdpo import load_sessions, pipeline, run_pipeline
 
 
 def translate(log: str) -> Iterator[dict[str, Any]]:
@@ -41,7 +41,7 @@ def main(log: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         lines = "".join(json.dumps(line) + "\n" for line in translate(Path(log).read_text()))
         (Path(folder) / "session.jsonl").write_text(lines)
-        for row in run_pipeline(load_sessions(folder)):
+        for row in run_pipeline(load_sessions(folder), pipeline(min_worth=0)):
             print(row["harness"], row["score"], row["categories"])
             print(row["privileged_context"])
 

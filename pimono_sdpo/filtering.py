@@ -48,7 +48,7 @@ class FilterOptions:
     min_score: float = option("Drop rows with a lower score.", default=0.0, decides="row")
     min_worth: float = option(
         "Drop episodes that are less probably worth training on, the best of a session only below "
-        "0.8 of it; 0 keeps all with evidence.",
+        "0.9 of it; 0 keeps all with evidence.",
         default=LEAST_WORTH,
         share=True,
         decides="row",

@@ -5,10 +5,10 @@ drops   no_messages, unknown_harness, no_prompt, no_evidence; expected_failure, 
         only_a_slip, service_outage or permission_not_granted when none of it teaches anything;
         hardly_worth_it below `--min-worth`, or below BEST_SHARE of it for the best of a session
 
-The worth of an episode is the probability that somebody who reads it finds that its prompt can be
+The worth of an episode is the probability that a strict reader finds that its prompt can be
 understood, that the evidence belongs to it and is real, and that a competent agent could have done
-better. A logistic model of a few properties of the evidence estimates it;
-tests/benchmarks/fit_worth.py fitted the weights to rows that were judged by hand.
+better. A logistic model estimates it from a few properties of the evidence;
+tests/benchmarks/fit_worth.py fits its weights to rows that readers have scored.
 """
 
 import math
@@ -26,19 +26,29 @@ _REASONS = {
     "outside": "service_outage",
     "not_granted": "permission_not_granted",
 }
-LEAST_WORTH, BEST_SHARE = 0.75, 0.8
-INTERCEPT = -1.02
+LEAST_WORTH, BEST_SHARE = 0.45, 0.9
+INTERCEPT = -1.41
 # What each property of `describe` adds to the log-odds.
 LOG_ODDS = {
-    "own_faults": 1.05,
-    "own_code": 0.4,
-    "other_failures": 0.38,
-    "correction": 0.39,
-    "changed_again": 0.99,
-    "no_call": -0.82,
+    "faults": 0.4,
+    "several_failures": 0.27,
+    "fixed_by_edit": 0.3,
+    "fixed_at_once": -0.29,
+    "failed_edits": -0.14,
+    "message_length": 0.05,
+    "correction": 0.57,
+    "correction_odds": 0.19,
+    "shared_words": 0.34,
+    "changed_again": 0.35,
 }
+SEVERAL = 3
+# Events from a failure to the result that resolved it.
+AT_ONCE = 3
+_EDITS = frozenset({"edit", "write"})
 _SURE = 0.997
 _DIGITS = re.compile(r"\d+")
+_WORD = re.compile(r"\w{3,}")
+_WORDS_CHARS = 6000
 
 
 def keep(row: Row, min_worth: float = 0.0) -> str | None:
@@ -73,33 +83,49 @@ def rate_episodes(rows: list[dict[str, Any]]) -> None:
 def describe(row: Row) -> dict[str, float]:
     """Describe the evidence that is not excused.
 
-    own_faults      the logarithm to base 2 of the number of different faults of the agent + 1
-    own_code        one of these is code that does not run
-    other_failures  as own_faults, of the failures that do not show a fault
-    correction      the log-odds of the surest correction, at least 0
-    changed_again   on a correction the agent changed a file again
-    no_call         the agent only answered
+    faults            log2 of 1 + the number of distinct failures that the agent caused
+    several_failures  there are at least SEVERAL distinct failures
+    fixed_by_edit     log2 of 1 + the number of failures that a change of a file resolved
+    fixed_at_once     every failure that was resolved was resolved within AT_ONCE events
+    failed_edits      log2 of 1 + the number of failed changes of files
+    message_length    log2 of 1 + the mean length of the messages, in units of 50 characters
+    correction        the user corrected the agent
+    correction_odds   the log-odds of the most likely correction
+    shared_words      the share of the words of that correction that are also in the request
+    changed_again     after a correction the agent changed a file again
     """
-    own: list[Any] = [item for item in row["findings"] if not item["excuse"]]
-    failures = [item for item in own if item["kind"] == "failure"]
-    faults = {item["fault"] for item in own} - {""}
-    # Repeats differ in times and counts.
-    alike = [{_DIGITS.sub("", i["text"])[:300] for i in failures if is_own is bool(i["fault"])}
-             for is_own in (True, False)]  # fmt: skip
+    findings: list[Any] = [item for item in row["findings"] if not item["excuse"]]
+    failures = [item for item in findings if item["kind"] == "failure"]
+    corrections = [item for item in findings if item["kind"] == "correction"]
+    # Repeated failures differ in times and counts.
+    distinct = {(bool(item["fault"]), _DIGITS.sub("", item["text"])[:300]) for item in failures}
+    delays = [item["resolved_at"] - item["event_index"] for item in failures if item["resolved_at"] is not None]
+    length = sum(len(item["text"]) for item in failures) / max(len(failures), 1)
+    surest = max(corrections, key=_log_odds, default=None)
+    words = _split_words(surest["text"]) if surest else set()
+    shared = words & _split_words(row["prompt"]) if words else set()
     return {
-        "own_faults": math.log2(1 + len(alike[0])),
-        "own_code": float("code" in faults),
-        "other_failures": math.log2(1 + len(alike[1])),
-        "correction": max([0.0, *(_weigh(i) for i in own if i["kind"] == "correction")]),
-        "changed_again": float("again" in faults),
-        "no_call": float(row["counts"]["tool_calls"] == 0),
+        "faults": math.log2(1 + sum(is_own for is_own, _ in distinct)),
+        "several_failures": float(len({text for _, text in distinct}) >= SEVERAL),
+        "fixed_by_edit": math.log2(1 + sum(item["resolved_by"].partition(" ")[0] in _EDITS for item in failures)),
+        "fixed_at_once": float(bool(delays) and max(delays) <= AT_ONCE),
+        "failed_edits": math.log2(1 + sum(item["tool"] in _EDITS for item in failures)),
+        "message_length": math.log2(1 + length / 50),
+        "correction": float(bool(corrections)),
+        "correction_odds": _log_odds(surest) if surest else 0.0,
+        "shared_words": len(shared) / max(len(words), 1),
+        "changed_again": float(any(item["fault"] == "again" for item in findings)),
     }
 
 
-def _weigh(item: Any) -> float:
+def _log_odds(correction: Any) -> float:
     """Return the log-odds of a correction; a judge gives no probability."""
-    likely = _SURE if item["rule"] == "judge" else min(item["probability"], _SURE)
-    return math.log(likely / (1 - likely))
+    probability = _SURE if correction["rule"] == "judge" else min(correction["probability"], _SURE)
+    return math.log(probability / (1 - probability))
+
+
+def _split_words(text: str) -> set[str]:
+    return {word.lower() for word in _WORD.findall(text[:_WORDS_CHARS])}
 
 
 def stage(min_worth: float) -> Filter:

@@ -180,40 +180,44 @@ def test_keep_says_why(row: dict[str, object], reason: str | None) -> None:
 
 
 def test_an_episode_must_be_worth_it() -> None:
-    failed = failure(["test_or_assertion"], "boom", tool="bash", next="bash ls")
-    others = [failed, {**failed, "text": "bang"}]
-    own = [{**item, "fault": "work"} for item in [*others, {**failed, "text": "crash"}, {**failed, "text": "hang"}]]
+    message = "AssertionError: the parser returned three columns, expected four\n" * 4
+    failed = failure(["test_or_assertion"], message, tool="bash", next="bash ls")
+    own = [{**failed, "text": word + message, "fault": "work"} for word in ("a", "b", "c", "d")]
     unsure, sure = (
-        {**NOTHING_KNOWN, "kind": "correction", "rule": "no", "probability": probability}
+        {**NOTHING_KNOWN, "kind": "correction", "rule": "no", "probability": probability, "text": "keep the old name"}
         for probability in (0.9, 0.997)
     )
 
-    def find_worth(*findings: Any, tool_calls: int = 2) -> float:
-        return estimate_worth({"findings": findings, "counts": {"tool_calls": tool_calls}})
+    def find_worth(*findings: Any) -> float:
+        return estimate_worth({"findings": findings, "prompt": "Rename the column, but keep the old name too"})
 
     assert find_worth(failed, failed) == find_worth(failed)
-    assert find_worth(*others) > find_worth(failed)
+    assert find_worth({**failed, "fault": "work"}) > find_worth(failed)
     assert find_worth(own[0]) < LEAST_WORTH < find_worth(*own)
-    assert find_worth(unsure) < LEAST_WORTH < find_worth(sure)
+    fixed = {**own[0], "event_index": 4, "resolved_at": 40, "resolved_by": "edit src/app.py"}
+    assert find_worth(fixed) > find_worth(own[0])
+    assert find_worth({**fixed, "resolved_at": 6}) < find_worth(fixed)
+    assert find_worth({**own[0], "tool": "edit"}) < find_worth(own[0])
+    assert find_worth({**unsure, "text": "also add a page"}) < LEAST_WORTH < find_worth(sure)
+    assert find_worth({**unsure, "text": "also add a page"}) < find_worth(unsure)
     assert find_worth({**unsure, "fault": "again"}) > find_worth(unsure)
     assert find_worth({**unsure, "rule": "judge"}) > LEAST_WORTH
-    assert find_worth(sure, tool_calls=0) < LEAST_WORTH
 
 
 def test_the_best_episode_of_a_session_needs_less_worth() -> None:
-    failed = failure(["test_or_assertion"], "boom", tool="bash", fault="work")
-    two = [failed, {**failed, "text": "bang"}]
-    row = {"problem": None, "prompt": "p", "counts": {"tool_calls": 2}}
-    rows: list[dict[str, Any]] = [{**row, "findings": found} for found in ([], two, two)]
+    found = [failure(["test_or_assertion"], text, tool="bash", fault="work") for text in ("boom", "bang", "crash")]
+    row = {"problem": None, "prompt": "p"}
+    rows: list[dict[str, Any]] = [{**row, "findings": these} for these in ([], found, found)]
     rate_episodes(rows)
-    assert [keep(one, LEAST_WORTH) for one in rows] == ["no_evidence", None, "hardly_worth_it"]
+    least = rows[1]["worth"] / 0.95
+    assert [keep(one, least) for one in rows] == ["no_evidence", None, "hardly_worth_it"]
     assert [keep(one) for one in rows] == ["no_evidence", None, None]
     assert keep(rows[1], 1.0) == "hardly_worth_it"
 
 
 def test_the_weights_are_those_of_the_labels() -> None:
-    described, worth, *_ = read_labels()
-    fitted = [round(float(weight), 2) for weight in fit(described, worth)][:-1]
+    described, scores, _ = read_labels()
+    fitted = [round(float(weight), 2) for weight in fit(described, scores)]
     assert fitted == pytest.approx([INTERCEPT, *LOG_ODDS.values()], abs=0.011)
 
 
