@@ -11,6 +11,7 @@ import re
 import socket
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,8 @@ from pimono_sdpo.prefilter import compile_patterns
 from pimono_sdpo.text import replace_surrogates
 
 USER, HOST = "$USER", "$HOST"
+# So many uses of a part of a name in small letters show that it is an ordinary word.
+WORD_USES = 3
 KINDS = {USER: "user_name", HOST: "host_name"}
 _ORDINARY = compile_patterns(Path(__file__).with_name("wording.toml"), "identity")["ordinary"]
 # Not below another folder, but for a drive; a character of JSON may be escaped before it.
@@ -61,7 +64,7 @@ def find_identity(
     users = [user]
     if commands is None or any("git " in one and " config" in one for one in commands):
         for hit in _find(trace, b"user.name", _SETTING):
-            users += _spell(_decode(hit[1]))
+            users += _spell(_decode(hit[1]), trace)
     hosts: list[str] = []
     for hit in _find(trace, _NO_ADDRESS, _GOT):
         users.append(_decode(hit[1]))
@@ -70,7 +73,7 @@ def find_identity(
     for hit in _find(trace, b"Author: ", _AUTHOR) if user else ():
         name = _decode(hit[1])
         if _fits(user.lower(), name.lower(), hit[2].decode().lower()):
-            users += _spell(name)
+            users += _spell(name, trace)
     if b"uname" in trace if commands is None else any("uname" in one for one in commands):
         for system in (b"Linux ", b"Darwin "):
             hosts += (hit[1].decode() for hit in _find(trace, system, _UNAME))
@@ -103,9 +106,20 @@ def _decode(name: bytes) -> str:
         return ""
 
 
-def _spell(name: str) -> list[str]:
-    """Return a full name, and its parts where those are long enough to be told from words."""
-    return [name, *(part for part in name.split() if len(part) > 3)] if " " in name else [name]
+def _spell(name: str, trace: bytes = b"") -> list[str]:
+    """Return a full name, and those of its parts that are long and not used as words in the trace."""
+    if " " not in name:
+        return [name]
+    return [name, *(part for part in name.split() if len(part) > 3 and not _is_word(part, trace))]
+
+
+def _is_word(part: str, trace: bytes) -> bool:
+    """Return whether a capitalised part of a name is often written in small letters, as a word is."""
+    word = part.lower()
+    if word == part or not word.isascii():
+        return False
+    as_word = re.compile(rb"(?<=[ (*])" + re.escape(word.encode()) + rb"s?(?=[ ,.;:!?)*])")
+    return sum(1 for _ in islice(as_word.finditer(trace), WORD_USES)) == WORD_USES
 
 
 def _fits(user: str, name: str, address: str) -> bool:

@@ -97,7 +97,7 @@ _UNREAL = re.compile(
 )
 _IN_UNREAL = ("...", "\u2026", "/[", "/:", "path/to/", "@example.")
 _PLACE = re.compile(r"^.*\$(?:workspace|home)/")
-_EDGE = re.compile(r"\A(?!--\w)[./@-]{1,64}|[./@-]{1,64}\Z")
+_EDGE = re.compile(r"\A(?!--\w)(?:[/@-]|\.(?!\w)){1,64}|[./@-]{1,64}\Z")
 # Hashes, ids and what redaction or a cut left of them; versions.
 _RANDOM = re.compile(
     r"\Av?\d+(?:\.\d+)+\Z|(?:\A|[^a-z0-9])(?=[a-z]*\d)[0-9a-f]{6,64}(?![a-z0-9])|(?=[a-z]*\d[a-z]+\d)[a-z0-9]{16}"

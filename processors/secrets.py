@@ -108,7 +108,8 @@ def find_secret_values(text: str) -> list[str]:
 
 def redact_known_secrets(text: str, values: tuple[str, ...]) -> tuple[str, list[str]]:
     """Return the text without secrets that another text names, and the kind of each that was there."""
-    if not any(value[:_DISTINCT] in text for value in values):
+    # A line break may split a value anywhere, so either end may be the whole one.
+    if not any(value[:_DISTINCT] in text or value[-_DISTINCT:] in text for value in values):
         return text, []
     text, count = _compile_values(values).subn("[REDACTED:known_secret]", text)
     return text, ["known_secret"] * count

@@ -31,6 +31,11 @@ from tests.traces import HEADER, assistant, bash, call, result, trace, user
         ("app/home/page.tsx in /mnt/c/Users/zalvarez", "", {"zalvarez"}),
         (r"core.bare=false\nuser.name=Test User\n", "test", set()),
         (r"core.bare=false\nuser.name=Claude Code\n", "test", set()),
+        (
+            r"core.bare=false\nuser.name=Skill Odermatt\n write a skill, list the skills; this skill is new",
+            "",
+            {"Skill Odermatt", "Odermatt"},
+        ),
         ('git config user.name \\"Your Name\\"', "test", set()),
         (r"if (user.name=== \"Peter\" || user.name=other) { }\nx.user.name=Rudolf\n", "", set()),
         ("Author: --- <a@b.org>", "jodermatt", {"jodermatt"}),

@@ -86,6 +86,7 @@ def test_the_terms_of_a_score_add_up(names: list[str]) -> None:
             ["yaml2", "shop/b.py:2", "modulenotfounderror", "shop/b.py"],
         ),
         ("a.rb:1 a.rb:2 a.rb:3 a.rb:4 b.rb:5", ["a.rb:1", "a.rb:2", "a.rb:3", "b.rb:5", "a.rb", "b.rb"]),
+        ("cannot open ./.github/workflows/ci.yml", [".github/workflows/ci.yml"]),
         ("NameError: '__name__' in ?vue&type=style&lang.css", ["nameerror"]),
         ("make[2]: *** [CMakeFiles/a.dir/build.make:76]\nIn file included from /usr/include/c++/13/bits/a.h:47", []),
     ],
@@ -268,6 +269,10 @@ def test_the_threshold_itself_is_enough(score: float, reason: str | None) -> Non
         ("/compact", False),
         ("ok thanks", False),
         ("Full transcript available at: tasks/b42.output", False),
+        ("OpenClaw runtime context (internal):\nThis context is runtime-generated, not user-authored.", False),
+        ("$(cat /tmp/instructions.txt)", False),
+        ("Provide a concise, 5-word-or-less title for the conversation, using title case.", False),
+        ("Write a short title for the settings page", True),
         ("", False),
     ],
 )

@@ -23,6 +23,7 @@ PLANTED = [
     ('"api_key": "0123456789abcdef"', "assigned_secret"),
     ("postgres://ann:s3cret@db.internal/app", "url_password"),
     ("Authorization: Bearer " + "k" * 32, "authorization"),
+    ("Authorization: Bearer C\n" + "k8" * 20, "authorization"),
     ("ann.lee@corp.dev", "email"),
     ("12345+ann-lee@users.noreply.github.com", "email"),
     ("ya29." + "a0" * 20, "google_oauth"),
