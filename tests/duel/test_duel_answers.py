@@ -107,7 +107,7 @@ def test_trouble_is_an_error(chat_server: ChatServer) -> None:
 
 def test_equals_are_the_king_twice_and_not_the_same_draw(chat_server: ChatServer) -> None:
     chat_server.policy = play
-    found = answer(chat_server, equals=True)
+    found = answer(chat_server, aa_test=True)
     assert found["king"] != found["challenger"]
     assert (found["king_model"], found["challenger_model"]) == ("k", "k")
     assert not any(is_informed(hit.body) for hit in chat_server.hits)

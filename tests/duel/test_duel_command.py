@@ -128,7 +128,7 @@ def test_an_estimate_asks_no_judge_before_the_rules_are_registered(folder: Path,
     assert registered == [True] * 32
     before = files_of(folder / "duel/turns")
     for other in (("--turns", "6"), ("--judge", "judge-9")):
-        with pytest.raises(OutputError, match="give another folder"):
+        with pytest.raises(OutputError, match="use another folder"):
             said(*command, *other)
     assert files_of(folder / "duel/turns") == before
 

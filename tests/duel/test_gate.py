@@ -194,7 +194,7 @@ def test_one_readable_judge_of_two_does_not_decide() -> None:
     calls = grid(turns, 0, turns // 2 % 2, np.tile([100.0, 60], 15), judges=2)
     clusters = [str(turn) for turn in range(60)]
     found = decide(calls, ("a", "b"), clusters, "task", (60,), 0, Gate(min_parsed=0.5))
-    assert found["reasons"] == ["no judgment but those of a can be read"]
+    assert found["reasons"] == ["only judgments of a can be read"]
 
 
 def test_looks_are_open_until_something_is_sure() -> None:

@@ -114,7 +114,7 @@ def test_what_was_registered_cannot_be_changed_afterwards(judged: Path) -> None:
     with pytest.raises(SourceError, match=r"rules.json` cannot be read"):
         score_duel(Duel(judged, settings()))
     rules.unlink()
-    with pytest.raises(OutputError, match="is gone, but there are judgments"):
+    with pytest.raises(OutputError, match="is missing, but there are judgments"):
         score_duel(Duel(judged, settings()))
 
 

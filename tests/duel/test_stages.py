@@ -348,10 +348,10 @@ def test_the_king_against_itself(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
     Duel(duel, settings()).answer()
     hits = len(chat_server.hits)
-    Duel(duel, settings()).answer(25, equals=True)
+    Duel(duel, settings()).answer(25, aa_test=True)
     # The king's own answers are known; the other king is new.
     assert len(chat_server.hits) == hits + 25
-    Duel(duel, settings()).judge(equals=True)
+    Duel(duel, settings()).judge(aa_test=True)
     judgments = rows(duel / "aa-judgments")
     assert len(judgments) == 25 * 4
     assert {row["verdict"] for row in judgments} == {"tie"}
