@@ -227,4 +227,4 @@ def test_a_report_among_the_traces_leaves_the_rollouts_alone(
     told(["eval", "--suite", str(suite), "--trace-dir", "runs/ft", "--report", "again.json"])
     assert (tmp_path / "again.json").read_bytes() == before
     within = ["--trace-dir", "runs/ft/rollouts", "--report", "runs/ft/rollouts/eval.json"]
-    assert "holds rollouts" in refused(["eval", "--suite", str(suite), *within, *asked])
+    assert "has rollouts" in refused(["eval", "--suite", str(suite), *within, *asked])

@@ -412,7 +412,7 @@ def test_paraphrases_take_turns_and_stay_on_the_side_of_their_task(tmp_path: Pat
         trace = (out / "traces" / f"{row['run_id']}.jsonl").read_text()
         assert f'"paraphrase": {number}' in trace
     assert json.loads((out / "report.json").read_text())["paraphrases"] == {"fix_gcd": [goal, *others]}
-    # A held-out task holds out all of its wordings.
+    # A held-out task holds out all of its paraphrases.
     content = json.loads(suite.read_text()) | {"split": "test"}
     content["tasks"] = content["tasks"][:1]
     held_out = tmp_path / "test.json"
@@ -421,7 +421,9 @@ def test_paraphrases_take_turns_and_stay_on_the_side_of_their_task(tmp_path: Pat
     assert "6 of 18 training rows" in str(result.exception)
 
 
-def test_a_model_writes_wordings_that_keep_what_the_goal_names(tmp_path: Path, chat_server: ChatServer) -> None:
+def test_a_model_writes_paraphrases_that_keep_the_identifiers_of_the_goal(
+    tmp_path: Path, chat_server: ChatServer
+) -> None:
     def policy(body: Json) -> str | Json:
         system, goal = (said["content"] for said in body["messages"][:2])
         if not system.startswith("Rewrite"):
@@ -433,12 +435,12 @@ def test_a_model_writes_wordings_that_keep_what_the_goal_names(tmp_path: Path, c
     suite, out = write_suite(tmp_path), tmp_path / "out"
     more = ("--write-paraphrases", "2", "--rollouts", "3")
     chat_server.trouble = lambda body, before: busy(400) if body["seed"] == 3 else None
-    with pytest.raises(PimonoError, match=r"wordings could not be written.*400"):
+    with pytest.raises(PimonoError, match=r"paraphrases could not be written.*400"):
         roll(suite, out, chat_server.url, *more)
     chat_server.trouble = lambda body, before: None
     said = roll(suite, out, chat_server.url, *more)
-    assert "Wrote 6 wordings, refused 6" in said
-    assert "Refused fix_gcd: a wording without `programs/gcd.py`" in said
+    assert "Wrote 6 paraphrases, refused 6" in said
+    assert "Refused fix_gcd: a paraphrase without `programs/gcd.py`" in said
     assert set(chat_server.answered().values()) == {1}
     goals = json.loads((out / "report.json").read_text())["paraphrases"]
     goal = json.loads(suite.read_text())["tasks"][0]["goal"]
