@@ -433,7 +433,7 @@ def test_metadata_of_another_type_is_left_out(tmp_path: Path) -> None:
 
 def test_bad_sources_get_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match="holds no runs of a known format; these are read"):
+    with pytest.raises(SourceError, match="has no runs of a known format; these are read"):
         import_runs(ImportOptions(source=str(tmp_path / "empty"), out=tmp_path / "out"))
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "x.traj").write_text("not JSON")

@@ -58,7 +58,7 @@ def test_what_cannot_be_listed_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     for limit in ("MAX_FILES", "MAX_BYTES"):
         with monkeypatch.context() as patch:
             patch.setattr(suite, limit, 1)
-            with pytest.raises(SourceError, match="hide what no task"):
+            with pytest.raises(SourceError, match="hide files that no task"):
                 list_files(repo)
 
 
