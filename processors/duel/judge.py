@@ -163,15 +163,16 @@ class JudgeStage:
     complete: bool = False
 
     async def run(self, answer: Row) -> list[Json]:
-        """Return the judgments of a turn; never raises on what it holds."""
+        """Return the judgments of a turn; never raises because of its content."""
         if answer["drop_reason"] is not None:
             return []
         ours = answer["challenger"]
         theirs = answer["king"] if self.opponent == "king" else answer["assistant"]
         judges = self.panel.models
-        seats = [(judge, order) for judge in judges for order in ORDERS]
         if self.single:
             seats = choose_seats(answer["turn_id"], judges, self.seed)
+        else:
+            seats = [(judge, order) for judge in judges for order in ORDERS]
         if ours.strip() == theirs.strip():
             best = dict.fromkeys(DUEL_METRICS, float(HIGHEST))
             tie = Verdict(best, best, "tie", f"both answers are the same; {NO_JUDGE_ASKED}")
@@ -316,8 +317,8 @@ def score_turn(votes: Array, judges: Sequence[str]) -> Json:
     orders could be read, so that a preference for the first answer cancels out; it is consistent if
     both orders have the same winner.
     """
-    voted = ~np.isnan(votes).any(axis=(1, 2))
-    values, voters = votes[voted], [judge for judge, has_voted in zip(judges, voted, strict=True) if has_voted]
+    voted: NDArray[np.bool_] = ~np.isnan(votes).any(axis=(1, 2))
+    values, voters = votes[voted], [judges[index] for index in np.flatnonzero(voted)]
     if len(voters) < min(MIN_JUDGES, len(judges)):
         unknown: Json = {"score": None, "metrics": dict.fromkeys(DUEL_METRICS), "per_judge": []}
         return {**unknown, "n_votes": len(voters), "position_consistent": False}

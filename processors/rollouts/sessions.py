@@ -159,35 +159,35 @@ def _find_fixed_edits(trace: Trace, turns: Sequence[Turn], turn_of: Mapping[int,
     for event in trace.events:
         if event.kind != "tool_call":
             known.hear(event)
-        elif event.on_active_branch and not event.is_subagent and event.index not in matched:
+            continue
+        if not event.on_active_branch or event.is_subagent:
+            continue
+        if event.index not in matched:
             known.lose(event.tool_name, decode_arguments(event))
-        elif event.on_active_branch and not event.is_subagent:
-            result = trace.events[matched[event.index]]
-            is_failed = event.tool_name in EDITS and result.is_error
-            fixed = _find_next_edit(trace, matched, event) if is_failed else None
-            at = turn_of.get(event.index)
-            if fixed is not None and at is not None and fixed.index in turn_of:
-                # The text before a call is not compared, so it is left out.
-                chosen, rejected = turns[turn_of[fixed.index]], turns[at]
-                problem = "ineligible" if _contradicts(known, fixed) else None
-                yield "edit", at, {**chosen, "content": ""}, {**rejected, "content": ""}, problem
-            known.observe(event, result)
+            continue
+        result = trace.events[matched[event.index]]
+        is_failed = event.tool_name in EDITS and result.is_error
+        fixed = _find_next_edit(trace, matched, event) if is_failed else None
+        at = turn_of.get(event.index)
+        if fixed is not None and at is not None and fixed.index in turn_of:
+            # The text before a call did not make it fail, so it is left out.
+            chosen, rejected = turns[turn_of[fixed.index]], turns[at]
+            problem = "ineligible" if _contradicts(known, fixed) else None
+            yield "edit", at, {**chosen, "content": ""}, {**rejected, "content": ""}, problem
+        known.observe(event, result)
 
 
 def _find_next_edit(trace: Trace, matched: Mapping[int, int], failed: Event) -> Event | None:
     """Return the next edit that changed the same file, unless the user wrote in between."""
     path = find_path(decode_arguments(failed))
     for event in trace.events[failed.index + 1 : failed.index + 1 + MOST_BETWEEN]:
-        if event.kind == "user" and event.on_active_branch:
+        if not event.on_active_branch:
+            continue
+        if event.kind == "user":
             return None
-        if (
-            event.kind == "tool_call"
-            and event.tool_name in EDITS
-            and event.index in matched
-            and event.on_active_branch
-        ):
-            worked = not trace.events[matched[event.index]].is_error
-            if worked and path and find_path(decode_arguments(event)) == path:
+        if event.kind == "tool_call" and event.tool_name in EDITS and event.index in matched:
+            has_worked = not trace.events[matched[event.index]].is_error
+            if has_worked and path and find_path(decode_arguments(event)) == path:
                 return event
     return None
 
