@@ -117,9 +117,9 @@ def test_a_reply_that_cannot_be_read_is_asked_for_once_more(chat_server: ChatSer
     rows = judge(chat_server, answer(), judges=("judge-1",))
     assert [row["parsed"] for row in rows] == [True, True]
     assert len(chat_server.hits) == 4
-    asked = chat_server.hits[-1].body["messages"]
-    assert asked[2] == {"role": "assistant", "content": "B is nice"}
-    assert 'no JSON object with "A" and "B"' in asked[3]["content"]
+    messages = chat_server.hits[-1].body["messages"]
+    assert messages[2] == {"role": "assistant", "content": "B is nice"}
+    assert 'no JSON object with "A" and "B"' in messages[3]["content"]
     chat_server.policy = lambda body: {"content": '{"A": {"correct', "finish_reason": "length"}
     rows = judge(chat_server, answer(), judges=("judge-1",))
     assert [row["parsed"] for row in rows] == [False, False]
@@ -137,7 +137,7 @@ def test_a_draft_in_a_reply_that_was_cut_off_is_no_verdict(chat_server: ChatServ
 
 def test_trouble_with_one_judge_leaves_the_others(chat_server: ChatServer) -> None:
     chat_server.policy = play
-    chat_server.trouble = lambda body, before: busy() if body["model"] == "judge-1" else None
+    chat_server.choose_fault = lambda body, before: busy() if body["model"] == "judge-1" else None
     rows = judge(chat_server, answer())
     assert [row["parsed"] for row in rows] == [False, False, True, True]
     assert ["503" in (row["error"] or "") for row in rows] == [True, True, False, False]
@@ -319,9 +319,9 @@ def test_a_panel_that_is_stopped_gives_the_bucket_of_the_whole_panel() -> None:
     for votes in itertools.product([None, 0, 2, 5], repeat=6):
         rows = judged(list(votes))
         whole = bucket_of(rows, 3)
-        asked = next((n for n in range(1, 6) if is_bucket_decided(rows[:n], 3)), 6)
-        assert bucket_of(rows[:asked], 3) == whole, votes
-        stopped += asked < 6
+        n_asked = next((n for n in range(1, 6) if is_bucket_decided(rows[:n], 3)), 6)
+        assert bucket_of(rows[:n_asked], 3) == whole, votes
+        stopped += n_asked < 6
     assert stopped > 500
 
 
@@ -332,7 +332,7 @@ def test_the_panel_stops_when_the_bucket_is_decided(chat_server: ChatServer) -> 
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "problem"),
     [
         ({"A": scores(11)}, "`$.A.correctness`"),
         ({"B": scores(-1)}, "`$.B.correctness`"),
@@ -349,10 +349,10 @@ def test_the_panel_stops_when_the_bucket_is_decided(chat_server: ChatServer) -> 
         ({"reason": 3}, "`$.reason`"),
     ],
 )
-def test_what_is_missing_is_named(change: Json, told: str) -> None:
+def test_what_is_missing_is_named(change: Json, problem: str) -> None:
     read = read_verdict(json.dumps({**GOOD, **change}))
     assert isinstance(read, str)
-    assert told in read
+    assert problem in read
 
 
 @pytest.mark.parametrize(

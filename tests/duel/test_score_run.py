@@ -16,7 +16,7 @@ from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.llm.calls import Journal, Reply, Request
 from pimono_sdpo.llm.settings import load_settings
 from pimono_sdpo.schema import ANSWER
-from tests.duel.made import JUDGES, answer, settings, take_all_looks, write_duel, write_panel
+from tests.duel.stored_duel import JUDGES, answer, settings, take_all_looks, write_duel, write_panel
 
 
 def panel(turn: int, judge: str, order: int) -> tuple[int, int] | None:

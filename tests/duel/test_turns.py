@@ -203,7 +203,7 @@ def test_what_is_no_source_is_one_sentence(tmp_path: Path) -> None:
     known = str(write_pull_requests(tmp_path / "prs.parquet"))
     broken = tmp_path / "broken.parquet"
     broken.write_text("no parquet")
-    for given, records, told in (
+    for given, records, message in (
         (source, str(broken), "broken.parquet` cannot be read"),
         (source, source, "no column that describes a change"),
         (str(other), known, "column"),
@@ -211,7 +211,7 @@ def test_what_is_no_source_is_one_sentence(tmp_path: Path) -> None:
         (source, "/nowhere", "does not exist"),
         (str(tmp_path / "none"), known, "does not exist"),
     ):
-        with pytest.raises(SourceError, match=told) as problem:
+        with pytest.raises(SourceError, match=message) as problem:
             draw_turns(given, records, Options(), tmp_path / "out")
         assert "\n" not in str(problem.value)
     assert not (tmp_path / "out").exists()

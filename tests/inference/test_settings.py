@@ -75,8 +75,8 @@ def test_a_file_that_is_named_must_be_there() -> None:
 def test_the_hub_s_router_takes_the_token_of_the_login() -> None:
     with pytest.raises(InferenceError, match="HF_TOKEN or HUGGINGFACE_API_KEY"):
         find_endpoint("hf", {})
-    found = find_endpoint("hf", {"HUGGINGFACE_API_KEY": "hf_1"})
-    assert (found.key, found.base_url) == ("hf_1", "https://router.huggingface.co/v1")
+    endpoint = find_endpoint("hf", {"HUGGINGFACE_API_KEY": "hf_1"})
+    assert (endpoint.key, endpoint.base_url) == ("hf_1", "https://router.huggingface.co/v1")
 
 
 @pytest.mark.parametrize("provider", [name for name in PRESETS if name != "hf"])
@@ -85,9 +85,9 @@ def test_a_preset_names_the_variable_of_its_key(provider: str) -> None:
     with pytest.raises(InferenceError, match=variables[0]):
         find_endpoint(provider, {})
     for variable in variables:
-        found = find_endpoint(provider, {variable: "sk-1"})
-        assert found.key == "sk-1"
-        assert "sk-1" not in repr(found)
+        endpoint = find_endpoint(provider, {variable: "sk-1"})
+        assert endpoint.key == "sk-1"
+        assert "sk-1" not in repr(endpoint)
 
 
 def test_an_address_may_be_moved() -> None:
