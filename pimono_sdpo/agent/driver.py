@@ -36,14 +36,13 @@ import msgspec
 
 from pimono_sdpo.agent.task_tests import TaskResult
 from pimono_sdpo.agent.tools import Workspace, unified_diff
-from pimono_sdpo.llm.calls import Reply
+from pimono_sdpo.llm.calls import Json, Reply
 from pimono_sdpo.options import option, options
 from pimono_sdpo.schema import Protocol, TestPolicy, Turn
 from pimono_sdpo.text import shorten
 from processors.rollouts.conversation import dump_json, make_step
 from rewards.verifiers.tool_calls import definitions
 
-Json = dict[str, Any]
 Ask = Callable[[list[Turn]], Awaitable[Reply]]
 RunTests = Callable[[Mapping[str, bytes]], Awaitable[TaskResult]]
 LOOP_REPEATS = 2  # repetitions of a call before it counts as a loop
@@ -206,9 +205,7 @@ class Run:
     loops: int = 0
     seen: Counter[str] = field(default_factory=Counter)
     n_logged: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float | None = 0.0
+    replies: list[Reply] = field(default_factory=list)
     error: str | None = None
     patch: str = ""
     files_touched: tuple[str, ...] = ()
@@ -259,9 +256,7 @@ class Run:
             self._fail(reply.error)
             return
         usage = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
-        self.prompt_tokens += reply.prompt_tokens
-        self.completion_tokens += reply.completion_tokens
-        self.cost = None if self.cost is None or reply.cost is None else self.cost + reply.cost
+        self.replies.append(reply)
         action = read_action(reply, protocol)
         raw = {"text": reply.text, "tool_calls": list(reply.tool_calls)}
         self.messages.append(_render_turn(action, reply, context, self.rules))

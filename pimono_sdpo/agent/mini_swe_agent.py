@@ -36,12 +36,13 @@ from pimono_sdpo.agent.imported_runs import make_rollout
 from pimono_sdpo.agent.task_tests import TaskResult, TaskTests, hash_repo, list_repo, make_limits, stabilize
 from pimono_sdpo.agent.tools import unified_diff
 from pimono_sdpo.errors import InferenceError
-from pimono_sdpo.llm.calls import Reply, Request
+from pimono_sdpo.llm.calls import Json, Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.suites.suite import decode_text, has_tests, is_hidden
 from pimono_sdpo.text import replace_surrogates
 from pimono_sdpo.traces.harness.simple import encode_session
 from pimono_sdpo.traces.trajectories.swe_agent import read_trajectory
+from processors.duel.answers import sum_usage
 from rewards import sandbox
 from rewards.sandbox import SandboxError
 
@@ -53,7 +54,6 @@ SCRIPT = (
 SECONDS = 30
 ENDED = {"LimitsExceeded": "max_iters", "RepeatedFormatError": "parse_errors"}
 CONFIG = yaml.safe_load((builtin_config_dir / "mini.yaml").read_text(encoding="utf-8"))
-Json = dict[str, Any]
 Ask = Callable[[list[Json]], Reply]
 
 
@@ -216,7 +216,6 @@ async def run_task(
     row, _ = make_rollout(run, task["suite"], task["seed"])
     if trace is not None:
         trace.write_bytes(encode_session({**row, "suite": "mini-swe-agent"}))
-    costs = [reply.cost for reply in model.replies]
     texts = {
         path: content
         for path, content in changed.items()
@@ -224,15 +223,13 @@ async def run_task(
     }
     return {
         **row,
+        **sum_usage(model.replies),
         "tests_ok": result.ok,
         "test_output": None if result.ok is None else result.output,
         "n_test_runs": int(result.ok is not None),
         "patch": unified_diff(environment.before, texts),
         "files_touched": [*changed],
         "parse_errors": model.parse_errors,
-        "prompt_tokens": sum(reply.prompt_tokens for reply in model.replies),
-        "completion_tokens": sum(reply.completion_tokens for reply in model.replies),
-        "cost": None if None in costs else sum(filter(None, costs), 0.0),
         "error": error,
         "ended": "error" if error else ENDED.get(run.ended, run.ended),
     }

@@ -26,7 +26,7 @@ from pimono_sdpo.agent.driver import PARAPHRASE, Rules, Run, status_of
 from pimono_sdpo.agent.task_tests import TaskTests, hash_repo, list_repo
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.errors import InferenceError, OutputError, require_extra
-from pimono_sdpo.llm.calls import Request
+from pimono_sdpo.llm.calls import Json, Request
 from pimono_sdpo.llm.chat import Chat, map_rows, open_chat
 from pimono_sdpo.llm.settings import load_settings
 from pimono_sdpo.options import argument, option, options
@@ -36,7 +36,7 @@ from pimono_sdpo.runs.parquet import link_or_copy, read_rows, write_atomically
 from pimono_sdpo.schema import ROLLOUT, TASK, TURN, Turn
 from pimono_sdpo.suites.stored_rollouts import ROLLOUTS, write_shards
 from pimono_sdpo.suites.suite import NAME, Suite, TaskRow, has_tests, load_suite, read_paraphrases, write_suite
-from processors.duel.answers import strip_reasoning
+from processors.duel.answers import strip_reasoning, sum_usage
 from processors.rollouts.conversation import count_steps, dump_json
 from rewards.verifiers.tool_calls import definitions
 
@@ -54,7 +54,6 @@ _CALLED = re.compile(r"\w+(?=\()")
 _CODE = re.compile(r"`([^`\n]+)`")
 _IDENTIFIER = re.compile(r"[_/\d]|\w\.\w|[a-z][A-Z]")
 Agent = Literal["repo-agent", "mini-swe-agent"]
-Json = dict[str, Any]
 # Prints a line.
 Echo = Callable[[str], None]
 # Gets each finished row and the progress, such as `12/24`.
@@ -232,6 +231,7 @@ class RolloutRunner:
         return {
             **{name: getattr(run, name) for name in ROLLOUT if name in Run.__slots__},
             **count_steps(run.steps),
+            **sum_usage(run.replies),
             "messages": [{**dict.fromkeys(TURN), **message} for message in run.messages],
             "tools": definitions("repo_agent"),
             "files_touched": list(run.files_touched),

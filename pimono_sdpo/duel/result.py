@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ from pimono_sdpo.dataset_writer import WriterOptions, write_dataset
 from pimono_sdpo.duel.gate import OUTLYING, WITHOUT, decide_by_original_rules, krippendorff_alpha, mean_of, to_json
 from pimono_sdpo.duel.stages import AA, ANSWERS, GATE, JOURNAL, JUDGMENTS, VOTE_COLUMNS, Duel
 from pimono_sdpo.errors import EmptySelection, SourceError
-from pimono_sdpo.llm.calls import Journal, sum_costs
+from pimono_sdpo.llm.calls import Journal, Json, sum_costs
 from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.engine import Part, Piece, sha256
 from pimono_sdpo.runs.folders import REPORT, make_output, only_run, publish_folder, require_disjoint
@@ -41,7 +41,6 @@ from processors.duel import judge as panel
 from processors.duel.answers import classify_action
 from processors.duel.export import TABLES, Kind, build_stages
 
-Json = dict[str, Any]
 RESULT = "result"
 GROUP_ROWS = 256
 BUCKETS: tuple[panel.Bucket, ...] = get_args(panel.Bucket)

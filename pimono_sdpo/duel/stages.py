@@ -27,7 +27,7 @@ from datasets import Dataset, Features
 from pimono_sdpo import __version__
 from pimono_sdpo.duel.gate import LOOKS, OUTLYING, WITHOUT, choose_unit, count_effective, decide
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
-from pimono_sdpo.llm.calls import format_dollars, sum_costs
+from pimono_sdpo.llm.calls import Json, format_dollars, sum_costs
 from pimono_sdpo.llm.chat import Chat, map_rows, open_chat
 from pimono_sdpo.llm.settings import CallSection, Gate, Settings
 from pimono_sdpo.runs import parquet
@@ -40,7 +40,6 @@ from processors.duel.answers import AnswerStage
 from processors.duel.judge import SECOND_EVERY, JudgeStage, limit_score, score_judgment
 from processors.duel.turns import KEY, RECORDS, REPORT, TURNS, Options, draw_turns
 
-Json = dict[str, Any]
 JOURNAL, LOCK, ROUNDS, RULES, LOOKED = "calls.sqlite", ".lock", "rounds.json", "rules.json", "looks.json"
 ANSWERS, GATE, JUDGMENTS = "answers", "gate", "judgments"
 # Prefix of the folders of the A/A test.

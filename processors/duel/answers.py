@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import jinja2
 
-from pimono_sdpo.llm.calls import Reply, Request
+from pimono_sdpo.llm.calls import Json, Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import Duel
 from pimono_sdpo.shell import parse_command
@@ -128,7 +128,6 @@ def _classify_program(program: str, arguments: tuple[str, ...]) -> Style:
     return _STYLES.get(program, "other")
 
 
-Json = dict[str, Any]
 Row = Mapping[str, Any]
 # Characters of the hidden text: a third for the problem, the rest for the change.
 HIDDEN_CHARS = 5_000

@@ -7,18 +7,16 @@ pull request is the `privileged_context`. SFT and DPO rows leave out answers tha
 because the student could not know them; DPO rows also leave out challengers that lost.
 """
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from datasets import Features, List, Value
 
 from pimono_sdpo.schema import DROPPED_PAIR, DROPPED_STEP, MESSAGE, PAIR, STEP, STRINGS, columns
 from pimono_sdpo.stage import Filter, Map, Stage
+from processors.duel.answers import Json, Row
 from processors.salient_tokens import find_salient_tokens
 
-Json = dict[str, Any]
-Row = Mapping[str, Any]
 Kind = Literal["sft", "dpo", "sdpo"]
 SDPO = Features(
     {

@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -28,7 +28,7 @@ from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import Judge
 from pimono_sdpo.schema import DUEL_METRICS, DUEL_TURN, FINAL_SCORE, JUDGMENT, PARITY, REFINED_SCORE, Opponent
 from pimono_sdpo.text import replace_surrogates, shorten
-from processors.duel.answers import classify_action, prompt, sanitize, strip_reasoning, sum_usage
+from processors.duel.answers import Row, classify_action, prompt, sanitize, strip_reasoning, sum_usage
 from processors.duel.turns import SHARD_ROWS
 
 Array = NDArray[np.float64]
@@ -112,7 +112,6 @@ def read_verdict(text: str) -> Verdict | str:
     return Verdict(reply["A"], reply["B"], side, reason)
 
 
-Row = Mapping[str, Any]
 # A judge, and an order of the two answers.
 Seat = tuple[str, int]
 ORDERS = (0, 1)

@@ -36,9 +36,8 @@ from pimono_sdpo.text import replace_surrogates
 from pimono_sdpo.traces.events import decode_json
 from pimono_sdpo.traces.sources import ParquetFiles, find_parquet_files
 from pimono_sdpo.traces.trajectories.base import join_text
-from processors.duel.answers import classify_action
+from processors.duel.answers import Json, classify_action
 
-Json = dict[str, Any]
 KEY = "instance_id"
 NEEDED = (KEY, "messages")
 TURNS, RECORDS, REPORT = "turns", "prs", "turns.json"

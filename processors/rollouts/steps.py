@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Mapping
 from functools import partial
 from itertools import takewhile
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from datasets import Features, Value
 
@@ -22,6 +22,7 @@ from pimono_sdpo.schema import ROLLOUT, STEP, Turn
 from pimono_sdpo.stage import Filter, FlatMap, Row
 from processors.rollouts.conversation import (
     As,
+    Json,
     Why,
     convert_to_json,
     dump_json,
@@ -39,7 +40,6 @@ PROBLEM = {"problem": Value("string"), "detail": Value("string")}
 RUN = Features({**ROLLOUT, "split": Value("string")})
 SESSION_CONTEXT = 8
 PLACEHOLDER = "[REDACTED:"
-Json = dict[str, Any]
 
 
 @options

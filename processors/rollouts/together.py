@@ -19,10 +19,9 @@ import msgspec
 from msgspec import Meta
 
 from pimono_sdpo.schema import Turn
-from processors.rollouts.conversation import dump_json, make_turn
+from processors.rollouts.conversation import Json, dump_json, make_turn
 
 CONVERSATION = frozenset({"prompt", "completion", "chosen", "rejected", "tools"})
-Json = dict[str, Any]
 T = TypeVar("T")
 Line = Callable[[Mapping[str, Any]], "Json | str"]
 

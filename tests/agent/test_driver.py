@@ -14,6 +14,7 @@ from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.llm.calls import Reply
 from pimono_sdpo.schema import Turn
 from pimono_sdpo.suites.suite import list_files
+from processors.duel.answers import sum_usage
 
 BUGGY, FIXED = "def f():\n    return 1\n", "def f():\n    return 2\n"
 Json = dict[str, Any]
@@ -89,7 +90,7 @@ def test_a_run_in_the_json_protocol(tmp_path: Path) -> None:
     assert result.steps[2]["args"] == {"summary": "2 was wanted."}
     assert result.files_touched == ("a.py",)
     assert "-    return 1\n+    return 2\n" in result.patch
-    assert (result.n_test_runs, result.cost) == (1, 1.5)
+    assert (result.n_test_runs, sum_usage(result.replies)["cost"]) == (1, 1.5)
     assert [event["kind"] for event in result.events] == [
         "run_start", "llm_request", "llm_action", "tool_result", "llm_request", "llm_action",
         "tool_result", "tests", "llm_request", "llm_action", "final", "run_end",
