@@ -1,4 +1,4 @@
-"""Fine-tuning on Together: the file is checked, the request is exact, nothing leaves by accident."""
+"""Fine-tuning at Together: the file is checked, the request is exact, and nothing is sent by accident."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Runs of other agents become rollouts: every message is counted, every verdict kept."""
+"""Runs of other agents become rollouts: every message is counted, every verdict is kept."""
 
 import json
 from pathlib import Path
@@ -344,7 +344,7 @@ def test_calls_in_the_text(tmp_path: Path) -> None:
     assert rollout["tools"][0]["function"]["name"] == "edit"
 
 
-def test_a_call_that_was_cut_off_is_no_last_answer(tmp_path: Path) -> None:
+def test_an_answer_with_a_truncated_call_is_not_the_final_one(tmp_path: Path) -> None:
     run = nebius_row(0, 1)
     cut = call("bash", '{"command": "make"}', "d")
     run["trajectory"][-1] = {"role": "assistant", "content": "I make it.", "tool_calls": [cut]}

@@ -1,4 +1,4 @@
-"""Runs become preference pairs, and what is no pair says why."""
+"""Runs become preference pairs, or a reject with the reason."""
 
 import json
 from pathlib import Path
@@ -86,12 +86,12 @@ def test_patches_need_the_files_they_change() -> None:
         ((PASSES,), "ineligible"),
     ],
 )
-def test_what_gives_no_pair(actions: tuple[list[Json], ...], reason: str) -> None:
+def test_runs_without_a_pair(actions: tuple[list[Json], ...], reason: str) -> None:
     result = pair_runs(case(*actions), Rules(target="patch"))
     assert (result.rows, reasons(result)) == ([], [reason])
 
 
-def test_a_fault_of_ours_is_nobody_s_loss() -> None:
+def test_an_infrastructure_failure_does_not_count_as_lost() -> None:
     broken = case(PASSES, FAILS)
     broken.rows[1] |= {"error": "503", "tests_ok": None}
     assert reasons(pair_runs(broken, Rules(target="summary"))) == ["infra_error"]
@@ -111,7 +111,7 @@ def with_patch(after: str, actions: list[Json], **more: Any) -> Case:
     return rollouts
 
 
-def test_churn_is_no_example() -> None:
+def test_a_run_with_churn_is_not_chosen() -> None:
     rollouts = with_patch(FIXED + "".join(f"x{n} = {n}\n" for n in range(9)), PASSES)
     result = pair_runs(rollouts, Rules(target="patch"))
     assert reasons(result) == ["non_minimal"]
@@ -129,7 +129,7 @@ def test_spaces_alone_can_be_the_fix() -> None:
     assert pair["run_chosen"] == "t-42"
 
 
-def test_a_file_that_nobody_else_needed_is_the_wrong_one() -> None:
+def test_a_file_that_few_passing_runs_change_is_wrong() -> None:
     rollouts = with_patch(FIXED, PASSES, files_touched=["add.py", "b.py"])
     assert reasons(pair_runs(rollouts, Rules(target="patch"))) == ["wrong_file"]
     named = with_patch(FIXED, PASSES)
@@ -138,7 +138,7 @@ def test_a_file_that_nobody_else_needed_is_the_wrong_one() -> None:
     assert (result.rows, set(reasons(result))) == ([], {"wrong_file"})
 
 
-def test_a_run_that_saw_what_is_hidden_is_no_example() -> None:
+def test_a_run_that_read_hidden_files_is_not_chosen() -> None:
     peeks = [read("answers/add.py"), *PASSES[1:]]
     result = pair_runs(case(peeks, FAILS), Rules(target="patch"))
     assert (result.rows, reasons(result)) == ([], ["leaked"])
@@ -271,7 +271,7 @@ def test_what_cannot_be_tested_again_is_counted(tmp_path: Path) -> None:
     assert report["rows"] == 2
 
 
-def test_pairs_of_held_out_tasks_are_no_training_rows(tmp_path: Path) -> None:
+def test_pairs_of_held_out_tasks_are_not_training_rows(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows(), split="test")
     given = PairOptions(source=[str(source)], out=tmp_path / "pairs", flaky_reruns=0, format="together")
     report = write_pairs(given)
@@ -344,7 +344,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
         write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs"))
 
 
-def test_the_command_tells_what_it_made(tmp_path: Path) -> None:
+def test_the_command_reports_what_it_wrote(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows(), [task(f"fix_{n}") for n in "abcd"])
     command = ["pairs", str(source), "--out", str(tmp_path / "pairs"), "--flaky-reruns", "0"]
     done = CliRunner().invoke(app, command)
@@ -352,7 +352,7 @@ def test_the_command_tells_what_it_made(tmp_path: Path) -> None:
     assert done.output.splitlines()[0] == "2 pairs (2 train)"
 
 
-def test_an_empty_line_beside_the_fix_is_no_churn() -> None:
+def test_an_empty_line_beside_the_fix_is_not_churn() -> None:
     fix = "--- a/x.py\n+++ b/x.py\n@@ -1,2 +1,3 @@\n+\n a\n b\n@@ -9 +10 @@\n-n ^= 1\n+n &= 1\n"
     assert measure_patch(fix) == (3, 2, 0)
     assert measure_patch(fix.replace("+\n", "-a\n+  a\n", 1))[2] == 1

@@ -12,9 +12,10 @@ from typing import Literal
 
 from datasets import Features, List, Value
 
+from pimono_sdpo.llm.calls import Json
 from pimono_sdpo.schema import DROPPED_PAIR, DROPPED_STEP, MESSAGE, PAIR, STEP, STRINGS, columns
 from pimono_sdpo.stage import Filter, Map, Stage
-from processors.duel.answers import Json, Row
+from processors.duel.answers import Row
 from processors.salient_tokens import find_salient_tokens
 
 Kind = Literal["sft", "dpo", "sdpo"]

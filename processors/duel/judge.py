@@ -316,8 +316,8 @@ def score_turn(votes: Array, judges: Sequence[str]) -> Json:
     orders could be read, so that a preference for the first answer cancels out; it is consistent if
     both orders have the same winner.
     """
-    voted: NDArray[np.bool_] = ~np.isnan(votes).any(axis=(1, 2))
-    values, voters = votes[voted], [judges[index] for index in np.flatnonzero(voted)]
+    voted: list[int] = np.flatnonzero(~np.isnan(votes).any(axis=(1, 2))).tolist()
+    values, voters = votes[voted], [judges[index] for index in voted]
     if len(voters) < min(MIN_JUDGES, len(judges)):
         unknown: Json = {"score": None, "metrics": dict.fromkeys(DUEL_METRICS), "per_judge": []}
         return {**unknown, "n_votes": len(voters), "position_consistent": False}

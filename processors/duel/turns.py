@@ -30,13 +30,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pimono_sdpo.errors import EmptySelection, SourceError
+from pimono_sdpo.llm.calls import Json
 from pimono_sdpo.runs.parquet import write_atomically, write_rows
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.text import replace_surrogates
 from pimono_sdpo.traces.events import decode_json
 from pimono_sdpo.traces.sources import ParquetFiles, find_parquet_files
 from pimono_sdpo.traces.trajectories.base import join_text
-from processors.duel.answers import Json, classify_action
+from processors.duel.answers import classify_action
 
 KEY = "instance_id"
 NEEDED = (KEY, "messages")

@@ -1,4 +1,4 @@
-"""The loop: what a run makes of each kind of model, in both protocols and under each policy."""
+"""The driver: runs of different models, in both protocols and under each test policy."""
 
 import asyncio
 import json
@@ -191,12 +191,12 @@ def test_a_thought_is_left_out_of_the_history(tmp_path: Path) -> None:
     assert raw[0].startswith("<think>")
 
 
-def test_another_thought_is_no_other_call(tmp_path: Path) -> None:
+def test_a_call_with_another_thought_is_the_same_call(tmp_path: Path) -> None:
     looks = [call("read_file", rel_path="a.py", thought=f"look {n}") for n in range(5)]
     assert run(tmp_path, looks, Rules()).ended == "loop"
 
 
-def test_a_loop_is_told_and_ends_the_run(tmp_path: Path) -> None:
+def test_a_loop_is_reported_to_the_model_and_ends_the_run(tmp_path: Path) -> None:
     result = run(tmp_path, [READ] * 9, Rules())
     assert kinds(result) == ["tool_call", "tool_call", "loop", "loop", "loop"]
     assert result.ended == "loop"
@@ -214,7 +214,7 @@ def test_iterations_end(tmp_path: Path) -> None:
     assert "final" not in [event["kind"] for event in result.events]
 
 
-def test_errors_of_tools_are_told_to_the_model(tmp_path: Path) -> None:
+def test_errors_of_tools_are_shown_to_the_model(tmp_path: Path) -> None:
     escape = call("read_file", rel_path="../../etc/passwd")
     unknown = call("run_tests")
     result = run(tmp_path, [escape, unknown, FINAL], Rules())
@@ -232,7 +232,7 @@ def test_long_results_and_long_prose_are_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1])
-def test_trouble_of_the_endpoint_is_an_error_and_no_verdict(tmp_path: Path, at: int) -> None:
+def test_a_failure_of_the_endpoint_is_an_error_without_a_verdict(tmp_path: Path, at: int) -> None:
     answers: list[str | Reply] = [WRITE, Reply(error="`x` answered 503: busy")]
     result = run(tmp_path, answers[1 - at :], Rules())
     assert (result.ended, result.error) == ("error", "`x` answered 503: busy")
@@ -240,7 +240,7 @@ def test_trouble_of_the_endpoint_is_an_error_and_no_verdict(tmp_path: Path, at: 
     assert len(result.steps) == at
 
 
-def test_trouble_of_the_sandbox_is_an_error_and_no_verdict(tmp_path: Path) -> None:
+def test_a_failure_of_the_sandbox_is_an_error_without_a_verdict(tmp_path: Path) -> None:
     result = run(tmp_path, [WRITE, FINAL], Rules(), judged=lambda text: TaskResult(None, "", "no backend"))
     assert (result.ended, result.tests_ok) == ("error", None)
     assert result.error == "tests could not be run: no backend"

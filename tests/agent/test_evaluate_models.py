@@ -1,4 +1,4 @@
-"""Models run on held-out programs of the project's own suite, and compared."""
+"""Models are evaluated on held-out programs of the project's own suite, and compared."""
 
 import json
 import os

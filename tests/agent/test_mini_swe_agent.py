@@ -1,4 +1,4 @@
-"""mini-swe-agent from its package, played by a scripted server: rows, resume, what reads them."""
+"""mini-swe-agent from its package against a scripted server: rows, resuming and readers of the rows."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rollouts and pairs in one command: the console of the reference run, and its files."""
+"""Rollouts and pairs in one command: console lines and files match the reference run."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def _nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_prefs_speaks_as_the_reference_run(tmp_path: Path, chat_server: ChatServer) -> None:
+def test_prefs_prints_the_lines_of_the_reference_run(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"
     arguments = ["--suite", str(suite), "--out", str(out), "--llm-provider", chat_server.url]
@@ -69,7 +69,7 @@ def test_rollout_goes_on_to_pairs(tmp_path: Path, chat_server: ChatServer) -> No
     assert "[rollout] Tasks without a usable pair: 3 (3 ineligible)" in invoked.stdout
 
 
-def test_a_name_that_is_no_file_of_lines_is_refused(tmp_path: Path) -> None:
+def test_an_output_that_is_not_named_jsonl_is_refused(tmp_path: Path) -> None:
     arguments = ["prefs", "--suite", "x.json", "--out", str(tmp_path / "out")]
     refusal = CliRunner().invoke(app, arguments)
     assert "give NAME.jsonl" in str(refusal.exception)
@@ -82,7 +82,9 @@ def refused(suite: Path, out: Path, server: ChatServer, *more: str) -> str:
     return str(refusal.exception)
 
 
-def test_what_can_be_no_lines_is_refused_before_anything_is_asked(tmp_path: Path, chat_server: ChatServer) -> None:
+def test_targets_that_cannot_become_lines_are_refused_before_the_first_call(
+    tmp_path: Path, chat_server: ChatServer
+) -> None:
     suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"
     arguments = ["--suite", str(suite), "--out", str(out), "--target", "foo"]
     assert CliRunner().invoke(app, ["prefs", *arguments]).exit_code == 2
@@ -117,7 +119,7 @@ def test_sides_of_several_turns_are_one_answer_in_a_line(
         assert "TESTS" not in json.dumps(side)
 
 
-def test_no_pair_is_said_in_a_sentence(tmp_path: Path, chat_server: ChatServer) -> None:
+def test_a_suite_without_pairs_is_reported_in_one_sentence(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"
     out.write_text("earlier\n")
@@ -152,7 +154,7 @@ def test_the_lines_may_be_written_among_the_traces(policy: str, tmp_path: Path, 
     assert (tmp_path / "sft.jsonl").read_text()
 
 
-def test_a_place_for_pairs_that_is_taken_is_refused_before_anything_is_asked(
+def test_an_occupied_folder_for_pairs_is_refused_before_the_first_call(
     tmp_path: Path, chat_server: ChatServer
 ) -> None:
     suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"

@@ -1,4 +1,4 @@
-"""A suite through the command line: rows, traces, console, kills, faults and what is refused."""
+"""Rollouts through the command line: rows, traces, console, kills, faults and refusals."""
 
 import json
 import os
@@ -227,7 +227,7 @@ def looks_in_a_shell(body: Json) -> Json:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("agent", "model"), [("repo-agent", knows_some), ("mini-swe-agent", looks_in_a_shell)])
-def test_killed_anywhere_a_run_goes_on_without_a_repeated_call(
+def test_a_killed_run_resumes_without_repeated_calls(
     agent: str, model: Policy, tmp_path: Path, chat_server: ChatServer
 ) -> None:
     if agent == "mini-swe-agent":
@@ -360,7 +360,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path, chat_server: ChatServer) -> N
     assert chat_server.hits == []
 
 
-def test_what_changes_in_the_repo_is_judged_anew(tmp_path: Path, chat_server: ChatServer) -> None:
+def test_a_changed_repo_is_tested_again(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "out"
     options = ["--rollouts", "1", "--limit", "1"]

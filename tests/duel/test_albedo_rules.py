@@ -1,4 +1,4 @@
-"""The original's rules against an example computed by hand."""
+"""The original rules on an example computed by hand."""
 
 import numpy as np
 import pytest

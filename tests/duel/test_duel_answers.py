@@ -1,4 +1,4 @@
-"""Answers of king and challenger: what each may see, form, leaks, and what trouble leaves behind."""
+"""Answers of king and challenger: prompts, form, leaks and errors."""
 
 import asyncio
 from typing import Any
@@ -80,7 +80,7 @@ def test_terms_of_the_pull_request_alone_are_leaks(chat_server: ChatServer) -> N
         ("<think>\n```bash\nrm -rf /\n```\n</think>\n" + step("x", "ls"), None, 2),
     ],
 )
-def test_an_answer_of_bad_form_is_drawn_again_and_then_given_up(
+def test_a_malformed_answer_is_drawn_again_up_to_a_limit(
     chat_server: ChatServer, content: Any, reason: str | None, calls: int
 ) -> None:
     chat_server.policy = lambda body: content
@@ -97,7 +97,7 @@ def test_one_draw_of_good_form_is_enough(chat_server: ChatServer) -> None:
     assert (answered["drop_reason"], answered["challenger"]) == (None, step("x", "ls"))
 
 
-def test_trouble_is_an_error(chat_server: ChatServer) -> None:
+def test_a_failed_call_is_an_error(chat_server: ChatServer) -> None:
     chat_server.policy = play
     chat_server.choose_fault = lambda body, before: busy(400) if body["model"] == "c" else None
     answered = answer(chat_server)

@@ -133,15 +133,13 @@ def test_an_estimate_asks_no_judge_before_the_rules_are_registered(folder: Path,
     assert files_of(folder / "duel/turns") == before
 
 
-def test_an_estimate_of_which_no_call_was_answered_says_why(folder: Path, chat_server: ChatServer) -> None:
+def test_an_estimate_without_any_answer_says_why(folder: Path, chat_server: ChatServer) -> None:
     chat_server.choose_fault = lambda body, before: busy(503)
     with pytest.raises(InferenceError, match="503"):
         run_command("duel", "data", "--records", "prs.parquet", "--estimate")
 
 
-def test_a_missing_price_of_a_judge_is_said_before_the_answers_are_paid_for(
-    folder: Path, chat_server: ChatServer
-) -> None:
+def test_a_missing_price_of_a_judge_is_reported_before_the_first_call(folder: Path, chat_server: ChatServer) -> None:
     with Path("chain.toml").open("a") as config:
         config.write("[prices.k]\ninput = 1\noutput = 1\n")
     with pytest.raises(InferenceError, match="needs the price of `judge-1`"):
@@ -208,7 +206,7 @@ def test_rows_that_were_written_again_are_loaded_again(folder: Path, chat_server
         assert len(load_dataset("rows", "sdpo", split="train")) == int(limit)
 
 
-def test_what_leaks_is_not_imitated_but_taught_with_its_context(folder: Path, chat_server: ChatServer) -> None:
+def test_leaking_answers_are_only_in_sdpo_rows(folder: Path, chat_server: ChatServer) -> None:
     run_command("duel", "data", "--records", "prs.parquet")
     path = folder / "duel/result/data/final-00000-of-00001.parquet"
     table = pq.read_table(path)
@@ -224,9 +222,7 @@ def test_what_leaks_is_not_imitated_but_taught_with_its_context(folder: Path, ch
     assert write_training_rows(folder / "duel", "sdpo", folder / "sdpo")["rows"] == 12
 
 
-def test_a_challenger_that_is_not_accepted_costs_no_panel_and_gives_no_rows(
-    folder: Path, chat_server: ChatServer
-) -> None:
+def test_a_challenger_that_is_not_accepted_is_not_judged_by_the_panel(folder: Path, chat_server: ChatServer) -> None:
     chat_server.policy = lambda body: verdict(5, 5) if is_judge(body) else play(body)
     output = run_command("duel", "data", "--records", "prs.parquet")
     assert "not accepted at look" in output

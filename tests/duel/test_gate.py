@@ -1,4 +1,4 @@
-"""The gate: boundaries, estimates, and what speaks against acceptance."""
+"""The gate: boundaries, estimates, and reasons against acceptance."""
 
 from typing import Any
 
@@ -81,7 +81,7 @@ def test_repositories_are_the_units_where_there_are_several() -> None:
     assert choose_unit(["a", "b"], "task") == "task"
 
 
-def test_alike_turns_of_one_unit_add_no_certainty() -> None:
+def test_correlated_turns_of_one_unit_add_no_certainty() -> None:
     rng = np.random.default_rng(0)
     repos = rng.normal(57, 20, 30)
     once = estimate_score(calls_of(repos), [str(number) for number in range(30)])

@@ -1,4 +1,4 @@
-"""The stages one after the other: killed at random points, stopped by money, run again."""
+"""The stages of a duel: killed at random points, stopped by the cost limit, resumed."""
 
 import json
 import multiprocessing
@@ -144,7 +144,7 @@ def test_killed_at_random_points_no_call_that_was_finished_is_repeated(folder: P
     assert outputs(duel / "judgments") == outputs(uninterrupted / "judgments")
 
 
-def test_a_busy_and_broken_server_costs_no_answer(folder: Path, chat_server: ChatServer) -> None:
+def test_a_busy_and_broken_server_loses_no_answer(folder: Path, chat_server: ChatServer) -> None:
     faults = [busy(429, retry_after=0.01), busy(503), drop()]
     rng = random.Random(3)
     chat_server.choose_fault = lambda request, before: rng.choice(faults) if before == 0 else None
@@ -153,7 +153,7 @@ def test_a_busy_and_broken_server_costs_no_answer(folder: Path, chat_server: Cha
     assert set(chat_server.answered().values()) == {1}
 
 
-def test_what_failed_is_told_and_asked_again_alone(folder: Path, chat_server: ChatServer) -> None:
+def test_failed_rows_are_reported_and_only_they_are_asked_again(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
     third = iter(range(10_000))
     chat_server.choose_fault = lambda request, before: garbage() if next(third) % 3 == 0 else None
@@ -176,7 +176,7 @@ def test_an_endpoint_that_refuses_stops_the_stage(folder: Path, chat_server: Cha
     assert len(chat_server.hits) <= 4
 
 
-def test_money_stops_cleanly_and_more_goes_on(folder: Path, chat_server: ChatServer) -> None:
+def test_a_cost_limit_stops_a_stage_and_a_higher_one_resumes_it(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
     chat_server.policy = lambda request: {
         "content": play(request),
@@ -194,7 +194,7 @@ def test_money_stops_cleanly_and_more_goes_on(folder: Path, chat_server: ChatSer
         Duel(duel, settings(), 5.0).judge()
 
 
-def test_a_limit_of_less_than_a_cent_is_named(folder: Path) -> None:
+def test_a_limit_of_less_than_a_cent_is_shown_exactly(folder: Path) -> None:
     outcome = Duel(folder / "duel", settings(), 0.00123).answer()
     assert (outcome.stopped or "").startswith("The limit of $0.0012 is reached ($0.00 spent)")
 
@@ -286,7 +286,7 @@ def test_a_conclusion_is_not_made_again(folder: Path, chat_server: ChatServer) -
     assert [str(done) for _, done in progress(duel, given)] == [str(first)]
 
 
-def test_a_look_waits_for_calls_that_failed(folder: Path, chat_server: ChatServer) -> None:
+def test_a_look_waits_for_failed_calls(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
     given = load_settings(gate={"min_clusters": 3})
     chat_server.choose_fault = lambda request, before: busy() if is_judge(request) else None
@@ -384,7 +384,7 @@ def test_bad_order_and_other_turns_are_one_sentence(folder: Path) -> None:
     assert outputs(duel) == before
 
 
-def test_all_hostile_players_leave_a_run_whole(folder: Path, chat_server: ChatServer) -> None:
+def test_hostile_players_do_not_break_a_run(folder: Path, chat_server: ChatServer) -> None:
     said = iter(range(10_000))
     answers = [
         "",

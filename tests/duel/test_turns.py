@@ -1,4 +1,4 @@
-"""Turns are drawn by a seed, from few row groups, with what is hidden from them."""
+"""Turns are drawn by seed and from few row groups, with their pull requests."""
 
 from collections import Counter
 from dataclasses import replace
@@ -196,7 +196,7 @@ def test_a_hub_dataset_gives_the_turns_of_its_files(loopback_hub: LoopbackHub, t
     assert found.read_bytes() == (tmp_path / "local/turns/turns-00000.parquet").read_bytes()
 
 
-def test_what_is_no_source_is_one_sentence(tmp_path: Path) -> None:
+def test_an_invalid_source_is_reported_in_one_sentence(tmp_path: Path) -> None:
     other = tmp_path / "other.parquet"
     pq.write_table(pa.Table.from_pylist([{"id": 1}]), other)
     source = str(write_trajectories(tmp_path / "data"))

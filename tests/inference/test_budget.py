@@ -1,4 +1,4 @@
-"""Money: the limit holds with many calls at once, estimates scale, prices that are missing stop."""
+"""Costs: the limit holds with concurrent calls, estimates scale, missing prices are refused."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Chat against a real server: answers, faults, limits, and what the journal replays."""
+"""The chat client against a local server: answers, faults, limits, and replay from the journal."""
 
 import asyncio
 import gc
@@ -78,7 +78,9 @@ def test_an_answer_has_text_calls_tokens_and_cost(chat_server: ChatServer) -> No
     ],
     ids=["429", "429 for an hour", "429 until a date", "503 soon", "502", "drop"],
 )
-def test_what_passes_is_tried_again(chat_server: ChatServer, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transient_failure_is_tried_again(
+    chat_server: ChatServer, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pimono_sdpo.llm.chat.LONGEST_WAIT", 0.05)
     chat_server.fail_next(fault, times=2)
     (reply,) = ask_all(chat_of(chat_server), question())
@@ -112,7 +114,7 @@ def test_what_passes_is_tried_again(chat_server: ChatServer, fault: Any, monkeyp
     ],
     ids=lambda value: value.name if hasattr(value, "name") else str(value),
 )
-def test_what_stays_is_an_error_and_is_asked_again_by_the_next_run(
+def test_a_lasting_failure_is_an_error_and_tried_again_by_the_next_run(
     chat_server: ChatServer, tmp_path: Path, fault: Any, message: str, tries: int
 ) -> None:
     # Only what never answers is waited for.
@@ -162,7 +164,7 @@ def test_no_more_calls_at_once_than_allowed(chat_server: ChatServer) -> None:
 
 
 @pytest.mark.parametrize(("status", "most"), [(401, 4), (500, 12)])
-def test_an_endpoint_that_only_fails_is_left_alone(chat_server: ChatServer, status: int, most: int) -> None:
+def test_an_endpoint_that_always_fails_is_not_called_any_more(chat_server: ChatServer, status: int, most: int) -> None:
     chat_server.choose_fault = lambda body, before: busy(status)
     limits = Limits(concurrency=4, attempts=1, give_up=9)
     chat = chat_of(chat_server, limits=limits)
@@ -199,9 +201,7 @@ def test_one_chat_serves_several_event_loops(chat_server: ChatServer) -> None:
     assert len(loops) <= 1
 
 
-def test_a_server_of_one_s_own_is_asked_in_offline_mode(
-    chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_own_server_is_called_in_offline_mode(chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (reply,) = ask_all(chat_of(chat_server), question())
     assert (reply.text, reply.error) == ("ping", None)

@@ -1,4 +1,4 @@
-"""Rows mapped through a chat: order, bounds, columns; several processes and one journal."""
+"""Rows mapped through a chat: order, concurrency, columns; several processes and one journal."""
 
 import asyncio
 import multiprocessing
@@ -132,7 +132,7 @@ def test_of_two_answers_the_first_is_kept(tmp_path: Path) -> None:
     assert kept == Reply(text="first", tool_calls=[{"id": "1"}], from_journal=True)
 
 
-def test_a_journal_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+def test_an_invalid_journal_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "calls.sqlite").write_text("not a database at all, only a text " * 9)
     (tmp_path / "file").touch()
     other = sqlite3.connect(tmp_path / "other.sqlite")

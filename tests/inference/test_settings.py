@@ -1,4 +1,4 @@
-"""Settings: who wins, what is refused, and that keys stay out of sight."""
+"""Settings: precedence, refused values, and that keys are never shown."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def test_the_environment_wins_then_dotenv_then_toml_then_defaults(monkeypatch: p
         ("", "CHAIN_DUEL__TRUNS=1", "`duel.truns`"),
     ],
 )
-def test_what_is_unknown_or_wrong_is_one_sentence(toml: str, dotenv: str, named: str) -> None:
+def test_an_unknown_or_wrong_setting_is_refused_in_one_sentence(toml: str, dotenv: str, named: str) -> None:
     Path("chain.toml").write_text(toml)
     Path(".env").write_text(dotenv)
     with pytest.raises(InferenceError, match=r"[^\n]+\.$") as told:
@@ -95,7 +95,7 @@ def test_an_address_may_be_moved() -> None:
     assert moved.base_url == "https://x.org/v1"
 
 
-def test_a_url_of_one_s_own_never_gets_the_hub_s_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_own_url_never_gets_the_token_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_real")
     own = find_endpoint("http://localhost:8000/v1", read_environment())
     assert (own.key, own.base_url) == (NO_KEY, "http://localhost:8000/v1")
@@ -103,7 +103,7 @@ def test_a_url_of_one_s_own_never_gets_the_hub_s_token(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("provider", ["opnai", "ftp://x/v1", "http://", "http://[::1", "https:///v1"])
-def test_what_is_no_provider_is_one_sentence(provider: str) -> None:
+def test_an_unknown_provider_is_refused_in_one_sentence(provider: str) -> None:
     with pytest.raises(InferenceError, match=r"^`[^\n]+\.$"):
         find_endpoint(provider, {})
 

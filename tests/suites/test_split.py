@@ -1,4 +1,4 @@
-"""A suite is divided by task; nothing of the test side is trained on."""
+"""A suite is split by task; tasks of the test side are not trained on."""
 
 import hashlib
 import json
@@ -108,7 +108,7 @@ def test_what_has_no_tests_is_never_tested() -> None:
         ((TASKS, 0.5, "rank", "family"), "No task has `family`"),
     ],
 )
-def test_what_cannot_be_divided_is_said(arguments: Any, said: str) -> None:
+def test_a_suite_that_cannot_be_split_is_refused(arguments: Any, said: str) -> None:
     with pytest.raises(PimonoError, match=said):
         divide(*arguments)
 
