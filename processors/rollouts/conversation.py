@@ -30,7 +30,7 @@ def make_turn(role: str, content: str | None, **more: Any) -> Turn:
 
 
 def dump_json(value: Any) -> str:
-    r"""Serialize as targets are: on one line, without escaping letters.
+    r"""Return a value as JSON on one line, without escaping letters, as in targets.
 
     >>> dump_json({"type": "tool_call", "name": "grep", "args": {"pattern": "é"}})
     '{"type": "tool_call", "name": "grep", "args": {"pattern": "é"}}'

@@ -1,4 +1,4 @@
-"""Other explanations of a verdict: lengths, positions, leaks."""
+"""Other explanations of a verdict: agreement and bias of judges, and lengths of answers."""
 
 from typing import Any
 
