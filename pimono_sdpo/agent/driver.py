@@ -210,12 +210,12 @@ class Run:
     patch: str = ""
     files_touched: tuple[str, ...] = ()
 
-    async def drive(self, goal: str, about: Json) -> None:
-        """Run the agent to its end; `about` goes into the first event of the trace."""
+    async def drive(self, goal: str, metadata: Json) -> None:
+        """Run the agent to its end; `metadata` goes into the first event of the trace."""
         rules = self.rules
         system = render_system_prompt(rules.protocol, rules.test_policy)
         self.messages = [{"role": "system", "content": system}, {"role": "user", "content": f"GOAL:\n{goal}"}]
-        self.log("run_start", goal=goal, **about)
+        self.log("run_start", goal=goal, **metadata)
         while self.ended is None and len(self.steps) < rules.max_iters:
             await self._take_turn()
         self.ended = self.ended or "max_iters"

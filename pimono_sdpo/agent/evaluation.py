@@ -139,7 +139,7 @@ def _compare(suite: Path, folders: Mapping[str, Path], limit: int | None, output
 
     Raises OutputError if a folder and one of `outputs` lie inside each other.
     """
-    name, wanted = _find_tasks(suite, limit)
+    name, task_ids = _find_tasks(suite, limit)
     report: Json = {
         "pimono_sdpo": __version__, "stage": STAGE, "suite": name, "models": {}, "runs": {}, "tasks": {},
         "left_out": {}, "metrics": {}, "warnings": [],
@@ -158,8 +158,8 @@ def _compare(suite: Path, folders: Mapping[str, Path], limit: int | None, output
         models, runs, left_out = set(), Counter[str](), 0
         for row in read_rows(rollouts.files, COLUMNS):
             task = row["task_id"]
-            if task not in wanted or row["error"]:
-                left_out += task in wanted
+            if task not in task_ids or row["error"]:
+                left_out += task in task_ids
                 continue
             models.add(row["model"])
             runs[task] += 1

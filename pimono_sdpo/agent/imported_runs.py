@@ -76,16 +76,16 @@ class ImportOptions:
 
 def import_runs(options: ImportOptions) -> Json:
     """Write the rollouts under `out` and return the report."""
-    name, files = _find_files(options.source)
+    source, files = _find_files(options.source)
     out = options.out.resolve()
     if Path(options.source).exists():
         require_disjoint(Path(options.source).resolve(), out)
     with only_run(out, stage="rollouts") as work:
         parts = []
         for number, group in enumerate(_group_files(files)):
-            given = {"files": [[shown, describe_file(Path(path))] for path, _, shown in group]}
+            inputs = {"files": [[name, describe_file(Path(path))] for path, _, name in group]}
             run = partial(_import_files, group)
-            parts.append(Part(number, group[0][2], sum(map(_count_runs, group)), given, {}, run))
+            parts.append(Part(number, group[0][2], sum(map(_count_runs, group)), inputs, {}, run))
         # Rows have no reference cycles, and searching for them takes a fifth of the time.
         gc.disable()
         try:
@@ -104,7 +104,7 @@ def import_runs(options: ImportOptions) -> Json:
         report = {
             "pimono_sdpo": __version__,
             "stage": "rollouts",
-            "source": name,
+            "source": source,
             "formats": dict(sorted(Counter(form.name for _, form, _ in files).items())),
             "rollouts": counts["runs"],
             "unreadable": counts.get("unreadable", 0),
@@ -140,7 +140,7 @@ def _group_files(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
 
 
 def _import_files(files: Sequence[SourceFile]) -> Iterator[Piece]:
-    seeds, taken = count(), set[str]()
+    seeds, used_names = count(), set[str]()
     runs = (
         (file, is_single, number, run)
         for file in files
@@ -157,7 +157,7 @@ def _import_files(files: Sequence[SourceFile]) -> Iterator[Piece]:
                 rejects.append({"file": name, "number": number, "problem": run})
                 add_counts(counts, {"unreadable": 1})
                 continue
-            run.run_id = _name_run(run, name if is_single else f"{name}-{number}", taken)
+            run.run_id = _name_run(run, name if is_single else f"{name}-{number}", used_names)
             row, fates = make_rollout(run, form.name, next(seeds))
             _encode_calls(row)
             rows.append(row)
@@ -188,12 +188,12 @@ def _read_runs(file: SourceFile) -> Iterator[Trajectory | str]:
         yield f"{name}: it cannot be read ({reason})"
 
 
-def _name_run(run: Trajectory, default: str, taken: set[str]) -> str:
+def _name_run(run: Trajectory, default: str, used_names: set[str]) -> str:
     """Return a name for the run and its file that is unique within the part."""
     stem = run.run_id or re.sub(r"(\.traj)?(\.json)?$|\.parquet(?=-\d+$)", "", default)
     stem = _NAME.sub("_", stem).lstrip(".")[:MAX_NAME] or "run"
-    name = next(one for one in chain([stem], (f"{stem}-{number}" for number in count(2))) if one not in taken)
-    taken.add(name)
+    name = next(one for one in chain([stem], (f"{stem}-{number}" for number in count(2))) if one not in used_names)
+    used_names.add(name)
     return name
 
 

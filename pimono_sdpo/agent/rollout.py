@@ -221,11 +221,11 @@ class RolloutRunner:
             partial(self.tester.test, task) if has_tests(task) else None,
             options,
         )
-        about = {name: task[name] for name in ("task_id", "suite", "seed")}
-        about |= {"model": options.model, "temperature": options.temperature, **self.rules}
+        metadata = {name: task[name] for name in ("task_id", "suite", "seed")}
+        metadata |= {"model": options.model, "temperature": options.temperature, **self.rules}
         if task["task_id"] in self.goals:
-            about["paraphrase"] = self.goals[task["task_id"]].index(task["goal"])
-        await run.drive(task["goal"], about)
+            metadata["paraphrase"] = self.goals[task["task_id"]].index(task["goal"])
+        await run.drive(task["goal"], metadata)
         if trace is not None:
             write_atomically(trace, "".join(dump_json(event) + "\n" for event in run.events).encode())
         return {
@@ -283,13 +283,13 @@ class RolloutRunner:
     def run_all(self, work: Path) -> list[Path]:
         """Run all rollouts in parts, and return their files; finished parts are kept in `work`."""
         made_by = {"rules": self.rules, "sampling": self.sampling, "prices": repr(self.chat.prices)}
-        given: Json = {"tasks": list(self.tasks), "repos": [hash_repo(task) for task in self.tasks]}
-        given |= {"goals": self.goals} if self.goals else {}
+        inputs: Json = {"tasks": list(self.tasks), "repos": [hash_repo(task) for task in self.tasks]}
+        inputs |= {"goals": self.goals} if self.goals else {}
         parts = []
         for number, first in enumerate(range(0, self.rows, SHARD_ROWS)):
             numbers = range(first, min(first + SHARD_ROWS, self.rows))
             run = partial(RolloutRunner.run_part, self, numbers)
-            parts.append(Part(number, f"rollouts {first} on", len(numbers), given, made_by, run))
+            parts.append(Part(number, f"rollouts {first} on", len(numbers), inputs, made_by, run))
         return [work / OUTPUTS["rows"].path.format(number) for number in run_parts(parts, work, OUTPUTS)]
 
 
@@ -365,8 +365,8 @@ def open_runner(options: RolloutOptions, out: Path, replay: bool) -> RolloutRunn
     for task in tasks:
         require_disjoint(Path(task["repo"]).resolve(), out)
     require_stage(out, STAGE)
-    given = {"model": options.model, "provider": options.provider, "temperature": options.temperature}
-    settings = load_settings(options.config, rollout=given)
+    overrides = {name: getattr(options, name) for name in ("model", "provider", "temperature")}
+    settings = load_settings(options.config, rollout=overrides)
     section = settings.rollout.model_copy(update={"concurrency": options.max_workers})
     if not section.model:
         raise InferenceError("No model is named; give --model, or `model` in the section [rollout] of chain.toml.")

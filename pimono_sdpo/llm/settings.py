@@ -160,8 +160,8 @@ def load_settings(config: Path | None = None, **overrides: Mapping[str, Any]) ->
     except ValidationError as error:
         # The value is left out, because it may be a misplaced API key.
         first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InferenceError(f"`{where}` of the settings is unknown or has a wrong value: {first['msg']}.") from error
+        key = ".".join(map(str, first["loc"]))
+        raise InferenceError(f"`{key}` of the settings is unknown or has a wrong value: {first['msg']}.") from error
 
 
 def read_environment() -> dict[str, str]:

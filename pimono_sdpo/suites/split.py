@@ -152,12 +152,12 @@ def _choose_groups(sizes: Mapping[str, int], train: float, method: Method, seed:
         names.sort(key=hash_name)
     else:
         random.Random(seed).shuffle(names)
-    wanted, chosen = round(train * sum(sizes.values())), set()
+    remaining, chosen = round(train * sum(sizes.values())), set()
     for name in names:
         # A group larger than the rest is skipped.
-        if sizes[name] <= wanted:
+        if sizes[name] <= remaining:
             chosen.add(name)
-            wanted -= sizes[name]
+            remaining -= sizes[name]
     return chosen
 
 
