@@ -208,12 +208,12 @@ def find_faults(players: Mapping[str, Answer]) -> tuple[str | None, str | None]:
     """Return the `drop_reason` of a turn and its `error`, with which the next run asks it again, or None."""
     if error := next((player.error for player in players.values() if player.error), None):
         return "error", error
-    faults = {name: player for name, player in players.items() if player.fault}
-    for name, player in faults.items():
-        if len(player.replies) < MOST_DRAWS:
-            error = f"the {name}'s answer does not have the required form ({player.fault})"
-            break
-    return next((f"{name}_{one.fault}" for name, one in faults.items()), None), error
+    faults = {name: player.fault for name, player in players.items() if player.fault}
+    drop_reason = next((f"{name}_{fault}" for name, fault in faults.items()), None)
+    for name, fault in faults.items():
+        if len(players[name].replies) < MOST_DRAWS:
+            return drop_reason, f"the {name}'s answer does not have the required form ({fault})"
+    return drop_reason, None
 
 
 def build_messages(messages: Sequence[Row]) -> list[Json]:

@@ -288,9 +288,6 @@ def make_record(row: Json) -> Json:
 
 
 def _first_text(row: Json, names: Iterable[str]) -> str:
-    for name in names:
-        value = row.get(name)
-        if value is not None and value != "":
-            text = value if isinstance(value, str) else json.dumps(value, default=str)
-            return replace_surrogates(text).strip()
-    return ""
+    value = next((row[name] for name in names if row.get(name) not in (None, "")), "")
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return replace_surrogates(text).strip()
