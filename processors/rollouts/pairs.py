@@ -112,7 +112,7 @@ def pair_runs(case: Case, rules: Rules) -> Pairs:
     elif comparable[0]["tests_ok"] is not None and not any(row["tests_ok"] for row in comparable):
         why = "both_fail", f"none of {len(comparable)} runs passes"
     if why:
-        pairs.rejects.append(_describe(case, rules.target, None, None, why))
+        pairs.rejects.append(_describe(case, rules.target, why=why))
         return pairs
     ranked = _rank(comparable)
     worst = ranked.pop()
@@ -208,7 +208,9 @@ def _retest(case: Case, best: Json, worst: Json | None, rules: Rules, pairs: Pai
     return None
 
 
-def _describe(case: Case, target: str, best: Json | None, worst: Json | None, why: Why | None = None) -> Json:
+def _describe(
+    case: Case, target: str, best: Json | None = None, worst: Json | None = None, why: Why | None = None
+) -> Json:
     """Return the columns of a pair about its origin, and why it was dropped."""
     origin = best or worst or (case.rows[0] if case.rows else {})
     row: Json = {"target": target, "task_id": case.task_id, "split": case.split}
@@ -320,7 +322,7 @@ def pair_steps(case: Case, rules: Rules) -> Pairs:
             reason = "infra_error" if len(sound) < len(case.rows) else "ineligible"
             reason = "no_verdict" if sound and not comparable else reason
             why = reason, f"{len(comparable)} of {len(case.rows)} runs ended with a verdict"
-        pairs.rejects.append(_describe(case, "step", None, None, why))
+        pairs.rejects.append(_describe(case, "step", why=why))
     return pairs
 
 
@@ -360,7 +362,7 @@ def _pair_actions(
     noisy = [(one, why) for one, why in noise if why]
     if best is None or (best.score[0] == 0 and any(one.score[0] for one, _ in noisy)):
         reason = noisy[0][1] if noisy else ("ineligible", "no action here worked")
-        pairs.rejects.append(_describe(case, "step", None, None, reason))
+        pairs.rejects.append(_describe(case, "step", why=reason))
         return
     others = [one for one in candidates if one is not best]
     worst = min(others, key=lambda one: (one.works, one.score))
