@@ -145,9 +145,7 @@ def _compare(suite: Path, folders: Mapping[str, Path], limit: int | None, output
         "left_out": {}, "metrics": {}, "warnings": [],
     }  # fmt: skip
     # The values of each metric, by label and task.
-    values: dict[str, dict[str, dict[str, list[float]]]] = {
-        metric: {label: {} for label in folders} for metric in METRICS
-    }
+    values: dict[str, dict[str, dict[str, list[float]]]] = {name: {label: {} for label in folders} for name in METRICS}
     options: list[Json] = []
     for label, folder in folders.items():
         rollouts = open_rollouts(folder)

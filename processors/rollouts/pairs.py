@@ -114,10 +114,10 @@ def pair_runs(case: Case, rules: Rules) -> Pairs:
     if why:
         pairs.rejects.append(_describe(case, rules.target, why=why))
         return pairs
-    ranked = _rank(comparable)
+    ranked, passing = _rank(comparable), compare_passing(comparable)
     worst = ranked.pop()
     for best in [row for row in ranked if row["tests_ok"]] or ranked:
-        pair = _pair_two(case, best, worst, rules, comparable, pairs)
+        pair = _pair_two(case, rules, best, worst, passing, pairs)
         if isinstance(pair, dict):
             pairs.rows.append(pair)
             break
@@ -149,9 +149,7 @@ def _choose_comparable(rows: list[Json], rules: Rules) -> list[Json]:
     return tested if tested or not rules.allow_efficiency_pairs else rows
 
 
-def _pair_two(
-    case: Case, best: Json, worst: Json, rules: Rules, comparable: Sequence[Json], pairs: Pairs
-) -> Json | Why:
+def _pair_two(case: Case, rules: Rules, best: Json, worst: Json, passing: Passing, pairs: Pairs) -> Json | Why:
     """Return the pair of two runs, or why there is none; tests come last because they cost the most."""
     if score_run(best) == score_run(worst):
         return "no_contrast", "the scores are equal"
@@ -169,7 +167,7 @@ def _pair_two(
         return "identical_outcome", "both sides read the same"
     if best["patch"] == worst["patch"] and rules.target in {"patch", "last_write"}:
         return "identical_patch", ""
-    if why := find_noise(best, compare_passing(comparable), case.task) or find_leak(worst, case.task):
+    if why := find_noise(best, passing, case.task) or find_leak(worst, case.task):
         return why
     if rules.target == "truncated":
         passed = next((s["index"] for s in best["steps"] if s["tests_ok"]), None)
