@@ -53,12 +53,8 @@ class Rules:
 
     target: Target = option("What the sides of a pair of rollouts are.", default="step", decides="row")
     last_k: int = option("Actions that `truncated` keeps.", default=4, minimum=1, decides="row")
-    min_gap: float = option(
-        "For `step`: minimum difference between the pass rates of two actions.", default=0.5, share=True, decides="row"
-    )
-    allow_efficiency_pairs: bool = option(
-        "Also pair two runs that pass, by their number of steps.", default=False, decides="row"
-    )
+    min_gap: float = option("For `step`: minimum difference in pass rates.", default=0.5, share=True, decides="row")
+    allow_efficiency_pairs: bool = option("Also pair two passing runs by their steps.", default=False, decides="row")
     flaky_reruns: int = option("Times to test the winner's patch again.", default=2, minimum=0, decides="row")
     with_outcome: bool = option("Include the output of the tests in the targets.", default=False, decides="row")
 
