@@ -62,7 +62,7 @@ def test_the_command_prints_the_table(tmp_path: Path) -> None:
     assert "| 0.5 (0.5 to 0.5) |" in done.output
 
 
-def test_what_cannot_be_compared(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_compared(tmp_path: Path) -> None:
     before, _ = folders(tmp_path)
     other = write_folder(tmp_path / "other", [rollout("else", 1)], split="test")
     with pytest.raises(EmptySelection, match="rollouts of the tuned"):

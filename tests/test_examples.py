@@ -13,7 +13,7 @@ from datasets import load_dataset
 from pimono_sdpo.duel.result import score_duel
 from pimono_sdpo.duel.stages import Duel
 from pimono_sdpo.filtering import run_filter
-from tests.duel.made import write_duel
+from tests.duel.stored_duel import write_duel
 from tests.exports import write_samples
 from tests.loopback_hub.forked import Forked
 

@@ -1,4 +1,4 @@
-"""Fine-tuning on Together: the file is checked, the request is exact, nothing leaves by accident."""
+"""Fine-tuning at Together: the file is checked, the request is exact, and nothing is sent by accident."""
 
 import importlib.util
 import json
@@ -80,10 +80,10 @@ def test_the_dry_run_prints_the_request_as_it_would_be_sent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert script().main(asked(lines(tmp_path, SFT, SFT), "--lora", "--dry-run")) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["upload"]["lines"] == 2
-    assert told["price"] is None
-    assert told["create"] == {
+    output = json.loads(capsys.readouterr().out)
+    assert output["upload"]["lines"] == 2
+    assert output["price"] is None
+    assert output["create"] == {
         "training_file": "ID_OF_THE_UPLOAD",
         "model": "Qwen/Qwen2.5-7B-Instruct",
         "n_epochs": 1,
@@ -96,10 +96,10 @@ def test_the_dry_run_prints_the_request_as_it_would_be_sent(
     }
     more = ("--method", "dpo", "--epochs", "2", "--batch-size", "8", "--no-lora", "--dry-run")
     assert script().main(asked(lines(tmp_path, DPO), *more)) == 0
-    told = json.loads(capsys.readouterr().out)["create"]
-    assert (told["training_method"], told["dpo_beta"], told["rpo_alpha"]) == ("dpo", 0.1, 0.2)
-    assert (told["n_epochs"], told["batch_size"], told["lora"]) == (2, 8, False)
-    assert "train_on_inputs" not in told
+    output = json.loads(capsys.readouterr().out)["create"]
+    assert (output["training_method"], output["dpo_beta"], output["rpo_alpha"]) == ("dpo", 0.1, 0.2)
+    assert (output["n_epochs"], output["batch_size"], output["lora"]) == (2, 8, False)
+    assert "train_on_inputs" not in output
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ def test_a_file_that_cannot_be_sent_is_one_sentence(
     rows: Any, more: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert script().main(asked(lines(tmp_path, *rows), *more, "--dry-run")) == 2
-    (told,) = capsys.readouterr().err.strip().splitlines()
-    assert told.startswith("finetune_together: ")
-    assert re.search(words, told), told
+    (output,) = capsys.readouterr().err.strip().splitlines()
+    assert output.startswith("finetune_together: ")
+    assert re.search(words, output), output
 
 
 class Server(BaseHTTPRequestHandler):
@@ -204,8 +204,8 @@ def test_a_job_is_priced_started_and_watched_to_its_end(
     argv = asked(lines(tmp_path, DPO), "--method", "dpo", "--max-cost", "2")
     job_id = job.start(client, job.parser().parse_args(argv))
     assert job.watch(client, job_id, seconds=0) == "completed"
-    told = capsys.readouterr().out.splitlines()
-    assert told == [
+    output = capsys.readouterr().out.splitlines()
+    assert output == [
         "[finetune] price: 1.50 dollars by Together's count",
         "[finetune] job ft-1 is pending",
         "[finetune] job ft-1 is running",

@@ -1,4 +1,4 @@
-"""Runs of other agents become rollouts: every message is counted, every verdict kept."""
+"""Runs of other agents become rollouts: every message is counted, every verdict is kept."""
 
 import json
 from pathlib import Path
@@ -80,10 +80,10 @@ def write_mini(folder: Path) -> Path:
         {"role": "exit", "content": "diff"},
     ]
     info = {"exit_status": "Submitted", "submission": PATCH, "model_stats": {"instance_cost": 0.5}}
-    whole = {"info": info, "messages": messages, "trajectory_format": "mini-swe-agent-1.1"}
+    trajectory = {"info": info, "messages": messages, "trajectory_format": "mini-swe-agent-1.1"}
     run = folder / "shop__cart-7"
     run.mkdir(parents=True)
-    (run / "shop__cart-7.traj.json").write_text(json.dumps(whole))
+    (run / "shop__cart-7.traj.json").write_text(json.dumps(trajectory))
     report = {"resolved_ids": ["shop__cart-7"], "unresolved_ids": []}
     (folder / "me.report.json").write_text(json.dumps(report))
     return folder
@@ -104,8 +104,8 @@ def write_swe_agent(folder: Path) -> Path:
     ]  # fmt: skip
     info = {"exit_status": "submitted", "submission": PATCH, "model_stats": {"tokens_sent": 7}}
     folder.mkdir(parents=True)
-    whole = {"history": history, "info": info, "trajectory": []}
-    (folder / "shop__cart-7.traj").write_text(json.dumps(whole))
+    trajectory = {"history": history, "info": info, "trajectory": []}
+    (folder / "shop__cart-7.traj").write_text(json.dumps(trajectory))
     return folder
 
 
@@ -122,7 +122,7 @@ def write_atif(folder: Path) -> Path:
         },
         {"step_id": 4, "source": "agent", "message": "Rounded."},
     ]
-    whole = {
+    trajectory = {
         "schema_version": "ATIF-v1.6",
         "session_id": "s-1",
         "agent": {"name": "terminus-2", "version": "2", "model_name": "m"},
@@ -132,7 +132,7 @@ def write_atif(folder: Path) -> Path:
     trial = folder / "shop-cart__x1"
     (trial / "agent").mkdir(parents=True)
     (trial / "verifier").mkdir()
-    (trial / "agent" / "trajectory.json").write_text(json.dumps(whole))
+    (trial / "agent" / "trajectory.json").write_text(json.dumps(trajectory))
     (trial / "verifier" / "reward.txt").write_text("0\n")
     (trial / "result.json").write_text(json.dumps({"task_name": "shop-cart"}))
     return folder
@@ -247,9 +247,9 @@ def test_inspect(tmp_path: Path) -> None:
     assert shape(row) == ["user", "assistant pytest", "tool", "assistant"]
     assert [step["ok"] for step in row["steps"]] == [False, True]
     assert (row["task_id"], row["tests_ok"], row["test_output"]) == ("t", True, "found")
-    whole = file.read_bytes()
-    for size in (0, len(whole) // 2, len(whole) - 20):
-        (file.parent / f"cut-{size}.eval").write_bytes(whole[:size])
+    content = file.read_bytes()
+    for size in (0, len(content) // 2, len(content) - 20):
+        (file.parent / f"cut-{size}.eval").write_bytes(content[:size])
     rows, report = read(file.parent, tmp_path / "more")
     assert (len(rows), report["unreadable"]) == (1, 3)
     rejects = pq.read_table(tmp_path / "more" / "rejects").to_pylist()
@@ -271,9 +271,9 @@ def test_imported_rollouts_become_steps_pairs_and_rows(tmp_path: Path) -> None:
     [row] = pq.read_table(rows / "data").to_pylist()
     assert row["harness"] == "openai-messages"
     assert "expected 3, got 4" in row["privileged_context"]
-    told = run_command("evaluate", str(out), "--baseline", str(out), "--out", str(tmp_path / "e"))
-    assert "| pass_rate | 0.5 |" in told
-    assert "2 runs of 1 tasks" in told
+    output = run_command("evaluate", str(out), "--baseline", str(out), "--out", str(tmp_path / "e"))
+    assert "| pass_rate | 0.5 |" in output
+    assert "2 runs of 1 tasks" in output
     run_command("view", str(out), "--out", str(tmp_path / "runs.html"))
     assert "Rollouts of out" in (tmp_path / "runs.html").read_text()
 
@@ -285,9 +285,9 @@ def test_own_rollouts_are_sessions_for_the_filter_and_the_hub(tmp_path: Path, pr
     lines = [json.loads(line) for line in encode_session(row).splitlines()]
     assert lines[0] == {"type": "session", "harness": "repo_agent", "id": "fix_add-1", "model": "m"}
     assert {line["type"] for line in lines[1:]} == {"message"}
-    said = [line["message"] for line in lines[1:]]
-    calls = [one["toolCalls"][0] for one in said if "toolCalls" in one]
-    results = [one for one in said if one["role"] == "tool"]
+    messages = [line["message"] for line in lines[1:]]
+    calls = [one["toolCalls"][0] for one in messages if "toolCalls" in one]
+    results = [one for one in messages if one["role"] == "tool"]
     assert [one["toolCallId"] for one in results] == [call["id"] for call in calls]
     assert json.loads(calls[1]["function"]["arguments"]) == {"rel_path": "add.py", "content": OTHER}
     assert results[1]["content"].startswith("ok\n[TESTS FAIL]")
@@ -311,13 +311,13 @@ def test_what_cannot_be_read_is_rejected_by_name(tmp_path: Path) -> None:
 
 def test_ids_that_are_used_again_or_missing(tmp_path: Path) -> None:
     def converse(*ids: str | None) -> list[Json]:
-        said: list[Json] = [SYSTEM, USER]
+        conversation: list[Json] = [SYSTEM, USER]
         for number, one in enumerate(ids):
             answer = call("bash", json.dumps({"command": f"make {number}"}), "same")
             answer["id"] = one
-            said.append({"role": "assistant", "content": "", "tool_calls": [answer]})
-            said.append({"role": "tool", "content": f"made {number}", "tool_call_id": one})
-        return said
+            conversation.append({"role": "assistant", "content": "", "tool_calls": [answer]})
+            conversation.append({"role": "tool", "content": f"made {number}", "tool_call_id": one})
+        return conversation
 
     runs = [nebius_row(0, 1), nebius_row(1, 0)]
     runs[0]["trajectory"], runs[1]["trajectory"] = converse("a", "a", "a"), converse(None, None)
@@ -335,8 +335,8 @@ def test_ids_that_are_used_again_or_missing(tmp_path: Path) -> None:
 
 def test_calls_in_the_text(tmp_path: Path) -> None:
     view = "I look.\n<function=edit>\n<parameter=path>a.py</parameter>\n</function>"
-    said = [USER, {"role": "assistant", "content": view}, {"role": "user", "content": "a = 1"}]
-    row = {"instance_id": "t", "traj_id": "t.1", "messages": json.dumps(said), "resolved": True}
+    conversation = [USER, {"role": "assistant", "content": view}, {"role": "user", "content": "a = 1"}]
+    row = {"instance_id": "t", "traj_id": "t.1", "messages": json.dumps(conversation), "resolved": True}
     [rollout], _ = read(write_nebius(tmp_path / "n", [row]), tmp_path / "out")
     [step] = rollout["steps"]
     assert (step["name"], step["args"]) == ("edit", {"path": "a.py"})
@@ -344,7 +344,7 @@ def test_calls_in_the_text(tmp_path: Path) -> None:
     assert rollout["tools"][0]["function"]["name"] == "edit"
 
 
-def test_a_call_that_was_cut_off_is_no_last_answer(tmp_path: Path) -> None:
+def test_an_answer_with_a_truncated_call_is_not_the_final_one(tmp_path: Path) -> None:
     run = nebius_row(0, 1)
     cut = call("bash", '{"command": "make"}', "d")
     run["trajectory"][-1] = {"role": "assistant", "content": "I make it.", "tool_calls": [cut]}
@@ -361,8 +361,8 @@ def test_the_call_that_submits_has_its_output_in_exit(tmp_path: Path) -> None:
         {"role": "exit", "content": PATCH},
     ]
     (tmp_path / "mini").mkdir()
-    whole = {"info": {"exit_status": "Submitted"}, "messages": messages}
-    (tmp_path / "mini" / "t.traj.json").write_text(json.dumps(whole))
+    trajectory = {"info": {"exit_status": "Submitted"}, "messages": messages}
+    (tmp_path / "mini" / "t.traj.json").write_text(json.dumps(trajectory))
     [row], report = read(tmp_path / "mini", tmp_path / "out")
     assert report["messages"] == {"turns": 3}
     assert shape(row) == ["user", "assistant echo COMPLETE_TASK_AND_SUBMIT", "tool"]
@@ -371,9 +371,9 @@ def test_the_call_that_submits_has_its_output_in_exit(tmp_path: Path) -> None:
 
 def test_the_action_that_submits_is_the_last_answer_of_swe_agent(tmp_path: Path) -> None:
     file = write_swe_agent(tmp_path / "swe") / "shop__cart-7.traj"
-    whole = json.loads(file.read_text())
-    del whole["history"][-1]
-    file.write_text(json.dumps(whole))
+    trajectory = json.loads(file.read_text())
+    del trajectory["history"][-1]
+    file.write_text(json.dumps(trajectory))
     [row], _ = read(file.parent, tmp_path / "out")
     assert row["messages"][-1]["content"] == "Done.\n\nsubmit"
     assert row["steps"][-1]["kind"] == "final"
@@ -381,12 +381,12 @@ def test_the_action_that_submits_is_the_last_answer_of_swe_agent(tmp_path: Path)
 
 def test_atif_calls_that_were_observed_together(tmp_path: Path) -> None:
     file = write_atif(tmp_path / "jobs") / "shop-cart__x1" / "agent" / "trajectory.json"
-    whole = json.loads(file.read_text())
-    made = whole["steps"][2]["tool_calls"]
-    made.append(made[0] | {"tool_call_id": "b", "arguments": {"command": "ls"}})
-    whole["steps"][2]["observation"] = {"results": [{"content": "both"}]}
-    file.write_text(json.dumps(whole))
-    file.with_name("trajectory.summarization-1-summary.json").write_text(json.dumps(whole))
+    trajectory = json.loads(file.read_text())
+    calls = trajectory["steps"][2]["tool_calls"]
+    calls.append(calls[0] | {"tool_call_id": "b", "arguments": {"command": "ls"}})
+    trajectory["steps"][2]["observation"] = {"results": [{"content": "both"}]}
+    file.write_text(json.dumps(trajectory))
+    file.with_name("trajectory.summarization-1-summary.json").write_text(json.dumps(trajectory))
     # Other tools name the file otherwise; what it is stands in it.
     file.rename(file.with_name("run.json"))
     file.with_name("about.json").write_text('{"formats": ["ATIF-v1.4"]}')
@@ -400,10 +400,10 @@ def test_equal_and_odd_ids_of_runs_keep_a_session_each(tmp_path: Path) -> None:
     rows = [nebius_row(0, 1) | {"trajectory_id": one} for one in ids]
     source = write_nebius(tmp_path / "n", rows)
     pq.write_table(pa.Table.from_pylist(rows[:1]), source / "train-00001-of-00002.parquet")
-    found, _ = read(source, tmp_path / "out")
+    imported, _ = read(source, tmp_path / "out")
     sessions = list((tmp_path / "out" / "sessions").glob("*/[!.]*.jsonl"))
-    assert len(sessions) == len(found) == 6
-    assert [row["run_id"] for row in found[:3]] == ["a_b", "a_b-2", "run"]
+    assert len(sessions) == len(imported) == 6
+    assert [row["run_id"] for row in imported[:3]] == ["a_b", "a_b-2", "run"]
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ def test_metadata_of_another_type_is_left_out(tmp_path: Path) -> None:
 
 def test_bad_sources_get_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match="holds no runs of a known format; these are read"):
+    with pytest.raises(SourceError, match="has no runs of a known format; these are read"):
         import_runs(ImportOptions(source=str(tmp_path / "empty"), out=tmp_path / "out"))
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "x.traj").write_text("not JSON")
@@ -449,10 +449,10 @@ def test_bad_sources_get_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [8, 300, 1500])
 def test_a_file_cut_short_is_rejected_beside_the_good_ones(tmp_path: Path, size: int) -> None:
     source = write_nebius(tmp_path / "n", [nebius_row(0, 1)])
-    whole = next(source.glob("*.parquet")).read_bytes()
+    content = next(source.glob("*.parquet")).read_bytes()
     assert "rollouts: 1 (1 PASS), from n" in run_command("import", str(source), "--out", str(tmp_path / "x"))
-    (source / "cut.parquet").write_bytes(whole[:size])
-    (source / "odd.parquet").write_bytes(whole[:size].ljust(len(whole) - 8, b"x") + whole[-8:])
+    (source / "cut.parquet").write_bytes(content[:size])
+    (source / "odd.parquet").write_bytes(content[:size].ljust(len(content) - 8, b"x") + content[-8:])
     rows, report = read(source, tmp_path / "out")
     assert (len(rows), report["unreadable"]) == (1, 2)
     problems = pq.read_table(tmp_path / "out" / "rejects")["problem"].to_pylist()

@@ -1,4 +1,4 @@
-"""Runs become preference pairs, and what is no pair says why."""
+"""Runs become preference pairs, or a reject with the reason."""
 
 import json
 from pathlib import Path
@@ -36,13 +36,13 @@ def case(*actions: list[Json], files: dict[str, str] = FILES, **more: Any) -> Ca
     return Case("t", rows, "train", TASK, files)
 
 
-def reasons(made: Any) -> list[str]:
-    return [row["drop_reason"] for row in made.rejects]
+def reasons(result: Any) -> list[str]:
+    return [row["drop_reason"] for row in result.rejects]
 
 
 def content(turns: list[Json]) -> Json:
-    said: Json = json.loads(turns[0]["content"])
-    return said
+    decoded: Json = json.loads(turns[0]["content"])
+    return decoded
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_runs_are_compared_place_by_place(better: Json, worse: Json) -> None:
 
 
 def test_the_best_run_is_paired_with_the_worst() -> None:
-    made = pair_runs(case(FAILS, PASSES, SLOW), Rules(target="patch"))
-    (pair,) = made.rows
+    result = pair_runs(case(FAILS, PASSES, SLOW), Rules(target="patch"))
+    (pair,) = result.rows
     assert (pair["run_chosen"], pair["run_rejected"]) == ("t-43", "t-42")
     assert pair["score_chosen"] == [1.0, -3.0, -2.0, -1.0]
     assert content(pair["chosen"]) == {
@@ -86,12 +86,12 @@ def test_patches_need_the_files_they_change() -> None:
         ((PASSES,), "ineligible"),
     ],
 )
-def test_what_gives_no_pair(actions: tuple[list[Json], ...], reason: str) -> None:
-    made = pair_runs(case(*actions), Rules(target="patch"))
-    assert (made.rows, reasons(made)) == ([], [reason])
+def test_runs_without_a_pair(actions: tuple[list[Json], ...], reason: str) -> None:
+    result = pair_runs(case(*actions), Rules(target="patch"))
+    assert (result.rows, reasons(result)) == ([], [reason])
 
 
-def test_a_fault_of_ours_is_nobody_s_loss() -> None:
+def test_an_infrastructure_failure_does_not_count_as_lost() -> None:
     broken = case(PASSES, FAILS)
     broken.rows[1] |= {"error": "503", "tests_ok": None}
     assert reasons(pair_runs(broken, Rules(target="summary"))) == ["infra_error"]
@@ -106,42 +106,42 @@ def test_two_passing_runs_are_a_pair_when_asked_for() -> None:
 
 def with_patch(after: str, actions: list[Json], **more: Any) -> Case:
     """Two passing runs, the first with this patch, and one that fails."""
-    found = case(actions, SLOW, FAILS)
-    found.rows[0] |= {"patch": patch_of(BUGGY, after), **more}
-    return found
+    rollouts = case(actions, SLOW, FAILS)
+    rollouts.rows[0] |= {"patch": patch_of(BUGGY, after), **more}
+    return rollouts
 
 
-def test_churn_is_no_example() -> None:
-    found = with_patch(FIXED + "".join(f"x{n} = {n}\n" for n in range(9)), PASSES)
-    made = pair_runs(found, Rules(target="patch"))
-    assert reasons(made) == ["non_minimal"]
-    assert made.rows[0]["run_chosen"] == "t-43"
+def test_a_run_with_churn_is_not_chosen() -> None:
+    rollouts = with_patch(FIXED + "".join(f"x{n} = {n}\n" for n in range(9)), PASSES)
+    result = pair_runs(rollouts, Rules(target="patch"))
+    assert reasons(result) == ["non_minimal"]
+    assert result.rows[0]["run_chosen"] == "t-43"
     spaces = with_patch(FIXED, PASSES)
     spaces.rows[0]["patch"] += patch_of("a = 1\n", "a  =  1\n", "b.py")
     assert reasons(pair_runs(spaces, Rules(target="patch"))) == ["non_minimal"]
 
 
 def test_spaces_alone_can_be_the_fix() -> None:
-    found = case(PASSES, FAILS)
+    rollouts = case(PASSES, FAILS)
     early = "for x in xs:\n    use(x)\n    return\n"
-    found.rows[0]["patch"] = patch_of(early, early.replace("    return", "return"))
-    (pair,) = pair_runs(found, Rules(target="patch")).rows
+    rollouts.rows[0]["patch"] = patch_of(early, early.replace("    return", "return"))
+    (pair,) = pair_runs(rollouts, Rules(target="patch")).rows
     assert pair["run_chosen"] == "t-42"
 
 
-def test_a_file_that_nobody_else_needed_is_the_wrong_one() -> None:
-    found = with_patch(FIXED, PASSES, files_touched=["add.py", "b.py"])
-    assert reasons(pair_runs(found, Rules(target="patch"))) == ["wrong_file"]
+def test_a_file_that_few_passing_runs_change_is_wrong() -> None:
+    rollouts = with_patch(FIXED, PASSES, files_touched=["add.py", "b.py"])
+    assert reasons(pair_runs(rollouts, Rules(target="patch"))) == ["wrong_file"]
     named = with_patch(FIXED, PASSES)
     named.task = {**TASK, "metadata": {"files": ["sub.py"]}}
-    made = pair_runs(named, Rules(target="patch"))
-    assert (made.rows, set(reasons(made))) == ([], {"wrong_file"})
+    result = pair_runs(named, Rules(target="patch"))
+    assert (result.rows, set(reasons(result))) == ([], {"wrong_file"})
 
 
-def test_a_run_that_saw_what_is_hidden_is_no_example() -> None:
+def test_a_run_that_read_hidden_files_is_not_chosen() -> None:
     peeks = [read("answers/add.py"), *PASSES[1:]]
-    made = pair_runs(case(peeks, FAILS), Rules(target="patch"))
-    assert (made.rows, reasons(made)) == ([], ["leaked"])
+    result = pair_runs(case(peeks, FAILS), Rules(target="patch"))
+    assert (result.rows, reasons(result)) == ([], ["leaked"])
     assert reasons(pair_steps(case(peeks, FAILS), Rules())) == ["leaked"]
 
 
@@ -156,8 +156,8 @@ def test_the_decision_must_be_in_what_is_kept() -> None:
 @pytest.mark.parametrize("name", [name for name in TARGETS if name != "step"])
 def test_labels_are_in_a_target_only_when_asked_for(name: Any) -> None:
     (pair,) = pair_runs(case(PASSES, FAILS), Rules(target=name)).rows
-    (told,) = pair_runs(case(PASSES, FAILS), Rules(target=name, with_outcome=True)).rows
-    plain, labelled = (json.dumps([p["chosen"], p["rejected"]]) for p in (pair, told))
+    (with_outcome,) = pair_runs(case(PASSES, FAILS), Rules(target=name, with_outcome=True)).rows
+    plain, labelled = (json.dumps([p["chosen"], p["rejected"]]) for p in (pair, with_outcome))
     labels = ("TESTS PASS", "tests_ok", "test_result", "2 passed")
     assert not any(label in plain for label in labels)
     assert any(label in labelled for label in labels)
@@ -165,8 +165,8 @@ def test_labels_are_in_a_target_only_when_asked_for(name: Any) -> None:
 
 def test_the_same_words_are_no_pair() -> None:
     same = [*FAILS[:2], final("the sign was wrong")]
-    made = pair_runs(case(PASSES, same), Rules(target="summary"))
-    assert (made.rows, reasons(made)) == ([], ["identical_outcome"])
+    result = pair_runs(case(PASSES, same), Rules(target="summary"))
+    assert (result.rows, reasons(result)) == ([], ["identical_outcome"])
     assert reasons(pair_runs(case(PASSES, same), Rules(target="patch"))) == []
     alike = case(PASSES, FAILS)
     alike.rows[1]["patch"] = alike.rows[0]["patch"]
@@ -174,23 +174,23 @@ def test_the_same_words_are_no_pair() -> None:
 
 
 def test_runs_part_at_their_first_different_action() -> None:
-    made = pair_steps(case(PASSES, FAILS, PASSES), Rules())
-    (pair,) = made.rows
+    result = pair_steps(case(PASSES, FAILS, PASSES), Rules())
+    (pair,) = result.rows
     assert content(pair["chosen"])["args"]["content"] == FIXED
     assert content(pair["rejected"])["args"]["content"] == OTHER
     assert len(pair["prompt"]) == 4
     assert (pair["score_chosen"][0], pair["score_rejected"][0]) == (1.0, 0.0)
-    assert reasons(made) == []
+    assert reasons(result) == []
 
 
 def test_the_gap_is_measured_over_all_runs_that_came_there() -> None:
     wandering = [read("b.py"), *FAILS]
     lucky = [read("b.py"), write(FIXED, True)]
-    found = case(PASSES, PASSES, PASSES, FAILS, wandering, lucky)
-    made = pair_steps(found, Rules())
-    assert [row["detail"] for row in made.rejects] == ["0.25 more of the runs pass, 0.5 are asked for"]
-    assert [len(pair["prompt"]) for pair in made.rows] == [4, 4]
-    assert len(pair_steps(found, Rules(min_gap=0.25)).rows) == 3
+    rollouts = case(PASSES, PASSES, PASSES, FAILS, wandering, lucky)
+    result = pair_steps(rollouts, Rules())
+    assert [row["detail"] for row in result.rejects] == ["0.25 more of the runs pass, 0.5 are asked for"]
+    assert [len(pair["prompt"]) for pair in result.rows] == [4, 4]
+    assert len(pair_steps(rollouts, Rules(min_gap=0.25)).rows) == 3
 
 
 def test_prose_loses_against_a_call() -> None:
@@ -203,18 +203,18 @@ def test_prose_loses_against_a_call() -> None:
 
 
 def test_equal_runs_give_no_step_pair() -> None:
-    made = pair_steps(case(PASSES, PASSES), Rules())
-    assert (made.rows, reasons(made)) == ([], ["no_contrast"])
+    result = pair_steps(case(PASSES, PASSES), Rules())
+    assert (result.rows, reasons(result)) == ([], ["no_contrast"])
     slower = pair_steps(case(PASSES, SLOW), Rules(allow_efficiency_pairs=True))
     assert [pair["run_chosen"] for pair in slower.rows] == ["t-42"]
 
 
 def rows() -> list[Json]:
-    made = []
+    rollouts = []
     for name in ("fix_a", "fix_b"):
-        made += [rollout(name, 42, FAILS), rollout(name, 43, PASSES), rollout(name, 44, SLOW)]
-    made += [rollout("fix_c", seed, PASSES) for seed in (42, 43)]
-    return [*made, *[rollout("fix_d", seed, FAILS) for seed in (42, 43)]]
+        rollouts += [rollout(name, 42, FAILS), rollout(name, 43, PASSES), rollout(name, 44, SLOW)]
+    rollouts += [rollout("fix_c", seed, PASSES) for seed in (42, 43)]
+    return [*rollouts, *[rollout("fix_d", seed, FAILS) for seed in (42, 43)]]
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -271,7 +271,7 @@ def test_what_cannot_be_tested_again_is_counted(tmp_path: Path) -> None:
     assert report["rows"] == 2
 
 
-def test_pairs_of_held_out_tasks_are_no_training_rows(tmp_path: Path) -> None:
+def test_pairs_of_held_out_tasks_are_not_training_rows(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows(), split="test")
     given = PairOptions(source=[str(source)], out=tmp_path / "pairs", flaky_reruns=0, format="together")
     report = write_pairs(given)
@@ -344,7 +344,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
         write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs"))
 
 
-def test_the_command_tells_what_it_made(tmp_path: Path) -> None:
+def test_the_command_reports_what_it_wrote(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows(), [task(f"fix_{n}") for n in "abcd"])
     command = ["pairs", str(source), "--out", str(tmp_path / "pairs"), "--flaky-reruns", "0"]
     done = CliRunner().invoke(app, command)
@@ -352,7 +352,7 @@ def test_the_command_tells_what_it_made(tmp_path: Path) -> None:
     assert done.output.splitlines()[0] == "2 pairs (2 train)"
 
 
-def test_an_empty_line_beside_the_fix_is_no_churn() -> None:
+def test_an_empty_line_beside_the_fix_is_not_churn() -> None:
     fix = "--- a/x.py\n+++ b/x.py\n@@ -1,2 +1,3 @@\n+\n a\n b\n@@ -9 +10 @@\n-n ^= 1\n+n &= 1\n"
     assert measure_patch(fix) == (3, 2, 0)
     assert measure_patch(fix.replace("+\n", "-a\n+  a\n", 1))[2] == 1
@@ -363,9 +363,9 @@ def test_an_action_whose_own_tests_failed_is_never_chosen() -> None:
     better = [read(), spoiled, write(FIXED, True), final()]
     worse = [read(), prose(), final()]
     case = Case("fix_add", [rollout(actions=better), rollout(seed=43, actions=worse)], "train")
-    made = pair_steps(case, Rules(flaky_reruns=0))
-    assert made.rows == []
-    assert [row["drop_reason"] for row in made.rejects] == ["ineligible"]
+    result = pair_steps(case, Rules(flaky_reruns=0))
+    assert result.rows == []
+    assert [row["drop_reason"] for row in result.rejects] == ["ineligible"]
 
 
 @pytest.mark.parametrize(("path", "reason"), [("tests/test_add.py", "overwrites_tests"), ("", "no_change")])
@@ -375,11 +375,11 @@ def test_efficiency_prefers_no_run_that_shirks(path: str, reason: str) -> None:
     actions = [read(), write(FIXED, True), final("the sign was wrong")]
     works = rollout(seed=43, actions=actions, tests_ok=None)
     rules = Rules(allow_efficiency_pairs=True, flaky_reruns=0, target="summary")
-    made = pair_runs(Case("fix_add", [shirks, works], "train"), rules)
-    assert made.rejects[0]["drop_reason"] == reason
-    assert all(row["run_chosen"] == works["run_id"] for row in made.rows)
-    made = pair_steps(Case("fix_add", [shirks, works], "train"), rules)
-    assert all(row["run_chosen"] == works["run_id"] for row in made.rows)
+    result = pair_runs(Case("fix_add", [shirks, works], "train"), rules)
+    assert result.rejects[0]["drop_reason"] == reason
+    assert all(row["run_chosen"] == works["run_id"] for row in result.rows)
+    result = pair_steps(Case("fix_add", [shirks, works], "train"), rules)
+    assert all(row["run_chosen"] == works["run_id"] for row in result.rows)
 
 
 def test_a_write_that_was_taken_back_later_is_never_chosen() -> None:
@@ -387,9 +387,9 @@ def test_a_write_that_was_taken_back_later_is_never_chosen() -> None:
     tidied = [read(), write(churn, True), write(FIXED, True), final()]
     clean = [read("other.py"), write(FIXED, True), final()]
     failed = [read(), write(OTHER, False), final("done")]
-    made = pair_steps(case(tidied, clean, failed), Rules())
-    assert "non_minimal" in reasons(made)
-    assert not [row for row in made.rows if "x29" in row["chosen"][0]["content"]]
+    result = pair_steps(case(tidied, clean, failed), Rules())
+    assert "non_minimal" in reasons(result)
+    assert not [row for row in result.rows if "x29" in row["chosen"][0]["content"]]
 
 
 def test_pairs_are_not_written_into_the_repo_of_a_task(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs become next-action rows: from rollouts and from recorded sessions alike."""
+"""Rollouts and recorded sessions become next-action rows."""
 
 import json
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_the_target_is_the_json_object_alone() -> None:
         ({**read(), "ok": False}, "tool_failed"),
     ],
 )
-def test_a_call_that_did_not_work_is_no_target(action: Json, reason: str) -> None:
+def test_a_failed_call_is_not_a_target(action: Json, reason: str) -> None:
     row = rollout(actions=[action, read(), write(FIXED, True)])
     rows, dropped = cut(row)
     assert dropped == [reason]
@@ -84,7 +84,7 @@ def test_nothing_after_a_loop_is_kept() -> None:
     assert (len(rows), dropped) == (1, ["loop", "after_loop"])
 
 
-def test_good_recovery_keeps_what_puts_a_failed_call_right() -> None:
+def test_good_recovery_keeps_actions_that_correct_a_failed_call() -> None:
     bad = {**read("nope.py"), "ok": False}
     rows, dropped = cut(rollout(actions=[bad, read(), write(FIXED, True)]), good_recovery=True)
     assert [json.loads(r["completion"][0]["content"])["name"] for r in rows] == ["read_file"]
@@ -182,7 +182,7 @@ def test_a_folder_that_was_written_again_gives_its_new_rows(tmp_path: Path) -> N
         assert len(rejects["train"]) == report["rejected"]
 
 
-def test_tasks_that_are_held_out_are_no_training_rows(tmp_path: Path) -> None:
+def test_held_out_tasks_are_not_training_rows(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs(), split="test")
     report = write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps"))
     assert report["splits"] == {"test": 12}
@@ -217,7 +217,7 @@ def test_what_is_finished_waits_for_the_next_run(tmp_path: Path) -> None:
     assert not work.exists()
 
 
-def test_what_is_no_session_gets_no_advice_about_rules(tmp_path: Path) -> None:
+def test_an_empty_source_gets_no_advice_about_rules(tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
     with pytest.raises(EmptySelection, match=r"\(1 unknown_harness\); use whole sessions of an agent"):
         run(StepOptions(source=[str(tmp_path / "other.jsonl")], out=tmp_path / "steps"))
@@ -292,7 +292,7 @@ def test_the_older_name_writes_lines(tmp_path: Path) -> None:
     assert "left out: malformed_call 3, repeat 3, write_failed_tests 3" in done.output
 
 
-def test_no_line_to_train_on_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_a_file_without_lines_to_train_on_is_reported_in_one_sentence(tmp_path: Path) -> None:
     lines = tmp_path / "sft.jsonl"
     held_out = write_folder(tmp_path / "held" / "rollouts", runs(), split="test")
     with pytest.raises(EmptySelection, match="of 12 steps, 12 are of tasks held out"):

@@ -1,1 +1,1 @@
-"""An agent that repairs a repository with four tools, and its runs on task suites."""
+"""An agent that fixes bugs in a repository with four tools, its rollouts and its evaluation."""

@@ -1,25 +1,25 @@
-"""Drive one run: query the model, read its answer as one action, run tool and tests, until it is done.
+"""Run the agent on one task: query the model, parse its answer as an action, run tools and tests, repeat.
 
 json    the answer is exactly one object, {"type": "tool_call", "name", "args"} or
         {"type": "final", "summary", "changes"}; results come back as user messages
 native  OpenAI's `tool_calls`, one at a time; a text without a call is the final report
 
-Nothing else is accepted. The history then has the action in canonical form, so that no rollout
-teaches a malformed one. The trace has events:
+Nothing else is accepted. The history contains actions in canonical form, so that rollouts do not
+teach malformed ones. The trace has events such as:
 
     {"kind": "final", "run_id": "...", "t": 4, "final": {...}}
 
 `t` counts the model's turns from 0. The kinds are run_start, llm_request (with the messages that
 are new to the model), llm_action, llm_parse_error, tool_result, tests, driver_note, final (the
-model's report with `test_result`) and run_end. Times are left out, so a replayed run gives the same
+model's report with `test_result`) and run_end. There are no times, so a replayed run gives the same
 bytes.
 
-Only the driver runs tests, by its policy: `on_write` runs them after every write that changed a
-file and shows the result to the model, `on_final` when the run has ended, `never` not at all.
-Unless it is `never`, the final files are always tested.
+Only the driver runs tests. The policy `on_write` runs them after every write that changed a file and
+shows the result to the model, `on_final` runs them when the run has ended, and `never` does not run
+them. Unless it is `never`, the final files are always tested.
 
-Each turn of the model is one step and one message, and one message follows it: of the user in the json
-protocol, where two user messages never follow each other, of a tool or the user in the native one.
+Each turn of the model is one step and one message, followed by one message: from the user in the json
+protocol, where roles alternate, and from a tool or the user in the native one.
 """
 
 import asyncio
@@ -36,21 +36,20 @@ import msgspec
 
 from pimono_sdpo.agent.task_tests import TaskResult
 from pimono_sdpo.agent.tools import Workspace, unified_diff
-from pimono_sdpo.llm.calls import Reply
+from pimono_sdpo.llm.calls import Json, Reply
 from pimono_sdpo.options import option, options
 from pimono_sdpo.schema import Protocol, TestPolicy, Turn
 from pimono_sdpo.text import shorten
 from processors.rollouts.conversation import dump_json, make_step
 from rewards.verifiers.tool_calls import definitions
 
-Json = dict[str, Any]
 Ask = Callable[[list[Turn]], Awaitable[Reply]]
 RunTests = Callable[[Mapping[str, bytes]], Awaitable[TaskResult]]
 LOOP_REPEATS = 2  # repetitions of a call before it counts as a loop
 MOST_LOOPS = 3
 MOST_PARSE_ERRORS = 4  # in a row
-# The limits of JSON columns and of other parsers.
-MAX_DEPTH, MOST_INTEGER = 64, 2**63 - 1
+# Limits of JSON columns and of other parsers.
+MAX_DEPTH, MAX_INTEGER = 64, 2**63 - 1
 _THOUGHT = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
 _FENCE = re.compile(r"\A\s*```[a-zA-Z]*[ \t]*\n(.*?)\n?[ \t]*```\s*\Z", re.DOTALL)
 _MARKUP = re.compile(
@@ -64,13 +63,13 @@ PARAPHRASE: str = _TEXTS["paraphrase"]
 
 @options
 class Rules:
-    """How every run of a suite is driven."""
+    """Rules of every run of a suite."""
 
     protocol: Protocol = option(
         "Calls as one `json` object, or the API's `native` ones.", default="json", flag="--tool-protocol"
     )
     test_policy: TestPolicy = option(
-        "Run tests `on_write` and show the result, `on_final`, or `never`.", default="on_write"
+        "Run tests `on_write` and show the result to the model, `on_final`, or `never`.", default="on_write"
     )
     max_iters: int = option("Maximum number of the model's turns.", default=20, minimum=1)
     max_tool_chars: int = option("Shorten longer tool results.", default=8000, minimum=200)
@@ -89,52 +88,51 @@ class _Final(msgspec.Struct, tag_field="type", tag="final"):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A model's action: a call has `name` and `args`, a final report the fields in `args`."""
+    """A model's action: a call has `name` and `args`; a final report has its fields in `args`."""
 
     kind: Literal["tool_call", "final", "parse_error"]
     name: str | None = None
     args: Json | None = None
     text: str = ""  # beside a native call
-    malformed: str = ""  # the problem of a `parse_error`, or what was left out of another action
+    malformed: str = ""  # why a `parse_error` cannot be read, or what was ignored in another action
 
     def render(self) -> Json:
-        """Return the object of the json protocol."""
+        """Return the JSON object of the action in the json protocol."""
         if self.kind == "final":
             return {"type": "final", **(self.args or {})}
         return {"type": "tool_call", "name": self.name, "args": self.args}
 
 
 def read_action(reply: Reply, protocol: Protocol) -> Action:
-    """Read an answer; of several native calls the first is taken.
+    """Parse an answer as an action; of several native calls, only the first counts.
 
     >>> read_action(Reply('{"type": "tool_call", "name": "grep", "args": {"pattern": "x"}}'), "json").name
     'grep'
     >>> read_action(Reply("Sure! I will look first."), "json").malformed
     'it is prose and not one JSON object'
     """
-    bare = _THOUGHT.sub("", reply.text).strip()
-    calls, cut = reply.tool_calls, reply.finish_reason == "length"
+    text = _THOUGHT.sub("", reply.text).strip()
+    calls, is_cut = reply.tool_calls, reply.finish_reason == "length"
     try:
         if calls and protocol == "native":
-            function, several = calls[0]["function"], ""
+            function, ignored = calls[0]["function"], ""
             if len(calls) > 1:
-                several = f"{len(calls)} calls in one answer, of which the first was taken"
+                ignored = f"{len(calls)} calls in one answer, of which the first was taken"
             action = _read_object(function["arguments"] or "{}", function["name"])
-            return replace(action, text=bare, malformed=several)
-        if protocol == "json" and bare.startswith("{"):
-            return _read_object(bare)
-        problem = _explain(bare, protocol, bool(calls))
+            return replace(action, text=text, malformed=ignored)
+        if protocol == "json" and text.startswith("{"):
+            return _read_object(text)
+        problem = _find_format_problem(text, protocol, bool(calls))
     except msgspec.DecodeError as error:
-        problem = str(error)
-        problem = f"its call cannot be read, {problem}" if protocol == "native" else f"it is not valid: {problem}"
-    if protocol == "native" and not problem and not cut:
-        return Action("final", args={"summary": bare})
-    reasons = ["it was cut off at the maximum length" * cut, problem]
+        problem = f"its call cannot be read, {error}" if protocol == "native" else f"it is not valid: {error}"
+    if protocol == "native" and not problem and not is_cut:
+        return Action("final", args={"summary": text})
+    reasons = ["it was cut off at the maximum length" if is_cut else "", problem]
     return Action("parse_error", malformed=": ".join(filter(None, reasons)))
 
 
-def _explain(text: str, protocol: Protocol, has_calls: bool) -> str:
-    """Return why a text is neither an object nor, in the native protocol, a final report."""
+def _find_format_problem(text: str, protocol: Protocol, has_calls: bool) -> str:
+    """Return why a text is not a JSON object or, in the native protocol, not a final report; else ""."""
     if not text:
         return "it is a native call and no text" if has_calls else "it is empty"
     if protocol == "native":
@@ -146,45 +144,46 @@ def _explain(text: str, protocol: Protocol, has_calls: bool) -> str:
 
 
 def _read_object(text: str, name: str | None = None) -> Action:
-    """Read an action, or the arguments of a call of `name`; raises msgspec.DecodeError."""
+    """Parse an action, or the arguments of a call of `name`; raises msgspec.DecodeError."""
     try:
         value = msgspec.json.decode(text)
     except RecursionError:
         raise msgspec.DecodeError("it is nested too deeply") from None
-    found = msgspec.convert(
+    action = msgspec.convert(
         value if name is None else {"type": "tool_call", "name": name, "args": value}, _Call | _Final
     )
     if not _is_storable(value):
         raise msgspec.DecodeError(f"a number is too large, or it is nested deeper than {MAX_DEPTH}")
-    if isinstance(found, _Call):
-        return Action("tool_call", found.name.strip(), found.args)
-    return Action("final", args={key: one for key, one in value.items() if key != "type"})
+    if isinstance(action, _Call):
+        return Action("tool_call", action.name.strip(), action.args)
+    return Action("final", args={key: field for key, field in value.items() if key != "type"})
 
 
 def _is_storable(value: Any, depth: int = 0) -> bool:
     if isinstance(value, int):
-        return abs(value) <= MOST_INTEGER
+        return abs(value) <= MAX_INTEGER
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth <= MAX_DEPTH and all(_is_storable(one, depth + 1) for one in items)
+    return depth <= MAX_DEPTH and all(_is_storable(item, depth + 1) for item in items)
 
 
-def system_prompt(protocol: Protocol, test_policy: TestPolicy) -> str:
+def render_system_prompt(protocol: Protocol, test_policy: TestPolicy) -> str:
     """Return the first message of every run, which does not depend on the task."""
-    if protocol == "native":
-        return "\n\n".join((_TEXTS["task"], _TEXTS["native"], _TEXTS["tests"][test_policy]))
-    tools = "\n".join(
-        json.dumps({"name": one["name"], "description": one["description"], "args": one["parameters"]})
-        for one in (tool["function"] for tool in definitions("repo_agent"))
-    )
-    return "\n\n".join((_TEXTS["task"], _TEXTS["json"] + tools, _TEXTS["tests"][test_policy]))
+    format_text = _TEXTS[protocol]
+    if protocol == "json":
+        functions = (tool["function"] for tool in definitions("repo_agent"))
+        format_text += "\n".join(
+            json.dumps({"name": f["name"], "description": f["description"], "args": f["parameters"]})
+            for f in functions
+        )
+    return "\n\n".join((_TEXTS["task"], format_text, _TEXTS["tests"][test_policy]))
 
 
 @dataclass(slots=True)
 class Run:
-    """A run of the agent; it is finished when `ended` is set, to a word of that column of ROLLOUT.
+    """A run of the agent; it is finished when `ended` is set to a value of that column of ROLLOUT.
 
-    `run_tests` is None for a task without tests. `error` is a fault of ours or of the endpoint; such a
-    run says nothing about the model.
+    `run_tests` is None for a task without tests. `error` is a failure of the infrastructure or the endpoint; a run
+    with an error says nothing about the model.
     """
 
     run_id: str
@@ -206,19 +205,17 @@ class Run:
     loops: int = 0
     seen: Counter[str] = field(default_factory=Counter)
     n_logged: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float | None = 0.0
+    replies: list[Reply] = field(default_factory=list)
     error: str | None = None
     patch: str = ""
     files_touched: tuple[str, ...] = ()
 
-    async def drive(self, goal: str, about: Json) -> None:
-        """Run the agent until it ends; `about` goes into the trace's first event."""
+    async def drive(self, goal: str, metadata: Json) -> None:
+        """Run the agent to its end; `metadata` goes into the first event of the trace."""
         rules = self.rules
-        system = system_prompt(rules.protocol, rules.test_policy)
+        system = render_system_prompt(rules.protocol, rules.test_policy)
         self.messages = [{"role": "system", "content": system}, {"role": "user", "content": f"GOAL:\n{goal}"}]
-        self.log("run_start", goal=goal, **about)
+        self.log("run_start", goal=goal, **metadata)
         while self.ended is None and len(self.steps) < rules.max_iters:
             await self._take_turn()
         self.ended = self.ended or "max_iters"
@@ -247,11 +244,11 @@ class Run:
         self.events.append({"kind": kind, "run_id": self.run_id, "t": self.turn, **fields})
 
     def _fail(self, why: str) -> None:
-        """End the run because of a fault that is not the model's."""
+        """End the run because of a failure that is not the model's."""
         self.ended, self.error, self.tests_ok = "error", why, None
 
     async def _take_turn(self) -> None:
-        """Query the model once and act: adds one step and, unless the run ends, two messages."""
+        """Query the model once and run its action; adds one step and, unless the run ends, two messages."""
         self.turn, context, protocol = len(self.steps), len(self.messages), self.rules.protocol
         self.log("llm_request", n_messages=context, messages=self.messages[self.n_logged :])
         reply = await self.ask(self.messages)
@@ -259,9 +256,7 @@ class Run:
             self._fail(reply.error)
             return
         usage = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
-        self.prompt_tokens += reply.prompt_tokens
-        self.completion_tokens += reply.completion_tokens
-        self.cost = None if self.cost is None or reply.cost is None else self.cost + reply.cost
+        self.replies.append(reply)
         action = read_action(reply, protocol)
         raw = {"text": reply.text, "tool_calls": list(reply.tool_calls)}
         self.messages.append(_render_turn(action, reply, context, self.rules))
@@ -283,11 +278,11 @@ class Run:
             self._add_step(action)
             self.ended, self.report = "final", action.render()
         else:
-            await self._do_call(str(action.name), action.args or {}, action)
+            await self._run_call(str(action.name), action.args or {}, action)
 
-    async def _do_call(self, name: str, args: Json, action: Action) -> None:
-        """Do a tool call, run the tests when it changed a file, and show both to the model."""
-        key = json.dumps([name, {one: value for one, value in args.items() if one != "thought"}], sort_keys=True)
+    async def _run_call(self, name: str, args: Json, action: Action) -> None:
+        """Run a tool call, and the tests if it changed a file; show the results to the model."""
+        key = json.dumps([name, {key: value for key, value in args.items() if key != "thought"}], sort_keys=True)
         self.seen[key] += 1
         if self.seen[key] > LOOP_REPEATS:
             self.loops += 1
@@ -298,7 +293,7 @@ class Run:
             else:
                 self._add_result(f"[driver] {LOOP}")
             return
-        # In a thread: a search of a large repository takes seconds.
+        # In a thread, because searching a large repository takes seconds.
         result = await asyncio.to_thread(self.space.call, name, args)
         text = shorten(result.text, self.rules.max_tool_chars)
         self.log("tool_result", name=name, args=args, ok=result.ok, output=text, changed=result.changed)
@@ -319,7 +314,7 @@ class Run:
             self._add_result(shown.rstrip())
 
     async def _test(self) -> bool | None:
-        """Run the tests, if any, on the current files; a fault of ours ends the run."""
+        """Run the tests, if any, on the current files; a failure of the infrastructure ends the run."""
         if self.run_tests is None or self.rules.test_policy == "never":
             return None
         self.tested = self.space.changed()
@@ -333,28 +328,28 @@ class Run:
 
     def _add_result(self, text: str) -> None:
         if calls := self.messages[-1].get("tool_calls"):
-            about = {"tool_call_id": calls[0]["id"], "name": calls[0]["function"]["name"]}
-            self.messages.append({"role": "tool", "content": text, **about})  # type: ignore[typeddict-item]
+            call = {"tool_call_id": calls[0]["id"], "name": calls[0]["function"]["name"]}
+            self.messages.append({"role": "tool", "content": text, **call})  # type: ignore[typeddict-item]
         else:
             self.messages.append({"role": "user", "content": f"[tool_result]\n{text}"})
 
     def _add_step(
         self, action: Action, error: str | None = None, kind: str | None = None, tests_ok: bool | None = None
     ) -> None:
-        at = len(self.messages) - 1
-        step = make_step(len(self.steps), kind or action.kind, at, action.name, action.args, error)
+        index = len(self.messages) - 1
+        step = make_step(len(self.steps), kind or action.kind, index, action.name, action.args, error)
         self.steps.append({**step, "tests_ok": tests_ok, "malformed": action.malformed or None})
 
 
 def status_of(row: Mapping[str, Any]) -> str:
-    """Return PASS or FAIL by the tests, ERROR for a fault that is not the model's, else N/A."""
+    """Return PASS or FAIL by the tests, ERROR for a failure that is not the model's, else N/A."""
     if row["error"] is not None:
         return "ERROR"
     return {True: "PASS", False: "FAIL", None: "N/A"}[row["tests_ok"]]
 
 
 def _render_turn(action: Action, reply: Reply, context: int, rules: Rules) -> Turn:
-    """Return the model's turn for the history: in canonical form, unless it could not be read."""
+    """Return the model's turn for the history, in canonical form unless it could not be parsed."""
     text = reply.text.strip()
     if action.kind == "parse_error":
         functions = [call["function"] for call in reply.tool_calls]
@@ -367,7 +362,7 @@ def _render_turn(action: Action, reply: Reply, context: int, rules: Rules) -> Tu
         text = action.render()["summary"]
     else:
         function = {"name": action.name, "arguments": action.args}
-        # Ids of providers differ from run to run.
+        # A provider's own ids differ from run to run.
         call = {"id": f"call{context:05d}", "type": "function", "function": function}
         return {"role": "assistant", "content": action.text, "tool_calls": [call]}
     return {"role": "assistant", "content": text}

@@ -1,11 +1,11 @@
-"""Write runs of other agents as rollouts, for `steps`, `pairs`, `evaluate`, `filter` and `view`.
+"""Import runs of other agents as rollouts, for `steps`, `pairs`, `evaluate`, `filter` and `view`.
 
 reads   files in a format of `pimono_sdpo.traces.trajectories`
-writes  ROLLOUT rows under data/, what cannot be read under rejects/, and if asked to, a session per
-        run under sessions/ in the Hub's Session Trace Simple Format
+writes  ROLLOUT rows under data/, unreadable runs under rejects/, and optionally one session per run
+        under sessions/ in the Hub's Session Trace Simple Format
 
-An answer with several calls becomes a turn for each, followed by its own result, as in rollouts of
-our own. Every message of the source is counted: as a turn, or with the reason why it is left out.
+An answer with several calls becomes one turn per call, each followed by its result, as in rollouts of
+this package. Every message of the source is counted, as a turn or with the reason why it is left out.
 """
 
 import gc
@@ -41,7 +41,8 @@ from processors.diagnostics import looks_failed
 from processors.rollouts.conversation import Json, add_answer, add_call, count_steps, make_turn
 from processors.rollouts.sessions import infer_tools
 
-Found = tuple[str, Format, str]
+# A file: its path, its format, and its name in reports.
+SourceFile = tuple[str, Format, str]
 REJECT = Features({"file": Value("string"), "number": Value("int64"), "problem": Value("string")})
 # ROLLOUT with its JSON as text, which msgspec writes several times faster than `datasets`.
 WRITTEN = text_for_json(ROLLOUT.arrow_schema)
@@ -49,12 +50,12 @@ OUTPUTS = {
     "rows": Output("rows/{:05}.parquet", ROLLOUT.arrow_schema),
     "rejects": Output("rejects/{:05}.parquet", REJECT.arrow_schema),
 }
-# What the readers of parquet and of Inspect's logs raise for files that are cut or damaged.
+# Raised by the readers of parquet and of Inspect's logs for truncated or damaged files.
 DAMAGE = (pa.ArrowException, OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error)
 FILES_PER_PART = 32
 ROWS = 32
 MAX_NAME = 120
-# Tools with which agents end a run; their call needs no result, and its text is the report.
+# Tools with which agents end a run; such a call needs no result, and its text is the final report.
 ENDS = frozenset({"finish", "submit", "attempt_completion", "task_complete", "mark_task_complete"})
 _CHANGED = re.compile(r"^\+\+\+ (?:b/)?(?P<path>[^\t\r\n]+)", re.MULTILINE)
 _NAME = re.compile(r"[^\w.-]+", re.ASCII)
@@ -64,28 +65,28 @@ KNOWN = "these are read: " + "; ".join(form.about for form in FORMATS) + "."
 
 @option_class
 class ImportOptions:
-    """What is imported, and where to."""
+    """Source and output of an import."""
 
     source: str = argument(
         "Folder or file of runs, or a Hub dataset such as `nebius/SWE-rebench-openhands-trajectories`."
     )
     out: Path = option("Folder to write; an earlier output is replaced.")
-    sessions: bool = option("Also write each run to OUT/sessions, as the Hub's trace viewer shows it.", default=False)
+    sessions: bool = option("Also write each run to OUT/sessions for the Hub's trace viewer.", default=False)
 
 
 def import_runs(options: ImportOptions) -> Json:
-    """Write the rollouts below `out` and return the report."""
-    name, files = _find_files(options.source)
+    """Write the rollouts under `out` and return the report."""
+    source, files = _find_files(options.source)
     out = options.out.resolve()
     if Path(options.source).exists():
         require_disjoint(Path(options.source).resolve(), out)
     with only_run(out, stage="rollouts") as work:
         parts = []
-        for number, few in enumerate(_divide(files)):
-            given = {"files": [[shown, describe_file(Path(path))] for path, _, shown in few]}
-            run = partial(_import_files, few)
-            parts.append(Part(number, few[0][2], sum(map(_count_runs, few)), given, {}, run))
-        # Rows are trees, which need no search for cycles; it takes a fifth of the time.
+        for number, group in enumerate(_group_files(files)):
+            inputs = {"files": [[name, describe_file(Path(path))] for path, _, name in group]}
+            run = partial(_import_files, group)
+            parts.append(Part(number, group[0][2], sum(map(_count_runs, group)), inputs, {}, run))
+        # Rows have no reference cycles, and searching for them takes a fifth of the time.
         gc.disable()
         try:
             records = run_parts(parts, work, OUTPUTS, desc="import", unit="run")
@@ -103,7 +104,7 @@ def import_runs(options: ImportOptions) -> Json:
         report = {
             "pimono_sdpo": __version__,
             "stage": "rollouts",
-            "source": name,
+            "source": source,
             "formats": dict(sorted(Counter(form.name for _, form, _ in files).items())),
             "rollouts": counts["runs"],
             "unreadable": counts.get("unreadable", 0),
@@ -114,15 +115,15 @@ def import_runs(options: ImportOptions) -> Json:
     return report
 
 
-def _find_files(source: str) -> tuple[str, list[Found]]:
-    """Return the name of a source, and its files with their formats and names."""
+def _find_files(source: str) -> tuple[str, list[SourceFile]]:
+    """Return the name of a source, and its files."""
     path = Path(source)
     if path.exists():
         root = path if path.is_dir() else path.parent
-        found = [(str(file.absolute()), form, file.relative_to(root).as_posix()) for file, form in find_runs(path)]
-        if not found:
-            raise SourceError(f"`{source}` holds no runs of a known format; {KNOWN}")
-        return path.resolve().name, found
+        files = [(str(file.absolute()), form, file.relative_to(root).as_posix()) for file, form in find_runs(path)]
+        if not files:
+            raise SourceError(f"`{source}` has no runs of a known format; {KNOWN}")
+        return path.resolve().name, files
     remote = find_parquet_files(source)
     files = [(str(remote.local(index)), openai_messages.FORMAT, name) for index, name in enumerate(remote.names)]
     for file, form, shown in files:
@@ -131,33 +132,33 @@ def _find_files(source: str) -> tuple[str, list[Found]]:
     return source, files
 
 
-def _divide(files: Sequence[Found]) -> Iterator[list[Found]]:
-    """Yield the files of each part: a parquet file or a log alone, others by FILES_PER_PART."""
-    for is_large, group in groupby(files, lambda one: Path(one[0]).suffix in {".parquet", ".eval"}):
-        few, most = list(group), 1 if is_large else FILES_PER_PART
-        yield from (few[start : start + most] for start in range(0, len(few), most))
+def _group_files(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
+    """Yield the files of each part: one parquet file or log, or up to FILES_PER_PART others."""
+    for is_large, group in groupby(files, lambda file: Path(file[0]).suffix in {".parquet", ".eval"}):
+        same, size = list(group), 1 if is_large else FILES_PER_PART
+        yield from (same[start : start + size] for start in range(0, len(same), size))
 
 
-def _import_files(files: Sequence[Found]) -> Iterator[Piece]:
-    numbers, taken = count(), set[str]()
-    found = (
-        (file, is_single, one)
+def _import_files(files: Sequence[SourceFile]) -> Iterator[Piece]:
+    seeds, used_names = count(), set[str]()
+    runs = (
+        (file, is_single, number, run)
         for file in files
         for is_single in [_count_runs(file) == 1]
-        for one in enumerate(_read_runs(file))
+        for number, run in enumerate(_read_runs(file))
     )
     is_last = False
     while not is_last:
-        few = list(islice(found, ROWS))
-        is_last = len(few) < ROWS
+        batch = list(islice(runs, ROWS))
+        is_last = len(batch) < ROWS
         rows, rejects, counts = list[Json](), list[Json](), Json()
-        for (_, form, name), is_single, (number, run) in few:
+        for (_, form, name), is_single, number, run in batch:
             if isinstance(run, str):
                 rejects.append({"file": name, "number": number, "problem": run})
                 add_counts(counts, {"unreadable": 1})
                 continue
-            run.run_id = _name_run(run, name if is_single else f"{name}-{number}", taken)
-            row, fates = make_rollout(run, form.name, next(numbers))
+            run.run_id = _name_run(run, name if is_single else f"{name}-{number}", used_names)
+            row, fates = make_rollout(run, form.name, next(seeds))
             _encode_calls(row)
             rows.append(row)
             verdict = {True: "PASS", False: "FAIL", None: "not tested"}[run.passed]
@@ -166,19 +167,19 @@ def _import_files(files: Sequence[Found]) -> Iterator[Piece]:
             "rows": pa.Table.from_pylist(rows, WRITTEN).cast(ROLLOUT.arrow_schema),
             "rejects": pa.Table.from_pylist(rejects, REJECT.arrow_schema),
         }
-        yield Piece(tables, len(few), counts)
+        yield Piece(tables, len(batch), counts)
 
 
-def _count_runs(file: Found) -> int:
+def _count_runs(file: SourceFile) -> int:
     path, form, _ = file
     try:
         return form.count(Path(path))
     except DAMAGE:
-        return 1  # its reject
+        return 1  # the reject
 
 
-def _read_runs(file: Found) -> Iterator[Trajectory | str]:
-    """Yield the runs of a file; a clause for one that cannot be read, or for the damaged rest."""
+def _read_runs(file: SourceFile) -> Iterator[Trajectory | str]:
+    """Yield the runs of a file; an unreadable run, or the damaged rest of a file, is yielded as its problem."""
     path, form, name = file
     try:
         yield from form.read_runs(Path(path))
@@ -187,12 +188,12 @@ def _read_runs(file: Found) -> Iterator[Trajectory | str]:
         yield f"{name}: it cannot be read ({reason})"
 
 
-def _name_run(run: Trajectory, default: str, taken: set[str]) -> str:
-    """Return a name for the run and its file, which no other run of the part has."""
+def _name_run(run: Trajectory, default: str, used_names: set[str]) -> str:
+    """Return a name for the run and its file that is unique within the part."""
     stem = run.run_id or re.sub(r"(\.traj)?(\.json)?$|\.parquet(?=-\d+$)", "", default)
     stem = _NAME.sub("_", stem).lstrip(".")[:MAX_NAME] or "run"
-    name = next(one for one in chain([stem], (f"{stem}-{number}" for number in count(2))) if one not in taken)
-    taken.add(name)
+    name = next(one for one in chain([stem], (f"{stem}-{number}" for number in count(2))) if one not in used_names)
+    used_names.add(name)
     return name
 
 
@@ -201,7 +202,7 @@ def _write_json(value: Any) -> str:
 
 
 def _encode_calls(row: Json) -> None:
-    """Write the JSON of a row as text, the arguments of each call once."""
+    """Replace the JSON values of a row by text; the arguments of each call are encoded once."""
     row["tools"] = [*map(_write_json, row["tools"])]
     for step in row["steps"]:
         if step["name"] is not None:
@@ -212,30 +213,30 @@ def _encode_calls(row: Json) -> None:
             turn["tool_calls"] = [f'{{"id":{call_id},"type":"function","function":{function}}}']
 
 
-def make_rollout(run: Trajectory, suite: str, number: int) -> tuple[Json, Counter[str]]:
-    """Return a ROLLOUT row, and how many messages of the source became turns, or why not."""
+def make_rollout(run: Trajectory, suite: str, seed: int) -> tuple[Json, Counter[str]]:
+    """Return a ROLLOUT row, and the number of messages that became turns or were left out, by reason."""
     turns, steps, fates = read_turns(run.messages)
     patch = run.patch or ""
     row: Json = {
         **{name: getattr(run, name, None) for name in ROLLOUT},
         **count_steps(steps),
         "suite": suite,
-        # It orders runs that are equal.
-        "seed": number,
+        # Orders equal runs.
+        "seed": seed,
         "protocol": "native",
         "messages": turns,
         "tools": run.tools or infer_tools(steps, run.model or "the agent"),
         "steps": steps,
         "tests_ok": run.passed,
         "patch": patch,
-        "files_touched": sorted({found["path"] for found in _CHANGED.finditer(patch)} - {"/dev/null"}),
+        "files_touched": sorted({match["path"] for match in _CHANGED.finditer(patch)} - {"/dev/null"}),
         "n_test_runs": 0,
     }
     return row, fates
 
 
 def read_turns(messages: Sequence[Message]) -> tuple[list[Turn], list[Json], Counter[str]]:
-    """Return turns, steps, and the number of messages by what became of them."""
+    """Return turns, steps, and the number of messages that became turns or were left out, by reason."""
     pair_results(messages)
     answered = {id(call.result) for message in messages for call in message.calls}
     turns: list[Turn] = []
@@ -262,17 +263,18 @@ def _add_calls(message: Message, turns: list[Turn], steps: list[Json]) -> None:
     text, ends = message.text, False
     for call in message.calls:
         if result := call.result:
-            said = call.name, _write_json(call.arguments), result.text
-            failed = result.failed or looks_failed(*said, has_passed=result.failed is not None)
+            failed = result.failed or looks_failed(
+                call.name, _write_json(call.arguments), result.text, has_passed=result.failed is not None
+            )
             add_call(turns, steps, text, call.id, call.name, call.arguments, result.text, failed)
             text = ""
         elif call.name in ENDS:
-            # Its text is the final answer; other calls without a result are left out.
+            # The text of the call is the final answer. Other calls without a result are left out.
             ends = True
             values = call.arguments.values() if isinstance(call.arguments, dict) else ()
             text = "\n\n".join(filter(None, [text, *(v for v in values if type(v) is str)]))
     if text.strip() and ends:
         add_answer(turns, steps, text)
     elif text.strip():
-        # An answer whose call was cut off is not the final one.
+        # If the call of an answer was cut off, the answer is not the final one.
         turns.append(make_turn("assistant", text))

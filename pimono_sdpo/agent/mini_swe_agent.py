@@ -1,8 +1,8 @@
 """Run mini-swe-agent, from its package, on a task; its commands run in the sandbox.
 
-Its prompts and limits of output are those of its `mini.yaml`. Every command gets the files that the
-one before left, without those that are hidden, and a line of the journal stores what it printed, so
-that a repeated run shows the model the same words.
+Prompts and output limits come from its `mini.yaml`. Every command starts with the files that the
+previous command left, without hidden ones. Its output is stored in the journal, so that a repeated
+run shows the model the same text.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-# It prints a banner otherwise.
+# Without it, the package prints a banner.
 os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
 from minisweagent.agents.default import DefaultAgent
 from minisweagent.config import builtin_config_dir
@@ -36,29 +36,29 @@ from pimono_sdpo.agent.imported_runs import make_rollout
 from pimono_sdpo.agent.task_tests import TaskResult, TaskTests, hash_repo, list_repo, make_limits, stabilize
 from pimono_sdpo.agent.tools import unified_diff
 from pimono_sdpo.errors import InferenceError
-from pimono_sdpo.llm.calls import Reply, Request
+from pimono_sdpo.llm.calls import Json, Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.suites.suite import decode_text, has_tests, is_hidden
 from pimono_sdpo.text import replace_surrogates
 from pimono_sdpo.traces.harness.simple import encode_session
 from pimono_sdpo.traces.trajectories.swe_agent import read_trajectory
+from processors.duel.answers import sum_usage
 from rewards import sandbox
 from rewards.sandbox import SandboxError
 
 STATE = ".state.tar"
-# The files are packed in the sandbox, where the command has run.
+# The files are packed in the sandbox, after the command has run there.
 SCRIPT = (
     f'bash -c "$1" 2>&1; code=$?; tar --hard-dereference --exclude=./{STATE} -cf {STATE} . 2>/dev/null; exit $code'
 )
 SECONDS = 30
 ENDED = {"LimitsExceeded": "max_iters", "RepeatedFormatError": "parse_errors"}
 CONFIG = yaml.safe_load((builtin_config_dir / "mini.yaml").read_text(encoding="utf-8"))
-Json = dict[str, Any]
 Ask = Callable[[list[Json]], Reply]
 
 
 class Model:
-    """The interface of its models, over our chat client."""
+    """The model interface of mini-swe-agent, on top of our chat client."""
 
     format_message = dict
 
@@ -79,9 +79,12 @@ class Model:
         calls = [
             SimpleNamespace(id=call["id"], function=SimpleNamespace(**call["function"])) for call in reply.tool_calls
         ]
-        given = {"format_error_template": CONFIG["model"]["format_error_template"]}
         try:
-            actions = parse_toolcall_actions(calls, template_kwargs={"finish_reason": reply.finish_reason}, **given)
+            actions = parse_toolcall_actions(
+                calls,
+                format_error_template=CONFIG["model"]["format_error_template"],
+                template_kwargs={"finish_reason": reply.finish_reason},
+            )
         except FormatError:
             self.parse_errors += 1
             raise
@@ -91,15 +94,17 @@ class Model:
     def format_observation_messages(
         self, message: Json, outputs: list[Json], template_vars: Json | None = None
     ) -> list[Json]:
-        """Return what commands printed as messages."""
-        template, actions = CONFIG["model"]["observation_template"], message["extra"]["actions"]
-        observed: list[Json] = format_toolcall_observation_messages(
-            actions=actions, outputs=outputs, observation_template=template, template_vars=template_vars
+        """Return the outputs of commands as messages."""
+        observations: list[Json] = format_toolcall_observation_messages(
+            actions=message["extra"]["actions"],
+            outputs=outputs,
+            observation_template=CONFIG["model"]["observation_template"],
+            template_vars=template_vars,
         )
-        return observed
+        return observations
 
     def get_template_vars(self, **_: Any) -> Json:
-        """Return what prompts may say about the model."""
+        """Return the variables of prompts about the model."""
         return {"model_name": self.config.model_name}
 
     def serialize(self) -> Json:
@@ -128,25 +133,24 @@ class Environment(LocalEnvironment):  # type: ignore[misc]
         )  # fmt: skip
         text = stabilize(replace_surrogates(ran.stdout.decode(errors="replace")))
         packed = ran.files.get(STATE)
-        limit = ran.stopped or "size"
-        lost = f"The files that the command left are lost: it reached the limit of {limit}."
-        made: Json = {
+        lost = f"The files that the command left are lost: it reached the limit of {ran.stopped or 'size'}."
+        result: Json = {
             "output": text,
             "returncode": -1 if ran.exit_code is None else ran.exit_code,
             "exception_info": lost if packed is None else "",
         }
         self.files = self._unpack(packed or b"")
-        # Of the same command after the same ones, the output that came first is shown.
+        # The key identifies a sequence of commands; the first output of a sequence is the one that counts.
         self.key = hashlib.sha256(f"{self.key}\0{command}".encode()).hexdigest()
         if self.tester.store is not None:
-            stored = TaskResult(True, json.dumps(made))
-            made = json.loads(self.tester.store.put(self.key, stored).output)
-        self._check_finished(made)
-        return made
+            stored = TaskResult(True, json.dumps(result))
+            result = json.loads(self.tester.store.put(self.key, stored).output)
+        self._check_finished(result)
+        return result
 
     def _unpack(self, packed: bytes) -> dict[str, bytes]:
-        """Return the packed files, or those of before if they cannot be read."""
-        found: dict[str, bytes] = {}
+        """Return the packed files, or the previous files if they cannot be read."""
+        files: dict[str, bytes] = {}
         try:
             with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
                 for member in tar:
@@ -155,15 +159,15 @@ class Environment(LocalEnvironment):  # type: ignore[misc]
                     if not member.isreg() or member.issparse() or {"..", "/"} & {*parts}:
                         continue
                     stored = tar.extractfile(member)
-                    # Names that are not UTF-8 have no place in a row.
+                    # Rows cannot store names that are not UTF-8.
                     if stored and replace_surrogates(path) == path:
-                        found[path] = stored.read()
+                        files[path] = stored.read()
         except tarfile.TarError:
             return self.files
-        return {path: content for path, content in sorted(found.items()) if not is_hidden(path, self.task["hide"])}
+        return {path: content for path, content in sorted(files.items()) if not is_hidden(path, self.task["hide"])}
 
     def changed(self) -> dict[str, bytes | None]:
-        """Return the changed files by path, None for one that was removed."""
+        """Return the changed files by path, None for a removed file."""
         return {
             path: self.files.get(path)
             for path in sorted({*self.before, *self.files})
@@ -171,38 +175,38 @@ class Environment(LocalEnvironment):  # type: ignore[misc]
         }
 
     def get_template_vars(self, **_: Any) -> Json:
-        """Return what prompts may say about the system: the same words on every machine."""
+        """Return the variables of prompts about the system, which are the same on every machine."""
         return {"system": "Linux", "release": "", "version": "", "machine": ""}
 
 
 async def run_task(
     task: Json, run_id: str, request: Request, chat: Chat, rules: Rules, tester: TaskTests, trace: Path | None
 ) -> Json:
-    """Run the agent on a task and return what ROLLOUT has beside sampling and rules.
+    """Run the agent on a task and return the columns of ROLLOUT without sampling and rules.
 
-    `request` has how the model is sampled. The run is written to `trace` in the Hub's Session Trace Simple Format.
+    `request` has the sampling parameters. The run is written to `trace` in the Hub's Session Trace Simple Format.
     """
     loop = asyncio.get_running_loop()
 
     def ask(messages: list[Json]) -> Reply:
-        asked = chat.ask(replace(request, messages=messages, tools=[BASH_TOOL]))
-        return asyncio.run_coroutine_threadsafe(asked, loop).result()
+        reply = chat.ask(replace(request, messages=messages, tools=[BASH_TOOL]))
+        return asyncio.run_coroutine_threadsafe(reply, loop).result()
 
-    model, space = Model(request.model, ask), Environment(task, run_id, tester)
+    model, environment = Model(request.model, ask), Environment(task, run_id, tester)
     limits = {"step_limit": rules.max_iters, "cost_limit": 0}
-    agent = DefaultAgent(model, space, **{**CONFIG["agent"], **limits})
+    agent = DefaultAgent(model, environment, **{**CONFIG["agent"], **limits})
     error, result = None, TaskResult(None, "")
     try:
         await asyncio.to_thread(agent.run, task["goal"])
     except (InferenceError, SandboxError) as problem:
         error = str(problem)
     except Exception as problem:
-        # One run must not end all others; its row names the trouble and is run again.
+        # One failed run must not stop the others; its row has the error and is run again.
         error = f"{type(problem).__name__}: {problem}"
     finally:
         # A thread cannot be cancelled, but it ends at its next query.
         model.is_cancelled = True
-    changed = space.changed()
+    changed = environment.changed()
     if error is None and rules.test_policy != "never" and has_tests(task):
         result = await tester.test(task, changed)
         if result.ok is None:
@@ -212,23 +216,20 @@ async def run_task(
     row, _ = make_rollout(run, task["suite"], task["seed"])
     if trace is not None:
         trace.write_bytes(encode_session({**row, "suite": "mini-swe-agent"}))
-    costs = [reply.cost for reply in model.replies]
     texts = {
         path: content
         for path, content in changed.items()
-        if not any(one and decode_text(one) is None for one in (content, space.before.get(path)))
+        if not any(version and decode_text(version) is None for version in (content, environment.before.get(path)))
     }
     return {
         **row,
+        **sum_usage(model.replies),
         "tests_ok": result.ok,
         "test_output": None if result.ok is None else result.output,
         "n_test_runs": int(result.ok is not None),
-        "patch": unified_diff(space.before, texts),
+        "patch": unified_diff(environment.before, texts),
         "files_touched": [*changed],
         "parse_errors": model.parse_errors,
-        "prompt_tokens": sum(reply.prompt_tokens for reply in model.replies),
-        "completion_tokens": sum(reply.completion_tokens for reply in model.replies),
-        "cost": None if None in costs else sum(filter(None, costs), 0.0),
         "error": error,
         "ended": "error" if error else ENDED.get(run.ended, run.ended),
     }

@@ -1,11 +1,11 @@
-"""Run the agent on every task of a suite with every seed, into a folder with a report.
+"""Run the agent on every task of a suite with every seed, and write rollouts, traces and a report.
 
 reads   the columns of TASK, and seed
 writes  the columns of ROLLOUT, below `data`, and a trace of each run, below `traces`
 
-The rows are mapped asynchronously, so many at a time, in order. A run that fails by a fault of the
-endpoint or the sandbox is a row with `error`; its part counts as unfinished, so the next run
-repeats it: the journal answers what it knows, and only what failed is repeated.
+Rollouts run concurrently and are written in order. A run that fails because of the endpoint or the
+sandbox becomes a row with `error`, and its part counts as unfinished. The next command repeats the
+part: finished calls come from the journal, so only the failed ones are made again.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from pimono_sdpo.agent.driver import PARAPHRASE, Rules, Run, status_of
 from pimono_sdpo.agent.task_tests import TaskTests, hash_repo, list_repo
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.errors import InferenceError, OutputError, require_extra
-from pimono_sdpo.llm.calls import Request
+from pimono_sdpo.llm.calls import Json, Request
 from pimono_sdpo.llm.chat import Chat, map_rows, open_chat
 from pimono_sdpo.llm.settings import load_settings
 from pimono_sdpo.options import argument, option, options
@@ -36,7 +36,7 @@ from pimono_sdpo.runs.parquet import link_or_copy, read_rows, write_atomically
 from pimono_sdpo.schema import ROLLOUT, TASK, TURN, Turn
 from pimono_sdpo.suites.stored_rollouts import ROLLOUTS, write_shards
 from pimono_sdpo.suites.suite import NAME, Suite, TaskRow, has_tests, load_suite, read_paraphrases, write_suite
-from processors.duel.answers import strip_reasoning
+from processors.duel.answers import strip_reasoning, sum_usage
 from processors.rollouts.conversation import count_steps, dump_json
 from rewards.verifiers.tool_calls import definitions
 
@@ -44,35 +44,36 @@ WORK = Features({**TASK, "seed": Value("int64")})
 STAGE = "rollouts"
 SHARD_ROWS = 256
 SHOWN_ERRORS = 5
-ESTIMATED = 8  # rollouts of an estimate, each of another task
+ESTIMATED = 8  # rollouts of an estimate, each of a different task
 SAMPLING = ("model", "temperature", "seed", "rollouts")
 OUTPUTS = {"rows": Output("rows/{:05}.parquet", ROLLOUT.arrow_schema)}
-TRIES = 3  # for each other wording of a goal that is wanted
-WORDED = Features({"goals": List(Value("string")), "refused": List(Value("string")), "error": Value("string")})
+TRIES = 3  # for each paraphrase of a goal
+PARAPHRASES = Features({"goals": List(Value("string")), "refused": List(Value("string")), "error": Value("string")})
 _WORD = re.compile(r"\w(?:[\w./:-]*\w)?")
 _CALLED = re.compile(r"\w+(?=\()")
-_MARKED = re.compile(r"`([^`\n]+)`")
-_TELLING = re.compile(r"[_/\d]|\w\.\w|[a-z][A-Z]")
+_CODE = re.compile(r"`([^`\n]+)`")
+_IDENTIFIER = re.compile(r"[_/\d]|\w\.\w|[a-z][A-Z]")
 Agent = Literal["repo-agent", "mini-swe-agent"]
-Json = dict[str, Any]
-Tell = Callable[[str], None]
-Done = Callable[[Json, str], None]
+# Prints a line.
+Echo = Callable[[str], None]
+# Gets each finished row and the progress, such as `12/24`.
+OnFinished = Callable[[Json, str], None]
 
 
 @options
 class RolloutOptions(Rules):
-    """Which rollouts are run, of which model; settings fill in what is None."""
+    """The rollouts to run; an option that is None is taken from the settings."""
 
     suite: Path = argument("JSON file of a task suite, or its folder.")
-    model: str | None = option("Model that acts.", default=None, shown="chain.toml's")
+    model: str | None = option("Model of the agent.", default=None, shown="chain.toml's")
     provider: str | None = option(
         "Provider: hf, together, openai, chutes, or the URL of an OpenAI-compatible server.",
         default=None,
         shown="chain.toml's, else hf",
     )
     agent: Agent = option(
-        "Agent that acts: that of this package, or mini-swe-agent, which runs commands in the "
-        "sandbox and is not shown the task's tests.",
+        "Agent to run: the one of this package, or mini-swe-agent, which runs commands in the "
+        "sandbox and does not see the task's tests.",
         default="repo-agent",
     )
     rollouts: int = option("Rollouts of each task.", default=4, minimum=1)
@@ -82,29 +83,26 @@ class RolloutOptions(Rules):
     limit: int | None = option("Run only the first N tasks.", default=None, minimum=1, shown="all")
     max_cost: float | None = option("Most USD to spend in all; needs prices in chain.toml.", default=None, minimum=0)
     paraphrases: Path | None = option(
-        "JSON lines of `task_id` and `goals`: other wordings of the goal, which take turns with it by the seed.",
+        "JSON lines of `task_id` and `goals`: paraphrases of the goal; the seed chooses one, or the goal itself.",
         default=None,
     )
     write_paraphrases: int = option(
-        "Have the model write so many other wordings of each goal; those that lose a path, name or "
+        "Have the model write this many paraphrases of each goal; those that lose a path, name or "
         "number of the goal are refused.",
         default=0,
         minimum=0,
     )
-    allow_outside_repo: bool = option(
-        "Also run tasks whose `repo` is outside the folder of the suite's file.", default=False
-    )
-    sessions: bool = option("Also write each run to OUT/sessions, as the Hub's trace viewer shows it.", default=False)
+    allow_outside_repo: bool = option("Also run tasks whose `repo` is outside the suite's folder.", default=False)
+    sessions: bool = option("Also write each run to OUT/sessions for the Hub's trace viewer.", default=False)
     config: Path | None = option("File of settings.", default=None, shown="chain.toml")
     journal: Path | None = option("File of all answers and test results.", default=None, shown="OUT.calls.sqlite")
 
 
 @dataclass
-class Roller:
-    """Makes the rollouts of a suite; rollout i of a task has the seed `seed + i`.
+class RolloutRunner:
+    """Run the rollouts of a suite; rollout i of a task has the seed `seed + i`.
 
-    `goals` has the wordings of a task's goal, of which the seed chooses one, if there are several. `done`
-    gets each finished row and the progress, as `12/24`.
+    `goals` has the goal and its paraphrases for tasks with paraphrases; the seed chooses one.
     """
 
     suite: Suite
@@ -115,7 +113,7 @@ class Roller:
     tester: TaskTests
     goals: dict[str, list[str]]
     traces: Path | None = None
-    done: Done | None = None
+    on_finished: OnFinished | None = None
     finished: int = 0
     failed: int = 0
 
@@ -126,75 +124,75 @@ class Roller:
 
     @property
     def sampling(self) -> Json:
-        """How the model is sampled."""
+        """The model and its sampling parameters."""
         return {**{name: getattr(self.options, name) for name in SAMPLING}, "max_tokens": self.max_tokens}
 
     @property
     def rules(self) -> Json:
-        """How every run is driven."""
-        rules = {one.name: getattr(self.options, one.name) for one in fields(Rules)}
+        """The rules of every run, and the version of mini-swe-agent if it is used."""
+        rules = {field.name: getattr(self.options, field.name) for field in fields(Rules)}
         if self.options.agent == "mini-swe-agent":
             rules["agent"] = f"mini-swe-agent {version('mini-swe-agent')}"
         return rules
 
-    def begin(self, tell: Tell) -> None:
-        """Print the lines before the first rollout, and have the model write the wordings that are asked for."""
+    def start(self, echo: Echo) -> None:
+        """Print the lines before the first rollout, and write paraphrases if the options ask for them."""
         options = self.options
-        tell(f"Loaded suite: {self.suite.name} ({len(self.tasks)} tasks)")
-        tell(f"Rollouts per task: {options.rollouts}")
-        tell(f"Temperature: {options.temperature}")
-        tell(f"Base seed: {options.seed}")
+        echo(f"Loaded suite: {self.suite.name} ({len(self.tasks)} tasks)")
+        echo(f"Rollouts per task: {options.rollouts}")
+        echo(f"Temperature: {options.temperature}")
+        echo(f"Base seed: {options.seed}")
         if options.write_paraphrases:
-            self.write_paraphrases(options.write_paraphrases, tell)
+            self.write_paraphrases(options.write_paraphrases, echo)
 
-    def write_paraphrases(self, number: int, tell: Tell) -> None:
-        """Have the model word each goal in `number` other ways; what loses an identifier is refused."""
+    def write_paraphrases(self, number: int, echo: Echo) -> None:
+        """Have the model write `number` paraphrases of each goal; refuse those that lose an identifier."""
         request = replace(self.make_request([], 0), tools=None)
 
-        async def word(task: Json) -> Json:
+        async def paraphrase(task: Json) -> Json:
             goals, needed = [task["goal"]], find_identifiers(task["goal"])
-            asked = [{"role": "system", "content": PARAPHRASE}, {"role": "user", "content": goals[0]}]
+            messages = [{"role": "system", "content": PARAPHRASE}, {"role": "user", "content": goals[0]}]
             refused: list[str] = []
             for seed in range(TRIES * number):
-                reply = await self.chat.ask(replace(request, messages=asked, seed=seed))
+                reply = await self.chat.ask(replace(request, messages=messages, seed=seed))
                 if reply.error is not None:
                     return {"goals": goals, "refused": refused, "error": reply.error}
                 text = strip_reasoning(reply.text)
                 if lost := sorted(needed - {*_WORD.findall(text)}):
-                    refused.append(f"{task['task_id']}: a wording without `{lost[0]}`")
+                    refused.append(f"{task['task_id']}: a paraphrase without `{lost[0]}`")
                 elif not text or text in goals or reply.finish_reason == "length":
-                    refused.append(f"{task['task_id']}: a wording that is empty, cut off or a repeat")
+                    refused.append(f"{task['task_id']}: a paraphrase that is empty, cut off or a repeat")
                 else:
                     goals.append(text)
                 if len(goals) > number:
                     break
             return {"goals": goals, "refused": refused, "error": None}
 
-        given = Dataset.from_list([{name: task[name] for name in ("task_id", "goal")} for task in self.tasks])
-        worded = map_rows(given, word, WORDED, in_flight=self.options.max_workers, desc="wordings")
-        if error := next(filter(None, worded["error"]), None):
+        tasks = Dataset.from_list([{name: task[name] for name in ("task_id", "goal")} for task in self.tasks])
+        results = map_rows(tasks, paraphrase, PARAPHRASES, in_flight=self.options.max_workers, desc="paraphrases")
+        if error := next(filter(None, results["error"]), None):
             raise InferenceError(
-                f"The wordings could not be written: {error.removesuffix('.')}; run the command again."
+                f"The paraphrases could not be written: {error.removesuffix('.')}; run the command again."
             )
-        for task_id, goals in zip(given["task_id"], worded["goals"], strict=True):
+        for task_id, goals in zip(tasks["task_id"], results["goals"], strict=True):
             if len(goals) > 1:
                 self.goals[task_id] = self.goals.get(task_id, goals[:1]) + goals[1:]
-        refused = [line for lines in worded["refused"] for line in lines]
-        tell(f"Wrote {sum(map(len, worded['goals'])) - len(given)} wordings, refused {len(refused)}")
+        refused = [line for lines in results["refused"] for line in lines]
+        echo(f"Wrote {sum(map(len, results['goals'])) - len(tasks)} paraphrases, refused {len(refused)}")
         for line in refused[:SHOWN_ERRORS]:
-            tell(f"Refused {line}")
+            echo(f"Refused {line}")
 
-    def roll_out(self, of: range) -> Dataset:
-        """Run the numbered rollouts: tasks in order, each with all its seeds."""
+    def run_range(self, numbers: range) -> Dataset:
+        """Run the rollouts with these numbers: tasks in order, each with all its seeds."""
         rows = []
-        for at, number in (divmod(number, self.options.rollouts) for number in of):
-            task, seed = self.tasks[at], self.options.seed + number
+        for index, repeat in (divmod(number, self.options.rollouts) for number in numbers):
+            task, seed = self.tasks[index], self.options.seed + repeat
             goals = self.goals.get(task["task_id"], [task["goal"]])
             rows.append({**task, "goal": goals[seed % len(goals)], "seed": seed})
-        work = Dataset.from_list(rows, features=WORK)
-        return map_rows(work, self.run, ROLLOUT, in_flight=self.options.max_workers, desc="rollouts")
+        tasks = Dataset.from_list(rows, features=WORK)
+        return map_rows(tasks, self.run_task, ROLLOUT, in_flight=self.options.max_workers, desc="rollouts")
 
-    async def run(self, task: Json) -> Json:
+    async def run_task(self, task: Json) -> Json:
         """Return the ROLLOUT row of a task with a seed."""
         run_id = self.make_run_id(task)
         trace = self.traces and self.traces / f"{run_id}.jsonl"
@@ -204,17 +202,17 @@ class Roller:
             request = self.make_request([], task["seed"])
             row = await run_task(task, run_id, request, self.chat, self.options, self.tester, trace)
         else:
-            row = await self.run_own(task, run_id, trace)
-        about = {**self.sampling, **self.rules, **task}
-        row |= {name: about[name] for name in ROLLOUT if name in about}
+            row = await self._run_repo_agent(task, run_id, trace)
+        parameters = {**self.sampling, **self.rules, **task}
+        row |= {name: parameters[name] for name in ROLLOUT if name in parameters}
         self.finished += 1
         self.failed += row["error"] is not None
-        if self.done and (row["error"] is None or not self.chat.stopped):
-            self.done(row, f"{self.finished}/{self.rows}")
+        if self.on_finished and (row["error"] is None or not self.chat.stopped):
+            self.on_finished(row, f"{self.finished}/{self.rows}")
         return row
 
-    async def run_own(self, task: Json, run_id: str, trace: Path | None) -> Json:
-        """Return what a run of the agent of this package gives of a row, and write its trace."""
+    async def _run_repo_agent(self, task: Json, run_id: str, trace: Path | None) -> Json:
+        """Run the agent of this package, write the trace, and return the columns of the row that it decides."""
         options = self.options
         run = Run(
             run_id,
@@ -223,23 +221,24 @@ class Roller:
             partial(self.tester.test, task) if has_tests(task) else None,
             options,
         )
-        about = {name: task[name] for name in ("task_id", "suite", "seed")}
-        about |= {"model": options.model, "temperature": options.temperature, **self.rules}
+        metadata = {name: task[name] for name in ("task_id", "suite", "seed")}
+        metadata |= {"model": options.model, "temperature": options.temperature, **self.rules}
         if task["task_id"] in self.goals:
-            about["paraphrase"] = self.goals[task["task_id"]].index(task["goal"])
-        await run.drive(task["goal"], about)
+            metadata["paraphrase"] = self.goals[task["task_id"]].index(task["goal"])
+        await run.drive(task["goal"], metadata)
         if trace is not None:
-            write_atomically(trace, "".join(dump_json(one) + "\n" for one in run.events).encode())
+            write_atomically(trace, "".join(dump_json(event) + "\n" for event in run.events).encode())
         return {
             **{name: getattr(run, name) for name in ROLLOUT if name in Run.__slots__},
             **count_steps(run.steps),
+            **sum_usage(run.replies),
             "messages": [{**dict.fromkeys(TURN), **message} for message in run.messages],
             "tools": definitions("repo_agent"),
             "files_touched": list(run.files_touched),
         }
 
     def make_run_id(self, task: Mapping[str, Any]) -> str:
-        """Name a run by task, seed, and a hash of all other parameters."""
+        """Return the id of a run: task, seed, and a hash of all other parameters."""
         parameters = {**self.sampling, **self.rules, "goal": task["goal"], "suite": task["suite"]}
         # The run of a seed does not depend on the number of rollouts or on the first seed.
         del parameters["rollouts"], parameters["seed"]
@@ -248,18 +247,17 @@ class Roller:
         return f"{name}-{task['seed']}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
 
     def make_request(self, messages: Sequence[Turn], seed: int) -> Request:
-        """Return the request for the next turn, in the terms of the OpenAI API."""
+        """Return the request for the next turn, in the format of the OpenAI API."""
         sent = []
         for turn in messages:
             # The API takes arguments as text, and no name beside a call id.
-            copy: Json = {key: value for key, value in turn.items() if key not in {"name", "tool_calls"}}
+            message: Json = {key: value for key, value in turn.items() if key not in {"name", "tool_calls"}}
             if calls := turn.get("tool_calls"):
-                texts = [dump_json(call["function"]["arguments"]) for call in calls]
-                copy["tool_calls"] = [
-                    {**call, "function": {**call["function"], "arguments": text}}
-                    for call, text in zip(calls, texts, strict=True)
+                message["tool_calls"] = [
+                    {**call, "function": {**call["function"], "arguments": dump_json(call["function"]["arguments"])}}
+                    for call in calls
                 ]
-            sent.append(copy)
+            sent.append(message)
         return Request(
             model=str(self.options.model),
             messages=sent,
@@ -269,94 +267,97 @@ class Roller:
             max_tokens=self.max_tokens,
         )
 
-    def roll_out_part(self, of: range) -> Iterator[Piece]:
+    def run_part(self, numbers: range) -> Iterator[Piece]:
         """Run a part; raises InferenceError when the model can no longer be queried."""
-        # Those before it are finished, now or by an earlier run.
-        self.finished = of.start
-        found, stopped = self.roll_out(of), self.chat.stopped
+        # Earlier parts are finished, in this run or a previous one.
+        self.finished = numbers.start
+        rows, stopped = self.run_range(numbers), self.chat.stopped
         if stopped and self.failed:
             raise InferenceError(
                 f"{stopped.removesuffix('.')}; {self.finished - self.failed} of {self.rows} "
                 "rollouts are finished, and the same command resumes there."
             )
-        error = next(filter(None, found["error"]), None)
-        yield Piece({"rows": found.with_format("arrow")[:]}, len(of), error=error)
+        error = next(filter(None, rows["error"]), None)
+        yield Piece({"rows": rows.with_format("arrow")[:]}, len(numbers), error=error)
 
-    def roll_out_all(self, work: Path) -> list[Path]:
+    def run_all(self, work: Path) -> list[Path]:
         """Run all rollouts in parts, and return their files; finished parts are kept in `work`."""
         made_by = {"rules": self.rules, "sampling": self.sampling, "prices": repr(self.chat.prices)}
-        given: Json = {"tasks": list(self.tasks), "repos": [hash_repo(task) for task in self.tasks]}
-        given |= {"goals": self.goals} if self.goals else {}
+        inputs: Json = {"tasks": list(self.tasks), "repos": [hash_repo(task) for task in self.tasks]}
+        inputs |= {"goals": self.goals} if self.goals else {}
         parts = []
         for number, first in enumerate(range(0, self.rows, SHARD_ROWS)):
-            of = range(first, min(first + SHARD_ROWS, self.rows))
-            run = partial(Roller.roll_out_part, self, of)
-            parts.append(Part(number, f"rollouts {first} on", len(of), given, made_by, run))
+            numbers = range(first, min(first + SHARD_ROWS, self.rows))
+            run = partial(RolloutRunner.run_part, self, numbers)
+            parts.append(Part(number, f"rollouts {first} on", len(numbers), inputs, made_by, run))
         return [work / OUTPUTS["rows"].path.format(number) for number in run_parts(parts, work, OUTPUTS)]
 
 
 def find_identifiers(text: str) -> set[str]:
-    """Return the paths, names, numbers and whatever is marked as code in a text.
+    """Return the paths, names, numbers and code spans in a text.
 
     >>> sorted(find_identifiers("In `src`, a/b.py calls gcd(4) and readFile of my_module."))
     ['4', 'a/b.py', 'gcd', 'my_module', 'readFile', 'src']
     """
-    marked = [word for span in _MARKED.findall(text) for word in _WORD.findall(span)]
-    telling = [word for word in _WORD.findall(text) if _TELLING.search(word)]
-    return {*marked, *telling, *_CALLED.findall(text)}
+    code = [word for span in _CODE.findall(text) for word in _WORD.findall(span)]
+    identifiers = [word for word in _WORD.findall(text) if _IDENTIFIER.search(word)]
+    return {*code, *identifiers, *_CALLED.findall(text)}
 
 
-def run_rollouts(options: RolloutOptions, out: Path, tell: Tell, done: Done, replay: bool = False) -> Json:
+def run_rollouts(
+    options: RolloutOptions, out: Path, echo: Echo, on_finished: OnFinished, replay: bool = False
+) -> Json:
     """Run the agent on a suite, write the rollouts below `out`, and return the report.
 
-    With `replay` all answers come from the journal. When it raises, `out` is as it was, and all answers
+    With `replay`, all answers come from the journal. If this raises, `out` is unchanged and all answers
     are in the journal beside it.
     """
-    roller = open_roller(options, out, replay)
-    with only_run(out.resolve(), stage=STAGE) as work:
-        roller.begin(tell)
-        tell(
-            f"Starting {roller.rows} rollouts ({len(roller.tasks)} tasks × {options.rollouts} "  # noqa: RUF001
+    runner = open_runner(options, out, replay)
+    out = out.resolve()
+    with only_run(out, stage=STAGE) as work:
+        runner.start(echo)
+        echo(
+            f"Starting {runner.rows} rollouts ({len(runner.tasks)} tasks × {options.rollouts} "  # noqa: RUF001
             f"rollouts) with {options.max_workers} workers"
         )
-        roller.traces, roller.done, suite = work / "traces", done, roller.suite
-        roller.traces.mkdir(exist_ok=True)
-        made = roller.roll_out_all(work)
-        report = _report(made, roller)
+        runner.traces, runner.on_finished, suite = work / "traces", on_finished, runner.suite
+        runner.traces.mkdir(exist_ok=True)
+        files = runner.run_all(work)
+        report = _report(files, runner)
         finished = make_output(work, "data", "traces")
-        for row in read_rows(made, ["run_id"]):
+        for row in read_rows(files, ["run_id"]):
             trace = work / "traces" / f"{row['run_id']}.jsonl"
             link_or_copy(trace, finished / "traces" / trace.name)
-        write_shards(made, finished, suite.split or "train", options.sessions)
-        write_suite(replace(suite, tasks=roller.tasks, path=finished / NAME), out.resolve())
-        publish_folder(finished, out.resolve(), report)
+        write_shards(files, finished, suite.split or "train", options.sessions)
+        write_suite(replace(suite, tasks=runner.tasks, path=finished / NAME), out)
+        publish_folder(finished, out, report)
     return report
 
 
-def check_errors(report: Json, tell: Tell) -> None:
-    """Print failures that were not the model's; raises InferenceError when every rollout failed."""
+def check_errors(report: Json, echo: Echo) -> None:
+    """Print failures that were not the model's; raises InferenceError if every rollout failed."""
     for reason, count in report["errors"].items():
-        tell(f"{count} failed and are tried again by the same command: {reason}")
+        echo(f"{count} failed and are tried again by the same command: {reason}")
     if report["verdicts"].get("ERROR") == report["rollouts"]:
-        raise InferenceError("Every rollout failed; fix what the lines above say and run it again.")
+        raise InferenceError("Every rollout failed; fix the errors above and run the command again.")
 
 
-def estimate_rollouts(options: RolloutOptions, out: Path, tell: Tell, replay: bool = False) -> str:
-    """Run a few rollouts and estimate what all will use; their answers stay in the journal."""
-    roller = open_roller(options, out, replay)
-    roller.begin(tell)
-    # The wordings are paid for: what is estimated is the rollouts.
-    roller.chat.tally.models.clear()
-    number, rows, chat = min(ESTIMATED, len(roller.tasks)), roller.rows, roller.chat
-    roller.options = replace(roller.options, rollouts=1)
-    roller.roll_out(range(number))
+def estimate_rollouts(options: RolloutOptions, out: Path, echo: Echo, replay: bool = False) -> str:
+    """Run a few rollouts and return an estimate for all; the answers stay in the journal."""
+    runner = open_runner(options, out, replay)
+    runner.start(echo)
+    # Paraphrases are written and paid for already, so they are not part of the estimate.
+    runner.chat.tally.models.clear()
+    number, rows, chat = min(ESTIMATED, len(runner.tasks)), runner.rows, runner.chat
+    runner.options = replace(runner.options, rollouts=1)
+    runner.run_range(range(number))
     if chat.stopped:
         raise InferenceError(chat.stopped)
     return chat.tally.estimate(chat.prices, number, rows, options.max_workers)
 
 
-def open_roller(options: RolloutOptions, out: Path, replay: bool) -> Roller:
-    """Read suite and settings, find the model and the places to write; no call is made yet."""
+def open_runner(options: RolloutOptions, out: Path, replay: bool) -> RolloutRunner:
+    """Load suite, settings and model, and check the folders to write; makes no call."""
     suite = load_suite(options.suite, outside=options.allow_outside_repo)
     goals = read_paraphrases(options.paraphrases, suite) if options.paraphrases else {}
     out = out.resolve()
@@ -364,8 +365,8 @@ def open_roller(options: RolloutOptions, out: Path, replay: bool) -> Roller:
     for task in tasks:
         require_disjoint(Path(task["repo"]).resolve(), out)
     require_stage(out, STAGE)
-    given = {"model": options.model, "provider": options.provider, "temperature": options.temperature}
-    settings = load_settings(options.config, rollout=given)
+    overrides = {name: getattr(options, name) for name in ("model", "provider", "temperature")}
+    settings = load_settings(options.config, rollout=overrides)
     section = settings.rollout.model_copy(update={"concurrency": options.max_workers})
     if not section.model:
         raise InferenceError("No model is named; give --model, or `model` in the section [rollout] of chain.toml.")
@@ -378,26 +379,26 @@ def open_roller(options: RolloutOptions, out: Path, replay: bool) -> Roller:
         policy = options.test_policy
         options = replace(options, protocol="native", test_policy="never" if policy == "never" else "on_final")
     chat = open_chat(section, settings.prices, journal, [section.model], options.max_cost, replay)
-    return Roller(suite, tasks, options, section.max_tokens, chat, TaskTests(journal), goals)
+    return RolloutRunner(suite, tasks, options, section.max_tokens, chat, TaskTests(journal), goals)
 
 
-def _report(made: Sequence[Path], roller: Roller) -> Json:
-    """Count what became of the rollouts; nothing here depends on time."""
-    rows = list(read_rows(made, ["ended", "error", "tests_ok", "cost"]))
+def _report(files: Sequence[Path], runner: RolloutRunner) -> Json:
+    """Return the report of finished rollouts; it contains no times."""
+    rows = list(read_rows(files, ["ended", "error", "tests_ok", "cost"]))
     verdicts, costs = Counter(map(status_of, rows)), [row["cost"] for row in rows]
-    judged = verdicts["PASS"] + verdicts["FAIL"]
+    tested = verdicts["PASS"] + verdicts["FAIL"]
     return {
         "pimono_sdpo": __version__,
         "stage": STAGE,
-        "suite": roller.suite.name,
-        "split": roller.suite.split,
-        "tasks": len(roller.tasks),
+        "suite": runner.suite.name,
+        "split": runner.suite.split,
+        "tasks": len(runner.tasks),
         "rollouts": len(rows),
-        "sampling": roller.sampling,
-        "rules": roller.rules,
-        **({"paraphrases": roller.goals} if roller.goals else {}),
+        "sampling": runner.sampling,
+        "rules": runner.rules,
+        **({"paraphrases": runner.goals} if runner.goals else {}),
         "verdicts": dict(sorted(verdicts.items())),
-        "pass_rate": verdicts["PASS"] / judged if judged else None,
+        "pass_rate": verdicts["PASS"] / tested if tested else None,
         "ended": dict(sorted(Counter(row["ended"] for row in rows).items())),
         "errors": dict(Counter(row["error"] for row in rows if row["error"] is not None).most_common(SHOWN_ERRORS)),
         "cost": None if None in costs else sum(costs, 0.0),
@@ -406,12 +407,12 @@ def _report(made: Sequence[Path], roller: Roller) -> Json:
 
 def rollouts_folder(trace_dir: Path, written: Path) -> Path:
     """Return where rollouts go: TRACE_DIR, or TRACE_DIR/rollouts if `written` lies in TRACE_DIR."""
-    # A folder of rollouts is replaced as a whole, so nothing else may lie in it.
+    # A folder of rollouts is replaced as a whole, so it must not contain anything else.
     if not written.resolve().is_relative_to(trace_dir.resolve()):
         return trace_dir
     if (trace_dir / "data").exists():
         raise OutputError(
-            f"`{trace_dir}` holds rollouts, and a new run replaces all of it; write `{written}` "
-            "to another folder, or give another folder for the rollouts."
+            f"`{trace_dir}` has rollouts, and a new run replaces the whole folder; write `{written}` "
+            "to another folder, or use another folder for the rollouts."
         )
     return trace_dir / ROLLOUTS

@@ -1,16 +1,16 @@
-"""Test what an agent made of a task's repo: by its `verifier_spec`, else by its `test_cmd`.
+"""Run the tests of a task on an agent's changes: by its `verifier_spec`, else by its `test_cmd`.
 
 A spec is checked as in `rewards.verifiers.tests`, in a process that does not run the answer's code.
-A command runs in the sandbox on the files in which the tests are those of the repo, whatever the
-agent made of them; tests and answer share their processes there, so a determined program can win.
-Test files are those that `metadata["test_files"]` names, with globs like those of `hide`; without
-it, everything that looks like tests or their settings (LOCKED), everything beside a test file that
-the command names, and hidden files with "test" in their path. No other hidden file is there.
+A command runs in the sandbox on the changed files, but with the original test files, even if the agent
+changed them. Tests and answer run in the same processes there, so a malicious answer can cheat.
+Test files are those that `metadata["test_files"]` names, with globs like those of `hide`; without it,
+everything that looks like tests or their configuration (LOCKED), everything beside a test file that
+the command names, and hidden files with "test" in their path. Other hidden files are left out.
 `metadata["seconds"]` is the CPU time of a command (default SECONDS).
 
-Results are stored in the SQLite file of the journal of calls, by what was tested: the same files of
-the same task are tested once. So a repeated run shows the model the same words, asks nothing new,
-and needs no sandbox. Faults of ours are never stored.
+Results are stored in the SQLite file of the call journal, keyed by what was tested: the same files of
+the same task are tested once. So a repeated run shows the model the same output, makes no new calls,
+and needs no sandbox. Infrastructure failures are never stored.
 """
 
 import asyncio
@@ -41,30 +41,30 @@ from rewards.verifiers.rubric import BadSpec
 SECONDS = 20.0
 MAX_OUTPUT = 4000
 NOT_FOUND = (126, 127)
-# Without its plugins pytest starts in a sixth of the time; `-p NAME` in the command loads one.
+# Without plugins pytest starts six times as fast; `-p NAME` in the command loads one.
 ENVIRONMENT = {**outcomes.ENVIRONMENT, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "NO_COLOR": "1"}
-# A file of such a name at the root of the repo would be imported instead of the real module.
-TAKEN = sys.stdlib_module_names | {
+# A file with such a name at the root of the repo would be imported instead of the real module.
+RESERVED = sys.stdlib_module_names | {
     "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis",
     "sitecustomize", "usercustomize",
 }  # fmt: skip
 _LOCKED = [f"/{glob}" if "/" in glob else glob for glob in candidate.LOCKED]
 _PASSED = re.compile(rb"\b[1-9]\d* passed\b")
-# Texts that differ from run to run, and their replacements: replays need equal texts.
-_UNSTEADY = (
+# Texts that differ from run to run, and their replacements; replays need equal texts.
+_UNSTABLE = (
     (re.compile(r"(?:/[\w.-]+)*/sandbox-\w+/(work|tmp)"), r"/\1"),
     (re.compile(r"\bin \d+(?:\.\d+)?s(?: \(\d+:\d\d:\d\d\))?"), "in 0.00s"),
     (re.compile(r"\b0x[0-9a-f]{6,}\b"), "0x0"),
 )
 
 
-# What an answer changes: contents by path, None for a file that it removed.
+# The files that an answer changes: contents by path, None for a file that it removed.
 Written = Mapping[str, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """Whether tests pass; `ok` is None when nothing was tested, and `error` then says why."""
+    """Whether the tests pass; `ok` is None if they could not be run, and `error` then says why."""
 
     ok: bool | None
     output: str
@@ -72,14 +72,14 @@ class TaskResult:
 
 
 def run_tests(task: Mapping[str, Any], written: Written) -> TaskResult:
-    """Test an answer to a task: its repo with what was written; a spec that is not valid is an `error`."""
+    """Test the repo of a task with the written files; an invalid spec is an `error` of the result."""
     try:
         if task["verifier_spec"]:
             return _test_by_spec(task, written)
         if task["test_cmd"]:
             return _test_by_command(task, written)
-    except (SandboxError, SourceError, BadSpec) as trouble:
-        return TaskResult(None, "", str(trouble))
+    except (SandboxError, SourceError, BadSpec) as error:
+        return TaskResult(None, "", str(error))
     return TaskResult(None, "", "the task has no tests")
 
 
@@ -89,8 +89,8 @@ def stabilize(text: str) -> str:
     >>> stabilize("1 passed in 0.12s at 0x7f00deadbeef")
     '1 passed in 0.00s at 0x0'
     """
-    for pattern, instead in _UNSTEADY:
-        text = pattern.sub(instead, text)
+    for pattern, replacement in _UNSTABLE:
+        text = pattern.sub(replacement, text)
     return text
 
 
@@ -102,10 +102,10 @@ def _test_by_spec(task: Mapping[str, Any], written: Written) -> TaskResult:
     before = {**shown, **candidate.files_of(spec)}
     texts = {path: None if content is None else decode_text(content) for path, content in written.items()}
     after = {path: text for path, text in before.items() if path not in shown or texts.get(path, "") is not None}
-    may = {**spec, "allowed": spec.get("allowed") or ["*"]}
+    allowed = {**spec, "allowed": spec.get("allowed") or ["*"]}
     for path, text in {**shown, **texts}.items():
         # Changes that an answer may not make are ignored.
-        if text is not None and text != before.get(path) and candidate.refused_path(path, may) is None:
+        if text is not None and text != before.get(path) and candidate.refused_path(path, allowed) is None:
             after[path] = text
     changed = tuple(path for path in sorted({*before, *after}) if before.get(path) != after.get(path))
     result = tests.verify_candidate(candidate.Candidate(after, changed, before), spec)
@@ -118,7 +118,7 @@ def _test_by_spec(task: Mapping[str, Any], written: Written) -> TaskResult:
 
 
 class _Metadata(msgspec.Struct):
-    """The fields of a task's metadata that its command needs."""
+    """The metadata of a task that its test command uses."""
 
     test_files: tuple[str, ...] | None = None
     seconds: Annotated[float, msgspec.Meta(gt=0)] = SECONDS
@@ -127,28 +127,27 @@ class _Metadata(msgspec.Struct):
 def _test_by_command(task: Mapping[str, Any], written: Written) -> TaskResult:
     command, hide = task["test_cmd"], tuple(task["hide"])
     try:
-        given = msgspec.convert(task["metadata"] or {}, _Metadata)
+        metadata = msgspec.convert(task["metadata"] or {}, _Metadata)
     except msgspec.ValidationError as error:
         raise BadSpec(f"The metadata of the task is not valid ({error}).") from error
-    everything = list_repo(task["repo"], ())
-    pristine = {
+    all_files = list_repo(task["repo"], ())
+    test_files = {
         path: file.read_bytes()
-        for path, file in everything.items()
-        if _is_of_tests(path, command, hide, given.test_files)
+        for path, file in all_files.items()
+        if _is_test_file(path, command, hide, metadata.test_files)
     }
-    folders = {str(parent) for path in pristine for parent in PurePosixPath(path).parents}
-    files = dict(pristine)
+    folders = {str(parent) for path in test_files for parent in PurePosixPath(path).parents}
+    files = dict(test_files)
     for path, content in {**list_repo(task["repo"], hide), **written}.items():
-        # No file replaces a folder of the tests, or is below one of their files.
-        if path in folders or any(str(one) in pristine for one in PurePosixPath(path).parents):
+        # A file must not replace a folder of the tests, or be below one of their files.
+        if path in folders or any(str(parent) in test_files for parent in PurePosixPath(path).parents):
             continue
-        if content is not None and not _is_of_tests(path, command, hide, given.test_files):
+        if content is not None and not _is_test_file(path, command, hide, metadata.test_files):
             files[path] = content.read_bytes() if isinstance(content, Path) else content
-    for path in sorted(files.keys() - everything.keys()):
-        if path.partition("/")[0].partition(".")[0] in TAKEN:
-            why = f"`{path}` would be imported in the place of a module of Python's."
-            return TaskResult(False, why)
-    limits = make_limits(given.seconds, files)
+    for path in sorted(files.keys() - all_files.keys()):
+        if path.partition("/")[0].partition(".")[0] in RESERVED:
+            return TaskResult(False, f"`{path}` would be imported in the place of a module of Python's.")
+    limits = make_limits(metadata.seconds, files)
     ran = sandbox.run(["sh", "-c", command], files=files, limits=limits, env=ENVIRONMENT)
     text = (ran.stdout + b"\n" + ran.stderr).decode(errors="replace").strip()
     output = shorten(stabilize(replace_surrogates(text)), MAX_OUTPUT)
@@ -164,7 +163,7 @@ def _test_by_command(task: Mapping[str, Any], written: Written) -> TaskResult:
 
 
 def make_limits(seconds: float, files: Mapping[str, bytes]) -> Limits:
-    """Return the limits of a command that takes `seconds` of CPU time on these files."""
+    """Return the sandbox limits for a command with `seconds` of CPU time on these files."""
     return Limits(
         cpu_seconds=seconds,
         wall_seconds=max(60, 5 * seconds),
@@ -176,22 +175,22 @@ def make_limits(seconds: float, files: Mapping[str, bytes]) -> Limits:
 
 
 def _is_pytest(command: str) -> bool:
-    """Whether pytest runs and reports the number of passed tests, as it does without `-qq`."""
+    """Return whether a command runs pytest and reports the number of passed tests, as it does without `-qq`."""
     words = [w for p in parse_command(command) for s in p.stages for w in (s.program, *s.arguments)]
     quiet = any(re.fullmatch(r"-q{2,}", word) for word in words) or words.count("-q") > 1
     return not quiet and any(word in ("pytest", "py.test") for word in words)
 
 
 def _find_missing_program(command: str) -> str:
-    """Return the first missing program of a command, "" when there is none."""
+    """Return the first missing program of a command, or ""."""
     names = [stage.program for pipeline in parse_command(command) for stage in pipeline.stages]
     probe = 'for name; do command -v "$name" >/dev/null || echo "$name"; done'
-    missing = sandbox.run(["sh", "-c", probe, "sh", *(one for one in names if "/" not in one)])
+    missing = sandbox.run(["sh", "-c", probe, "sh", *(name for name in names if "/" not in name)])
     return missing.stdout.decode().partition("\n")[0]
 
 
 @lru_cache(maxsize=1 << 16)
-def _is_of_tests(path: str, command: str, hide: tuple[str, ...], test_files: tuple[str, ...] | None) -> bool:
+def _is_test_file(path: str, command: str, hide: tuple[str, ...], test_files: tuple[str, ...] | None) -> bool:
     if test_files is not None:
         return match_globs(path, test_files)
     named = [word.partition("::")[0].removeprefix("./") for word in command.split()]
@@ -205,7 +204,7 @@ def _is_of_tests(path: str, command: str, hide: tuple[str, ...], test_files: tup
 
 @lru_cache(maxsize=256)
 def list_repo(repo: str, hide: tuple[str, ...]) -> Mapping[str, Path]:
-    """Return the files of a repo that are not hidden; a new TaskTests begins anew."""
+    """Return the files of a repo that are not hidden; cached until a new TaskTests is made."""
     return list_files(Path(repo), hide)
 
 
@@ -221,13 +220,13 @@ def _hash_folder(repo: str, hide: tuple[str, ...]) -> str:
 
 
 def hash_repo(task: Mapping[str, Any]) -> str:
-    """Hash what a task's runs and results depend on in its repo."""
-    # A test command finds hidden files, too: tests may be among them.
+    """Return a hash of the files that a task's runs and test results depend on."""
+    # A test command also reads hidden files, which may be tests.
     return _hash_folder(task["repo"], tuple(task["hide"]) if task["verifier_spec"] else ())
 
 
 def result_key(task: Mapping[str, Any], changed: Written) -> str:
-    """Identify a state of a task's files: what tests it, its repo, and what was changed there."""
+    """Return the key of a test result: a hash of tests, repo and changed files."""
     parts = [
         task["verifier_spec"], task["test_cmd"], task["hide"], task["metadata"],
         hash_repo(task),
@@ -255,19 +254,19 @@ class TaskTests:
             return known
         try:
             result = await asyncio.to_thread(run_tests, task, changed)
-        except Exception as trouble:
-            # One run must not end all others; its row names the trouble and is run again.
-            result = TaskResult(None, "", f"{type(trouble).__name__}: {trouble}")
+        except Exception as error:
+            # One failed run must not stop the others; its row has the error and is run again.
+            result = TaskResult(None, "", f"{type(error).__name__}: {error}")
         return result if self.store is None or result.ok is None else self.store.put(key, result)
 
     def retest(self, task: Mapping[str, Any], patch: str) -> tuple[bool | None, str]:
-        """Apply a patch and return whether the tests pass, None when nothing could be tested; and why."""
+        """Apply a patch; return whether the tests pass (None if they could not be run), and why."""
         if not has_tests(task):
             return None, "the task has no tests"
         try:
             files = _read_texts(task["repo"], tuple(task["hide"]))
-        except SourceError as missing:
-            return None, str(missing)
+        except SourceError as error:
+            return None, str(error)
         try:
             applied = apply_patch(patch, {"files": files, "allowed": ["*"], "locked": []})
         except candidate.Refusal as refused:
@@ -278,20 +277,20 @@ class TaskTests:
 
 
 class ResultStore(Store):
-    """Test results, in the file of the journal of calls."""
+    """Stored test results, in the file of the call journal."""
 
     def __init__(self, path: Path) -> None:
         columns = "key text primary key, ok integer not null, output text not null"
         super().__init__(path, f"create table if not exists verdicts ({columns}) strict")
 
     def get(self, key: str) -> TaskResult | None:
-        """Return a stored result."""
+        """Return a stored result, None if there is none."""
         with self._open() as connection:
             row = connection.execute("select ok, output from verdicts where key = ?", (key,)).fetchone()
         return None if row is None else TaskResult(bool(row[0]), row[1])
 
     def put(self, key: str, result: TaskResult) -> TaskResult:
-        """Store a result and return it; if there is one already, return that one."""
+        """Store a result and return it; if the key has a result, keep and return that one."""
         with self._open() as connection:
             added = "insert into verdicts values (?, ?, ?) on conflict (key) do nothing"
             connection.execute(added, (key, int(bool(result.ok)), result.output))

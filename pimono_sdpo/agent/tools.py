@@ -1,8 +1,8 @@
-"""The tools of the repository agent, and the diff of what they changed.
+"""Tools of the repository agent, and the diff of the files they changed.
 
-A workspace shows the files of a repository and, over them, what the agent wrote: nothing is copied,
-and nothing on the disk changes. The answer to any arguments is a text: a result, or an error that
-says what to do.
+A workspace is an overlay: the files of a repository and, over them, the files that the agent wrote.
+Nothing is copied, and nothing on the disk changes. Every call returns a text: a result, or an error
+that says what to do.
 """
 
 import difflib
@@ -26,16 +26,16 @@ MAX_GREP_BYTES = 2_000_000
 MAX_WRITE = 400_000
 MAX_PATH, MAX_NAME = 1000, 255
 SNIFF = 8192
-NOTE = 80  # characters of the remark below a file that was cut
+NOTE = 80  # characters of the note below a truncated file
 
 
 class ToolError(Exception):
-    """A call that failed; the text is for the model."""
+    """A failed call; the message is for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of a call; `text` is an error when it is not `ok`."""
+    """The result of a call; `text` is the error if it is not `ok`."""
 
     ok: bool
     text: str
@@ -44,7 +44,7 @@ class ToolResult:
 
 @dataclass(slots=True)
 class Workspace:
-    """A repository as an agent sees it, by path; `before` has what written files held, None for new ones."""
+    """A repository as an agent sees it, by path; `before` has the original content of written files, None if new."""
 
     repo: Mapping[str, Path]
     max_chars: int
@@ -52,18 +52,17 @@ class Workspace:
     before: dict[str, bytes | None] = field(default_factory=dict)
 
     def call(self, name: str, args: dict[str, Any]) -> ToolResult:
-        """Do a call, or return why it failed; raises OSError when the disk fails."""
+        """Run a call and return its result or error; raises OSError if the disk fails."""
         if name not in AGENT_TOOLS:
             tools = ", ".join(sorted(AGENT_TOOLS))
             text = f"Unknown tool `{name[:80]}`; the tools are {tools}."
             text += " Tests are run for you." if "test" in name.lower() else ""
             return ToolResult(False, replace_surrogates(text))
-        given = {key: value for key, value in args.items() if key != "thought"}
         before = dict(self.written)
         try:
-            if wrong := check(tools_of("repo_agent")[name], args).errors:
-                raise ToolError(f"The arguments of {name} are wrong: {'; '.join(wrong)}.")
-            text = getattr(self, name)(**given)
+            if errors := check(tools_of("repo_agent")[name], args).errors:
+                raise ToolError(f"The arguments of {name} are wrong: {'; '.join(errors)}.")
+            text = getattr(self, name)(**{key: value for key, value in args.items() if key != "thought"})
         except ToolError as error:
             return ToolResult(False, replace_surrogates(str(error)))
         return ToolResult(True, replace_surrogates(text), self.written != before)
@@ -77,10 +76,10 @@ class Workspace:
         folder = _read_path(rel_dir, "rel_dir")
         if self._has(folder):
             raise ToolError(f"`{rel_dir}` is a file; read it with read_file.")
-        found = self._below(folder, rel_dir)
-        shown = found[: min(max_files, MOST_FILES)]
+        files = self._list_below(folder, rel_dir)
+        shown = files[: min(max_files, MOST_FILES)]
         text = "\n".join(shown) or "(no files)"
-        if more := len(found) - len(shown):
+        if more := len(files) - len(shown):
             text += f"\n[{more} more files; name a folder below, or raise max_files]"
         return text
 
@@ -88,7 +87,7 @@ class Workspace:
         """Read the beginning of a text file."""
         path = _read_path(rel_path, "rel_path")
         if not self._has(path):
-            self._below(path, rel_path)
+            self._list_below(path, rel_path)  # raises ToolError if nothing is there
             raise ToolError(f"`{rel_path}` is a directory; list it with list_files.")
         data = self._read(path)
         if _is_binary(data):
@@ -101,9 +100,9 @@ class Workspace:
 
     def grep(self, pattern: str, rel_dir: str, max_hits: int = MAX_HITS) -> str:
         """Search the lines of the files below a directory, or of one file."""
-        found, start = _compile(pattern), _read_path(rel_dir, "rel_dir")
+        regex, start = _compile(pattern), _read_path(rel_dir, "rel_dir")
         most, hits, skipped = min(max_hits, MOST_HITS), list[str](), 0
-        for path in [start] if self._has(start) else self._below(start, rel_dir):
+        for path in [start] if self._has(start) else self._list_below(start, rel_dir):
             if path not in self.written and self.repo[path].stat().st_size > MAX_GREP_BYTES:
                 skipped += 1
                 continue
@@ -112,11 +111,10 @@ class Workspace:
             hits += [
                 f"{path}:{number}: {line.rstrip()[:MAX_LINE]}"
                 for number, line in enumerate(lines, 1)
-                if found.search(line)
+                if regex.search(line)
             ]
             if len(hits) >= most:
-                more = f"[stopped after {most} hits; a narrower pattern or folder shows the rest]"
-                hits[most:] = [more]
+                hits[most:] = [f"[stopped after {most} hits; a narrower pattern or folder shows the rest]"]
                 break
         lines = hits or ["(no hits)"]
         if skipped:
@@ -154,16 +152,15 @@ class Workspace:
     def _read(self, path: str) -> bytes:
         return self.written[path] if path in self.written else self.repo[path].read_bytes()
 
-    def _below(self, folder: str, given: str) -> list[str]:
-        """Return the files below a folder, files before subfolders."""
+    def _list_below(self, folder: str, given: str) -> list[str]:
+        """Return the files below a folder, files before subfolders; raises ToolError with the path as `given`."""
         if not self._is_folder(folder):
             raise ToolError(f"`{given}` does not exist; list_files shows what does.")
-        above = f"{folder}/" if folder else ""
-        found = (path for path in {**self.repo, **self.written} if path.startswith(above))
-        return sorted(found, key=_order)
+        prefix = f"{folder}/" if folder else ""
+        return sorted((path for path in {**self.repo, **self.written} if path.startswith(prefix)), key=_sort_key)
 
 
-def _order(path: str) -> list[tuple[bool, str]]:
+def _sort_key(path: str) -> list[tuple[bool, str]]:
     *folders, name = path.split("/")
     return [*((True, folder) for folder in folders), (False, name)]
 
@@ -173,7 +170,7 @@ def _is_binary(data: bytes) -> bool:
 
 
 def _read_path(given: str, argument: str) -> str:
-    """Return a path from the top of the repository, which is ""; raises ToolError outside of it."""
+    """Return a path relative to the top of the repository, which is ""; raises ToolError for a path outside."""
     from_root = "give one from the top of the repository, such as `src/main.py` or `.`"
     shown = given[:MAX_LINE]
     if given.startswith(("/", "~", "\\")) or given[1:3] in (":\\", ":/"):
@@ -191,7 +188,7 @@ def _read_path(given: str, argument: str) -> str:
 
 
 def _compile(pattern: str) -> Any:
-    """Compile for RE2, whose time is linear in the text whatever the pattern."""
+    """Compile a pattern with RE2, which takes time linear in the text for any pattern."""
     if len(pattern) > MAX_PATTERN:
         raise ToolError(f"`pattern` is longer than {MAX_PATTERN} characters; give a shorter one.")
     options = re2.Options()
@@ -210,7 +207,7 @@ Files = Mapping[str, bytes | None]
 
 
 def unified_diff(before: Files, after: Files) -> str:
-    r"""Return the diff of the files of `after`, in order of paths; None stands for a missing file.
+    r"""Return the diff of the files of `after`, sorted by path; None stands for a missing file.
 
     >>> print(unified_diff({"a.py": b"x = 1\n"}, {"a.py": b"x = 2\n"}), end="")
     diff --git a/a.py b/a.py
@@ -230,16 +227,16 @@ def _diff(path: str, before: bytes | None, after: bytes | None) -> Iterator[str]
         yield "new file mode 100644\n"
     if after is None:
         yield "deleted file mode 100644\n"
-    # Names with spaces end in a tab, or `patch` would read only part of them.
+    # A name with spaces is followed by a tab, or `patch` would read only part of it.
     tab = "\t" if " " in path else ""
     names = ("/dev/null" if before is None else f"{old}{tab}", "/dev/null" if after is None else f"{new}{tab}")
-    # It splits at line feeds only: other line separators of Python are characters to git.
-    one, other = (list(io.StringIO((content or b"").decode(), newline="\n")) for content in (before, after))
-    for line in difflib.unified_diff(one, other, *names):
+    # Lines are split at line feeds only; git treats Python's other line separators as characters.
+    old_lines, new_lines = (list(io.StringIO((content or b"").decode(), newline="\n")) for content in (before, after))
+    for line in difflib.unified_diff(old_lines, new_lines, *names):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
 def _quote(path: str) -> str:
-    """Quote a path as git does when it has a quote or a backslash."""
+    """Quote a path as git does if it has special characters."""
     quoted = path.translate(_ESCAPES)
     return path if quoted == path else f'"{quoted}"'

@@ -108,14 +108,14 @@ def _run_stages(options: Options) -> Path | None:
     if options.estimate:
         typer.echo(duel.estimate(ESTIMATED))
         return None
-    original, equals, limit = options.rules == "original", options.aa_test, options.limit
-    export = options.export or original or equals is not None
+    original, limit = options.rules == "original", options.limit
+    export = options.export or original or options.aa_test is not None
     if stage == "answers":
         limit = limit if export else duel.register().looks[-1]
         _print_progress("answers", duel.answer(limit))
         duel.end_round()
     elif stage in ("judge", "all"):
-        for name, done in duel.run(export, limit, equals, original):
+        for name, done in duel.run(export, limit, options.aa_test, original):
             _print_progress(name, done)
     if stage not in ("score", "all"):
         return None

@@ -1,11 +1,11 @@
-"""Score a duel's judgments into a dataset repository, and its turns into rows to train on.
+"""Score the judgments of a duel into a dataset with a report, and turn its rows into training rows.
 
-reads   DIR/rules.json, answers, gate, and where they are there judgments and aa-judgments
-writes  DIR/result: report.md, report.json, report.svg and README.md, and of turns that the whole
-        panel read data/{final,refined,defeat}-*.parquet; an earlier result is replaced
+reads   DIR/rules.json, answers, gate, and judgments and aa-judgments if they exist
+writes  DIR/result: report.md, report.json, report.svg and README.md, and the turns that the whole
+        panel read in data/{final,refined,defeat}-*.parquet; an earlier result is replaced
 
-No model is asked: stored judgments can be scored again by other rules. Rows for SFT, DPO or SDPO
-are made of the turns that the challenger won:
+No model is called, so stored judgments can be scored again by other rules. Rows for SFT, DPO or SDPO
+are made from turns that the challenger won:
 
 reads   DIR/result/data/final-*.parquet, or those of other buckets
 writes  OUT/data/train-*.parquet, OUT/rejects, report.json, README.md
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,9 @@ from cards.render import render_duel_card, render_duel_report
 from pimono_sdpo import __version__
 from pimono_sdpo.dataset_writer import WriterOptions, write_dataset
 from pimono_sdpo.duel.gate import OUTLYING, WITHOUT, decide_by_original_rules, krippendorff_alpha, mean_of, to_json
-from pimono_sdpo.duel.stages import ANSWERS, EQUALS, GATE, JOURNAL, JUDGMENTS, VOTE_COLUMNS, Duel
+from pimono_sdpo.duel.stages import AA, ANSWERS, GATE, JOURNAL, JUDGMENTS, VOTE_COLUMNS, Duel
 from pimono_sdpo.errors import EmptySelection, SourceError
-from pimono_sdpo.llm.calls import Journal, sum_costs
+from pimono_sdpo.llm.calls import Journal, Json, sum_costs
 from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.engine import Part, Piece, sha256
 from pimono_sdpo.runs.folders import REPORT, make_output, only_run, publish_folder, require_disjoint
@@ -41,7 +41,6 @@ from processors.duel import judge as panel
 from processors.duel.answers import classify_action
 from processors.duel.export import TABLES, Kind, build_stages
 
-Json = dict[str, Any]
 RESULT = "result"
 GROUP_ROWS = 256
 BUCKETS: tuple[panel.Bucket, ...] = get_args(panel.Bucket)
@@ -51,25 +50,25 @@ REPORTED = ("turn_id", "instance_id", "action_style", "score", "metrics", "bucke
 
 
 def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -> Json:
-    """Score the judgments of a duel by its registered rules and return the report.
+    """Score the judgments of a duel by its registered rules, write DIR/result and return the report.
 
-    Where the settings have other rules, what they would say stands beside it as exploratory; with `original`, also
-    the verdict of the original rules on the whole panel's judgments.
+    If the settings have other rules, their verdict is added as exploratory; with `original`, so is the verdict of
+    the original rules on the judgments of the whole panel.
     """
     folder, settings, opponent = duel.folder, duel.settings, duel.settings.duel.opponent
     if not any(duel.find(GATE).glob("*.parquet")):
         raise SourceError(f"`{folder}` has no judgments against the {opponent}; run the stages before `score`.")
     if not duel.is_current(JUDGMENTS, ANSWERS):
-        raise SourceError(f"`{folder}` has judgments of answers that have since been replaced; run the stage `judge`.")
+        raise SourceError(f"`{folder}` has judgments of answers that were replaced since; run the stage `judge`.")
     plan, verdicts = duel.register(), duel.read_verdicts()
     if not verdicts:
-        raise SourceError(f"`{folder}` has not been looked at yet; run the stage `judge`.")
+        raise SourceError(f"`{folder}` has no verdict of a look yet; run the stage `judge`.")
     singles = _read_singles(duel, "king" if opponent == "king" else "assistant")
     scores = np.array([row["score"] for row in singles])
     lengths = [[row["lengths"][side] for row in singles] for side in (0, 1)]
-    read = list(duel.read(JUDGMENTS, VOTE_COLUMNS))
-    votes = panel.collect_votes(plan.judges, read)
-    complete = len(read) == len(votes) * len(plan.judges) * 2
+    judgments = list(duel.read(JUDGMENTS, VOTE_COLUMNS))
+    votes = panel.collect_votes(plan.judges, judgments)
+    complete = len(judgments) == len(votes) * len(plan.judges) * 2
     if original and not (len(votes) and complete):
         raise SourceError(
             f"The original rules need every judgment of the panel, which `{folder}` does not have; "
@@ -77,7 +76,7 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
         )
     dropped = Counter(row["drop_reason"] for row in duel.read(ANSWERS, ("drop_reason",)))
     del dropped[None]
-    used = Journal(folder / JOURNAL).usage()
+    usage = Journal(folder / JOURNAL).usage()
     report: Json = {
         "pimono_sdpo": __version__,
         "source": folder.resolve().name,
@@ -91,7 +90,7 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
         "verdict": {**verdicts[-1], "sentence": describe_verdict(verdicts[-1])},
         "exploratory": None,
         "dropped": dict(sorted(dropped.items())),
-        "cost": sum_costs(settings.prices, used) if used else None,
+        "cost": sum_costs(settings.prices, usage) if usage else None,
         "length": summarize_lengths(scores, *lengths),
         "leaks": {
             "share": sum(row["leaked"] for row in singles) / max(len(singles), 1),
@@ -104,14 +103,15 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
     }
     if settings.gate != plan.rules:
         for look in range(len(verdicts)):
-            other = duel.decide(plan, settings.gate, look)
-            if other["conclusion"] != "open":
+            verdict = duel.decide(plan, settings.gate, look)
+            if verdict["conclusion"] != "open":
                 break
         rules = settings.gate.model_dump()
-        report["exploratory"] = {"rules": rules, **other, "sentence": describe_verdict(other)}
+        report["exploratory"] = {"rules": rules, **verdict, "sentence": describe_verdict(verdict)}
 
+    # Generated for each bucket again, because all rows together may not fit into memory.
     def make_rows() -> Iterator[Json]:
-        return panel.make_duels(duel.read(ANSWERS), read, plan.judges, opponent)
+        return panel.make_duels(duel.read(ANSWERS), judgments, plan.judges, opponent)
 
     out = (folder / RESULT).resolve()
     with only_run(out) as work:
@@ -133,13 +133,13 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
                 "leaked": sum(bool(row["leaked_terms"]) for row in reported),
                 "complete": complete,
                 "metrics": to_json(dict(zip(DUEL_METRICS, metrics.tolist(), strict=True))) if complete else None,
-                **summarize_judges(votes, plan.judges, Counter(row["judge"] for row in read), complete),
+                **summarize_judges(votes, plan.judges, Counter(row["judge"] for row in judgments), complete),
             }
-            equals = list(duel.read(EQUALS + JUDGMENTS, VOTE_COLUMNS))
-            if equals and duel.is_current(EQUALS + JUDGMENTS, EQUALS + ANSWERS):
-                turns = panel.collect_votes(plan.judges, equals)
-                chance = [panel.score_turn(turn, plan.judges)["score"] for turn in turns]
-                report["aa_test"] = explain_finals(chance, counts)
+            aa_judgments = list(duel.read(AA + JUDGMENTS, VOTE_COLUMNS))
+            if aa_judgments and duel.is_current(AA + JUDGMENTS, AA + ANSWERS):
+                turns = panel.collect_votes(plan.judges, aa_judgments)
+                aa_scores = [panel.score_turn(turn, plan.judges)["score"] for turn in turns]
+                report["aa_test"] = summarize_aa_test(aa_scores, counts)
         report["sha256"] = {name: sha256(file) for name, file in files.items()}
         (finished / "report.md").write_text(render_duel_report(report, reported, singles))
         (finished / "README.md").write_text(render_duel_card(report))
@@ -149,7 +149,7 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
 
 
 def _read_singles(duel: Duel, theirs: str) -> list[Json]:
-    """Return the gate's turns: score (the mean of the calls), judges, lengths, leaks, action."""
+    """Return the turns of the gate with the mean score of their calls, judges, lengths, leaks and action."""
     by_turn = panel.group_by_turn(row for row in duel.read(GATE, VOTE_COLUMNS) if row["parsed"])
     columns = ("turn_id", "instance_id", "leaked_terms", "challenger", theirs)
     return [
@@ -173,27 +173,27 @@ def _write_bucket(path: Path, rows: Iterator[Json]) -> None:
 
 
 def describe_verdict(verdict: Json) -> str:
-    """Say in a sentence what a verdict is and what it rests on."""
+    """Describe a verdict and the evidence for it in one sentence."""
     unit = "repositories" if verdict["unit"] == "repo" else "tasks"
     score, low, high = (verdict[name] for name in ("score", "low", "high"))
     interval = "" if low is None or high is None else f" ({low:.1f} to {high:.1f})"
-    found = "no score" if score is None else f"score {score:.1f}{interval}"
-    rests = f"{found} from {verdict['scored']} turns, {verdict['calls']} judgments"
+    described = "no score" if score is None else f"score {score:.1f}{interval}"
+    evidence = f"{described} from {verdict['scored']} turns, {verdict['calls']} judgments"
     weight = f"{verdict['clusters']:.0f}"
-    at = f"look {verdict['look']} of {verdict['looks']}"
+    look = f"look {verdict['look']} of {verdict['looks']}"
     if verdict["conclusion"] == "accepted":
-        return f"accepted at {at}: {rests}, {weight} {unit} by weight"
-    reasons = [*verdict["reasons"], rests]
+        return f"accepted at {look}: {evidence}, {weight} {unit} by weight"
+    reasons = [*verdict["reasons"], evidence]
     if missing := verdict["missing_clusters"]:
         reasons.insert(0, f"{missing} more {unit} are needed ({weight} by weight)")
     if len(verdict["judges"]) < 2:
         reasons.insert(0, "one judge alone does not decide")
-    words = {"no verdict": "no verdict", "open": f"undecided after {at}"}
-    return f"{words.get(verdict['conclusion'], f'not accepted at {at}')}: {'; '.join(reasons)}"
+    conclusions = {"no verdict": "no verdict", "open": f"undecided after {look}"}
+    return f"{conclusions.get(verdict['conclusion'], f'not accepted at {look}')}: {'; '.join(reasons)}"
 
 
 def describe_report(report: Json) -> str:
-    """Return verdict, buckets and what else was found, a line each."""
+    """Return the verdicts, the buckets and the result of the A/A test, one per line."""
     lines = [report["verdict"]["sentence"]]
     if report["exploratory"]:
         lines.append(f"by other rules, exploratory: {report['exploratory']['sentence']}")
@@ -209,22 +209,22 @@ def describe_report(report: Json) -> str:
 
 
 def summarize_judges(votes: panel.Array, names: Sequence[str], calls: Mapping[str, int], complete: bool) -> Json:
-    """Return how the judges of a panel differ; `first_bias` are points beyond 50 for the answer shown first.
+    """Return how the judges of a panel differ; `first_bias` is how many points the answer shown first gains.
 
-    A panel that stops when a bucket is decided asks its last judges about close turns alone; so `score` and
+    A panel that stops when a bucket is decided asks its last judges only about close turns, so `score` and
     `agreement` are None unless it is `complete`.
     """
     by_order = panel.nan_mean(votes, axis=3)
     judges = []
     for column, name in enumerate(names):
-        read = int((~np.isnan(by_order[:, column])).sum())
-        both = by_order[:, column][~np.any(np.isnan(by_order[:, column]), axis=1)]
+        missing = np.isnan(by_order[:, column])
+        both = by_order[:, column][~missing.any(axis=1)]
         winner = np.sign(both - 0.5)
         judges.append(
             {
                 "name": name,
                 "calls": calls.get(name, 0),
-                "parsed": read / max(calls.get(name, 0), 1),
+                "parsed": int((~missing).sum()) / max(calls.get(name, 0), 1),
                 "consistent": mean_of(winner[:, 0] == winner[:, 1]),
                 "first_bias": 100 * (mean_of((1 - both[:, 0] + both[:, 1]) / 2) - 0.5),
                 "score": 100 * mean_of(both) if complete else None,
@@ -235,16 +235,16 @@ def summarize_judges(votes: panel.Array, names: Sequence[str], calls: Mapping[st
 
 
 def count_scores(scores: ArrayLike) -> list[int]:
-    """Count scores in ten steps of 10 points."""
+    """Return the number of scores in each of ten bins of 10 points."""
     counts: list[int] = np.histogram(scores, bins=range(0, 101, 10))[0].tolist()
     return counts
 
 
 def summarize_lengths(scores: panel.Array, ours: Sequence[int], theirs: Sequence[int]) -> Json:
-    """Return what the lengths of answers explain; `gap` is challenger minus opponent in characters."""
-    left, right = np.asarray(ours, float), np.asarray(theirs, float)
-    gap = left - right
-    same = np.abs(gap) < SAME_LENGTH * np.maximum(left, right)
+    """Return how scores depend on answer lengths; `gap` is challenger minus opponent in characters."""
+    challenger, opponent = np.asarray(ours, float), np.asarray(theirs, float)
+    gap = challenger - opponent
+    same = np.abs(gap) < SAME_LENGTH * np.maximum(challenger, opponent)
     varies = len(scores) > 1 and np.ptp(gap) > 0 and np.ptp(scores) > 0
     return to_json(
         {
@@ -256,19 +256,20 @@ def summarize_lengths(scores: panel.Array, ours: Sequence[int], theirs: Sequence
     )
 
 
-def explain_finals(equals: Sequence[float | None], real: Mapping[str, int]) -> Json:
-    """Return the buckets of two samples of one player, and what chance explains of `final`.
+def summarize_aa_test(scores: Sequence[float | None], real: Mapping[str, int]) -> Json:
+    """Return the buckets of an A/A test, in which `false_final` is the share of `final`.
 
-    If as many of the turns of the buckets `real` were equal, chance would put at most `by_chance` into `final`.
+    `real` counts the buckets of the duel itself. If all its turns were equal as well, chance would explain up to the
+    share `by_chance` of its `final`.
     """
-    counted = Counter(map(panel.choose_bucket, equals))
-    judged, asked = (sum(counts[name] for name in BUCKETS[:-1]) for counts in (counted, real))
-    share = counted["final"] / judged if judged else None
+    counts = Counter(map(panel.choose_bucket, scores))
+    scored, real_scored = (sum(buckets[name] for name in BUCKETS[:-1]) for buckets in (counts, real))
+    share = counts["final"] / scored if scored else None
     return {
-        "buckets": {name: counted[name] for name in BUCKETS},
+        "buckets": {name: counts[name] for name in BUCKETS},
         "false_final": share,
-        "by_chance": min(1.0, share / (real["final"] / asked)) if real["final"] and share is not None else None,
-        "histogram": count_scores([score for score in equals if score is not None]),
+        "by_chance": min(1.0, share / (real["final"] / real_scored)) if real["final"] and share is not None else None,
+        "histogram": count_scores([score for score in scores if score is not None]),
     }
 
 
@@ -279,7 +280,7 @@ STAGES: dict[Kind, Literal["steps", "pairs", "sdpo"]] = {"sft": "steps", "dpo": 
 def write_training_rows(
     folder: Path, kind: Kind, out: Path, buckets: Sequence[str] = ("final",), options: WriterOptions | None = None
 ) -> Json:
-    """Write the turns of these buckets as rows of a kind and return the report."""
+    """Write the turns of these buckets as training rows of a kind and return the report."""
     result = folder / RESULT
     if not (result / REPORT).is_file():
         raise SourceError(f"`{folder}` has no scored duel; run all stages of `duel` first.")
@@ -290,8 +291,8 @@ def write_training_rows(
     for number, path in enumerate(files):
         run = partial(_export, path, stages, kind)
         parts.append(Part(number, path.name, 1, {"file": sha256(path)}, {"kind": kind}, run, stages))
-    source, used = ("duel", folder.resolve().name), {"buckets": " ".join(buckets)}
-    report = write_dataset(parts, TABLES[kind], out, options or WriterOptions(), STAGES[kind], source, used)
+    source, selection = ("duel", folder.resolve().name), {"buckets": " ".join(buckets)}
+    report = write_dataset(parts, TABLES[kind], out, options or WriterOptions(), STAGES[kind], source, selection)
     if not report["rows"]:
         advice = "take another bucket with --bucket"
         if not any(result.glob("data/*.parquet")):

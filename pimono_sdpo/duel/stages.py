@@ -1,12 +1,12 @@
-"""Run the stages of a duel that ask models: turns, answers, gate, panel; king against king.
+"""Run the stages of a duel that call models: players answer turns, judges compare the answers.
 
-DIR/turns, prs, turns.json    what players are asked, and what is hidden from the king
-DIR/rules.json                rules, looks, players and judges, before the first judge is called
-DIR/answers, rounds.json      answers of king and challenger; how often malformed ones were drawn
-DIR/gate, looks.json          single judgments, and the verdict of each look
-DIR/judgments                 the whole panel's judgments, by which turns get their buckets
-DIR/aa-answers, aa-judgments  the same for the king against itself
-DIR/calls.sqlite              every finished call; no stage repeats one
+DIR/turns, prs, turns.json    the turns to answer, and the pull requests hidden from the king
+DIR/rules.json                rules, looks, players and judges, registered before the first judge call
+DIR/answers, rounds.json      answers of king and challenger; how many rounds drew malformed ones again
+DIR/gate, looks.json          judgments of single judges, and the verdict of each look
+DIR/judgments                 judgments of the whole panel, which sort turns into buckets
+DIR/aa-answers, aa-judgments  the A/A test: the king against itself
+DIR/calls.sqlite              journal of finished calls, which are never repeated
 
 Against the recorded agent, `rules`, `looks`, `gate` and `judgments` end in `-reference`.
 """
@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from datasets import Dataset, Features
 from pimono_sdpo import __version__
 from pimono_sdpo.duel.gate import LOOKS, OUTLYING, WITHOUT, choose_unit, count_effective, decide
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
-from pimono_sdpo.llm.calls import format_dollars, sum_costs
+from pimono_sdpo.llm.calls import Json, format_dollars, sum_costs
 from pimono_sdpo.llm.chat import Chat, map_rows, open_chat
 from pimono_sdpo.llm.settings import CallSection, Gate, Settings
 from pimono_sdpo.runs import parquet
@@ -40,20 +40,19 @@ from processors.duel.answers import AnswerStage
 from processors.duel.judge import SECOND_EVERY, JudgeStage, limit_score, score_judgment
 from processors.duel.turns import KEY, RECORDS, REPORT, TURNS, Options, draw_turns
 
-Json = dict[str, Any]
 JOURNAL, LOCK, ROUNDS, RULES, LOOKED = "calls.sqlite", ".lock", "rounds.json", "rules.json", "looks.json"
 ANSWERS, GATE, JUDGMENTS = "answers", "gate", "judgments"
-# Before the names of folders of the duel of the king against itself.
-EQUALS = "aa-"
-# All of a judgment but what the judge replied in full.
+# Prefix of the folders of the A/A test.
+AA = "aa-"
+# The columns of a judgment without the raw reply.
 VOTE_COLUMNS = ("turn_id", "judge", "order", "parsed", "reason", "scores_challenger", "scores_opponent")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage did: rows written, those with an error, those whose call failed, and the first error.
+    """Counts of a stage: rows written, rows with an error, rows whose call failed; and the first error.
 
-    `used` says how many tokens, `stopped` why it ended early.
+    `used` describes the tokens used; `stopped` is the reason for stopping early, or None.
     """
 
     rows: int
@@ -66,7 +65,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was registered before the first judge was called; `looks` are numbers of turns."""
+    """The rules registered before the first judge call; `looks` are numbers of turns."""
 
     rules: Gate
     looks: tuple[int, ...]
@@ -77,77 +76,77 @@ class Plan:
 
 
 def run_turns(source: str, records: str, options: Options, out: Path) -> Json:
-    """Draw turns into `out`, unless the same ones are there already, and return the report."""
+    """Draw turns into `out`, unless the same turns are already there, and return the report."""
     key = json.dumps([source, records, asdict(options)], default=sorted)
     request = hashlib.sha256(key.encode()).hexdigest()
     with lock(out / LOCK, out):
         if (out / REPORT).is_file():
-            before: Json = json.loads((out / REPORT).read_text())
-            if before["request"] == request:
-                return before
+            report: Json = json.loads((out / REPORT).read_text())
+            if report["request"] == request:
+                return report
             if any(out.glob("answers/*.parquet")) or any(out.glob("rules*.json")):
-                raise OutputError(f"`{out}` has a duel about turns drawn with other options; give another folder.")
+                raise OutputError(f"`{out}` has a duel with turns drawn with other options; use another folder.")
         return draw_turns(source, records, options, out, request)
 
 
 @dataclass(frozen=True)
 class Duel:
-    """The folder of a duel whose turns are drawn, and the most USD to spend in it."""
+    """A duel in a folder with drawn turns; `max_cost` limits its total cost in USD."""
 
     folder: Path
     settings: Settings
     max_cost: float | None = None
 
     def find(self, name: str) -> Path:
-        """Return the file or folder of a name, for this opponent if there are several."""
+        """Return the path of a file or folder of the duel; some have a version per opponent."""
         stem, dot, suffix = name.partition(".")
         is_shared = self.settings.duel.opponent == "king" or name not in (RULES, LOOKED, GATE, JUDGMENTS)
         return self.folder / (name if is_shared else f"{stem}-reference{dot}{suffix}")
 
     def read(self, name: str, columns: Sequence[str] | None = None) -> Iterator[Json]:
-        """Yield the rows of a folder in the order of its shards; none when it is not there."""
+        """Yield the rows of a folder in the order of its shards, or nothing if it does not exist."""
         return parquet.read_rows(sorted(self.find(name).glob("*.parquet")), columns)
 
     def _read_json(self, name: str) -> Any:
         path = self.find(name)
         return json.loads(path.read_text()) if path.is_file() else None
 
-    def _write_json(self, name: str, found: object) -> None:
+    def _write_json(self, name: str, content: object) -> None:
         with lock(self.folder / LOCK, self.folder):
-            write_atomically(self.find(name), (json.dumps(found, indent=2) + "\n").encode())
+            write_atomically(self.find(name), (json.dumps(content, indent=2) + "\n").encode())
 
     def register(self) -> Plan:
         """Return the plan of the gate; the first call stores it.
 
-        Later calls return the stored plan, whatever their rules: those are for exploring alone.
+        Later calls return the stored plan even if the settings have other rules, which are only exploratory.
         """
         judges = self.settings.judge.models
         if repeated := [name for name in judges if judges.count(name) > 1]:
             raise InferenceError(f"`{repeated[0]}` is named twice as a judge; name each judge once.")
-        path, by, first = self.find(RULES), self._describe(), self._find_first_turns()
+        path, inputs, repo_of = self.find(RULES), self._describe_inputs(), self._find_gate_tasks()
         if not path.is_file():
             if any(self.find(GATE).glob("*.parquet")):
-                raise OutputError(f"`{path}` is gone, but there are judgments; restore it.")
-            self._write_json(RULES, self._make_plan(first) | by)
+                raise OutputError(f"`{path}` is missing, but there are judgments; restore it.")
+            self._write_json(RULES, self._make_plan(repo_of) | inputs)
         try:
             stored = json.loads(path.read_text())
-            other = next((key for key, value in by.items() if stored[key] != value), None)
+            changed = next((key for key, value in inputs.items() if stored[key] != value), None)
             rules, looks = Gate(**stored["rules"]), stored["looks"]
         except (ValueError, KeyError, TypeError) as error:
             raise SourceError(f"`{path}` cannot be read ({error!r}); restore it.") from error
-        if other is not None:
+        if changed is not None:
             raise OutputError(
-                f"`{path}` registered another `{other}` ({stored[other]}, now {by[other]}) before the "
-                "first judge was called; give another folder."
+                f"`{path}` registered another `{changed}` ({stored[changed]}, now {inputs[changed]}) before the "
+                "first judge was called; use another folder."
             )
         digest = sha256(path)
         if (self._read_json(LOOKED) or {"registered": digest})["registered"] != digest:
             raise OutputError(f"`{path}` was changed after the first look; restore it.")
-        tasks, repos = (tuple(values)[: looks[-1]] for values in (first, first.values()))
+        tasks, repos = tuple(repo_of)[: looks[-1]], tuple(repo_of.values())[: looks[-1]]
         return Plan(rules, tuple(looks), tasks, repos, judges, digest)
 
-    def _describe(self) -> Json:
-        """Return what makes the answers and judgments, by the names of the rules' file."""
+    def _describe_inputs(self) -> Json:
+        """Return what answers and judgments depend on, with the keys of `rules.json`."""
         duel, judge = self.settings.duel, self.settings.judge
         turns = b"".join(path.read_bytes() for path in self._find_shards(TURNS))
         return {
@@ -162,21 +161,21 @@ class Duel:
             "turns": hashlib.sha256(turns).hexdigest(),
         }
 
-    def _find_first_turns(self) -> dict[str, str]:
-        """Return tasks and their repositories, of the turns before the first repeated task."""
-        first: dict[str, str] = {}
+    def _find_gate_tasks(self) -> dict[str, str]:
+        """Return the repository of each task, for the turns before the first repeated task."""
+        repo_of: dict[str, str] = {}
         for row in self.read(TURNS, (KEY, "repo")):
-            if row[KEY] in first:
+            if row[KEY] in repo_of:
                 break
-            first[row[KEY]] = row["repo"] or ""
-        return first
+            repo_of[row[KEY]] = row["repo"] or ""
+        return repo_of
 
-    def _make_plan(self, first: dict[str, str]) -> Json:
+    def _make_plan(self, repo_of: dict[str, str]) -> Json:
         rules = self.settings.gate
-        tasks, repos = (list(values)[: rules.max_turns] for values in (first, first.values()))
+        tasks, repos = list(repo_of)[: rules.max_turns], list(repo_of.values())[: rules.max_turns]
         clusters = repos if choose_unit(repos, rules.cluster) == "repo" else tasks
         looks = sorted({max(1, round(share * len(tasks))) for share in LOOKS})
-        # Without a verdict there is nothing to stop early for.
+        # If there can be no verdict, early looks are useless.
         if len(self.settings.judge.models) < 2 or count_effective(clusters) < rules.min_clusters:
             looks = [len(tasks)]
         return {
@@ -189,44 +188,43 @@ class Duel:
         }
 
     def read_verdicts(self) -> list[Json]:
-        """Return the verdicts of the looks that were taken, as `gate.decide` returns them."""
-        found: list[Json] = (self._read_json(LOOKED) or {"verdicts": []})["verdicts"]
-        return found
+        """Return the verdicts of the looks taken so far, as `gate.decide` returns them."""
+        verdicts: list[Json] = (self._read_json(LOOKED) or {"verdicts": []})["verdicts"]
+        return verdicts
 
     def run(
-        self, export: bool = False, limit: int | None = None, equals: int | None = None, complete: bool = False
+        self, export: bool = False, limit: int | None = None, aa_turns: int | None = None, complete: bool = False
     ) -> Iterator[tuple[str, Outcome | Json]]:
-        """Run the gate, and the whole panel if the challenger is accepted or with `export`.
+        """Run the gate, then the whole panel if the challenger is accepted or with `export`.
 
-        Yields what each stage did and the verdict of each look. The panel reads the first `limit` turns, and as many
-        as `equals` of the king against itself; with `complete` it goes on where a bucket is decided. A stage that
-        stopped is the last.
+        Yields the outcome of each stage and the verdict of each look; ends after a stage that stopped. The panel reads
+        the first `limit` turns, and `aa_turns` turns of the king against itself; with `complete`, every judge reads
+        every turn even if its bucket is already decided.
         """
         has_asked = False
-        for name, done in chain(self.run_gate(), self._run_panel(export, limit, equals, complete)):
-            yield name, done
-            if isinstance(done, Outcome):
-                if done.stopped is not None:
+        for name, result in chain(self.run_gate(), self._run_panel(export, limit, aa_turns, complete)):
+            yield name, result
+            if isinstance(result, Outcome):
+                if result.stopped is not None:
                     return
                 has_asked = True
         if has_asked:
             self.end_round()
 
     def run_gate(self) -> Iterator[tuple[str, Outcome | Json]]:
-        """Ask look by look until there is a conclusion; one that was stored is not made again."""
+        """Ask look by look until there is a conclusion; a stored conclusion is final."""
         plan, verdicts = self.register(), self.read_verdicts()
         if verdicts and verdicts[-1]["conclusion"] != "open":
             yield f"look {len(verdicts)}", verdicts[-1]
             return
-        for number, turns in enumerate(plan.looks[len(verdicts) :], start=len(verdicts) + 1):
-            most = (1 - plan.rules.min_parsed) * turns
+        for number, turns in islice(enumerate(plan.looks, start=1), len(verdicts), None):
             for name, ask in ((ANSWERS, self.answer), (GATE, partial(self.judge, single=True))):
-                done = ask(turns)
-                if done.failed > most and done.stopped is None:
-                    why = f"{done.failed} of the calls for look {number} failed: {done.error}"
-                    done = replace(done, stopped=why)
-                yield name, done
-                if done.stopped is not None:
+                outcome = ask(turns)
+                if outcome.stopped is None and outcome.failed > (1 - plan.rules.min_parsed) * turns:
+                    why = f"{outcome.failed} of the calls for look {number} failed: {outcome.error}"
+                    outcome = replace(outcome, stopped=why)
+                yield name, outcome
+                if outcome.stopped is not None:
                     return
             verdict = self.take_look(plan)
             yield f"look {number}", verdict
@@ -234,26 +232,27 @@ class Duel:
                 return
 
     def _run_panel(
-        self, export: bool, limit: int | None, equals: int | None, complete: bool
+        self, export: bool, limit: int | None, aa_turns: int | None, complete: bool
     ) -> Iterator[tuple[str, Outcome]]:
         if not export and self.read_verdicts()[-1]["conclusion"] != "accepted":
             return
-        for itself, most in ((False, limit), *([(True, equals)] if equals is not None else [])):
-            against = " of the king against itself" if itself else ""
-            yield f"answers{against}", self.answer(most, equals=itself)
-            yield f"panel{against}", self.judge(most, equals=itself, complete=complete)
+        yield "answers", self.answer(limit)
+        yield "panel", self.judge(limit, complete=complete)
+        if aa_turns is not None:
+            yield "answers of the king against itself", self.answer(aa_turns, aa_test=True)
+            yield "panel of the king against itself", self.judge(aa_turns, aa_test=True, complete=complete)
 
     def take_look(self, plan: Plan) -> Json:
-        """Decide by the registered rules after the next look, and store the verdict."""
+        """Decide the next look by the registered rules, and store the verdict."""
         verdicts = self.read_verdicts()
         verdicts.append(self.decide(plan, plan.rules, len(verdicts)))
         self._write_json(LOOKED, {"registered": plan.sha256, "verdicts": verdicts})
         return verdicts[-1]
 
     def decide(self, plan: Plan, rules: Gate, look: int, clean: bool = False) -> Json:
-        """Return the verdict on the judgments of the turns before a look, by these rules.
+        """Return the verdict of a look by these rules.
 
-        Answers with terms that only the pull request has are ties at best; with `clean`, they are left out.
+        Answers that use terms found only in the pull request are ties at best; with `clean`, they are left out.
         """
         unit = choose_unit(plan.repos, rules.cluster)
         planned = (plan.repos if unit == "repo" else plan.tasks)[: plan.looks[look]]
@@ -270,28 +269,28 @@ class Duel:
         scores = np.full((len(turns), len(plan.judges), 2), np.nan)
         for row in self.read(GATE, VOTE_COLUMNS):
             if row["parsed"] and row["turn_id"] in turns:
-                at, most = turns[row["turn_id"]]
-                scores[at, plan.judges.index(row["judge"]), row["order"]] = min(score_judgment(row), most)
+                turn, limit = turns[row["turn_id"]]
+                scores[turn, plan.judges.index(row["judge"]), row["order"]] = min(score_judgment(row), limit)
         return decide(scores, plan.judges, clusters, unit, plan.looks, look, rules, unanswered)
 
-    def answer(self, limit: int | None = None, *, equals: bool = False) -> Outcome:
-        """Ask king and challenger, or with `equals` the king twice; `limit` is a number of turns."""
-        return self._ask(TURNS, equals * EQUALS + ANSWERS, self._open_players(equals), ANSWER, limit)
+    def answer(self, limit: int | None = None, *, aa_test: bool = False) -> Outcome:
+        """Ask king and challenger, or with `aa_test` the king twice, about the first `limit` turns."""
+        return self._ask(TURNS, aa_test * AA + ANSWERS, self._open_players(aa_test), ANSWER, limit)
 
     def judge(
-        self, limit: int | None = None, *, single: bool = False, equals: bool = False, complete: bool = False
+        self, limit: int | None = None, *, single: bool = False, aa_test: bool = False, complete: bool = False
     ) -> Outcome:
-        """Ask the whole panel about the first answers, or with `single` the judges of the gate."""
-        stage = self._open_judges("king" if equals else self.settings.duel.opponent, single, complete)
-        name = GATE if single else equals * EQUALS + JUDGMENTS
-        return self._ask(equals * EQUALS + ANSWERS, name, stage, JUDGMENT, limit, single, complete)
+        """Ask the panel, or with `single` the judges of the gate, about the answers to the first `limit` turns."""
+        stage = self._open_judges("king" if aa_test else self.settings.duel.opponent, single, complete)
+        name = GATE if single else aa_test * AA + JUDGMENTS
+        return self._ask(aa_test * AA + ANSWERS, name, stage, JUDGMENT, limit, single, complete)
 
-    def _open_players(self, equals: bool = False) -> AnswerStage:
+    def _open_players(self, aa_test: bool = False) -> AnswerStage:
         duel = self.settings.duel
         self._find_shards(TURNS)
         records = {row[KEY]: row for row in self.read(RECORDS)}
         chat = self._open_chat(duel, (duel.model, duel.find_challenger()))
-        return AnswerStage(chat, duel, records, equals, self._read_round())
+        return AnswerStage(chat, duel, records, aa_test, self._read_round())
 
     def _open_judges(self, opponent: Opponent, single: bool = False, complete: bool = False) -> JudgeStage:
         panel = self.settings.judge
@@ -303,22 +302,22 @@ class Duel:
 
     def _ask(
         self,
-        given: str,
+        source: str,
         name: str,
         stage: AnswerStage | JudgeStage,
         features: Features,
         limit: int | None,
         *options: object,
     ) -> Outcome:
-        """Write DIR/NAME/NAME-NNNNN.parquet for each shard given, with what a stage makes of its first `limit` rows.
+        """Run a stage on the first `limit` rows of the folder `source`; write DIR/NAME/NAME-NNNNN.parquet per shard.
 
-        A finished shard with more rows stays. One with errors is asked again by the next run, which pays only for
-        what the journal does not hold.
+        A finished shard with more rows is kept. One with errors is asked again by the next run, which pays only for
+        calls that are not in the journal.
         """
-        shards, out, chat, parts = self._find_shards(given), self.find(name), stage.chat, []
+        shards, out, chat, parts = self._find_shards(source), self.find(name), stage.chat, []
         # Both opponents share the answers.
-        about = {**self._describe(), "opponent": None}
-        made_by = {"made_by": json.dumps([source_hash(stage.run), about, options])}
+        inputs = {**self._describe_inputs(), "opponent": None}
+        made_by = {"made_by": json.dumps([source_hash(stage.run), inputs, options])}
         with lock(self.folder / LOCK, self.folder):
             for path in shards:
                 rows = pq.read_metadata(path).num_rows
@@ -326,9 +325,9 @@ class Duel:
                     rows = min(rows, limit)
                     limit -= rows
                 number, digest = int(path.stem.rpartition("-")[2]), sha256(path)
-                made = _read_origin(out, number)
-                if made and made["options"] == made_by and made["input"]["sha256"] == digest:
-                    rows = max(rows, made["input"]["rows"])
+                origin = _read_origin(out, number)
+                if origin and origin["options"] == made_by and origin["input"]["sha256"] == digest:
+                    rows = max(rows, origin["input"]["rows"])
                 if rows:
                     run = partial(_ask_shard, path, rows, stage, features, out.name)
                     parts.append(Part(number, path.name, rows, {"sha256": digest, "rows": rows}, made_by, run))
@@ -345,24 +344,27 @@ class Duel:
         )
 
     def is_current(self, judgments: str, answers: str) -> bool:
-        """Whether shards of judgments were made of the answers that there are now."""
-        now = {path.stem.rpartition("-")[2]: sha256(path) for path in self.find(answers).glob("*.parquet")}
-        numbers = [path.stem.rpartition("-")[2] for path in self.find(judgments).glob("*.parquet")]
-        made = {number: _read_origin(self.find(judgments), int(number)) for number in numbers}
-        return all(one["input"]["sha256"] == now.get(number) for number, one in made.items() if one)
+        """Return whether the judgments are about the answers as they are now."""
+        answered = {path.stem.rpartition("-")[2]: sha256(path) for path in self.find(answers).glob("*.parquet")}
+        for path in self.find(judgments).glob("*.parquet"):
+            number = path.stem.rpartition("-")[2]
+            origin = _read_origin(path.parent, int(number))
+            if origin and origin["input"]["sha256"] != answered.get(number):
+                return False
+        return True
 
     def _read_round(self) -> int:
-        """Return how many runs have drawn answers, this one included."""
+        """Return the number of the current round of drawing answers, from 1."""
         return int(self._read_json(ROUNDS) or 1)
 
     def end_round(self) -> None:
-        """Let the next run draw malformed answers again; a run that is resumed draws none anew."""
-        rows = chain(*(self.read(name, ("error", "drop_reason")) for name in (ANSWERS, EQUALS + ANSWERS)))
+        """Let the next run draw malformed answers again; a resumed run stays in its round."""
+        rows = chain(*(self.read(name, ("error", "drop_reason")) for name in (ANSWERS, AA + ANSWERS)))
         if any(row["error"] is not None and row["drop_reason"] != "error" for row in rows):
             self._write_json(ROUNDS, self._read_round() + 1)
 
     def estimate(self, turns: int) -> str:
-        """Ask players and panel about so many turns, and return what each stage will cost about."""
+        """Ask players and panel about this many turns, and return the estimated cost of each stage."""
         gate, shards = len(self.register().tasks), self._find_shards(TURNS)
         total = sum(pq.read_metadata(path).num_rows for path in shards)
         rows = Dataset(pq.read_table(shards[0]).slice(0, turns))
@@ -376,7 +378,7 @@ class Duel:
             if chat.stopped or (errors and len(errors) == len(rows)):
                 problem = chat.stopped or errors[0]
                 raise InferenceError(f"{problem.rstrip('.')}; nothing can be estimated.")
-        # As many turns of the panel as have the calls of the gate.
+        # The number of panel turns that take as many calls as the gate.
         single = round(gate * (1 + 1 / SECOND_EVERY) * done / max(len(rows), 1))
         lines, costs = [], []
         for title, chat, count in (
@@ -388,19 +390,19 @@ class Duel:
             lines.append(f"{title}:\n{chat.tally.estimate(chat.prices, done, count, chat.limits.concurrency)}")
             usd = sum_costs(chat.prices, chat.tally.models)
             costs.append(None if usd is None else usd * count / done)
-        whole = "not every price is set" if None in costs else format_dollars(sum(filter(None, costs)))
-        return "\n".join([*lines, f"all stages: {whole}"])
+        total_cost = "not every price is set" if None in costs else format_dollars(sum(filter(None, costs)))
+        return "\n".join([*lines, f"all stages: {total_cost}"])
 
     def _find_shards(self, name: str) -> list[Path]:
-        found = sorted(self.find(name).glob("*.parquet"))
-        if not found or not (self.folder / REPORT).is_file():
-            stage, given = name.removeprefix(EQUALS), ", with trajectories and --records" * (name == TURNS)
-            raise SourceError(f"`{self.find(name)}` is not complete; run the stage `{stage}` first{given}.")
-        return found
+        shards = sorted(self.find(name).glob("*.parquet"))
+        if not shards or not (self.folder / REPORT).is_file():
+            stage, options = name.removeprefix(AA), ", with trajectories and --records" if name == TURNS else ""
+            raise SourceError(f"`{self.find(name)}` is not complete; run the stage `{stage}` first{options}.")
+        return shards
 
 
 def _read_origin(folder: Path, number: int) -> Json | None:
-    """Return what a finished shard was made of, None without a record of it."""
+    """Return input and options of a finished shard, None if they were not recorded."""
     path = folder / DONE / f"{number:05}.json"
     return json.loads(path.read_text())["made_from"] if path.is_file() else None
 
@@ -408,11 +410,10 @@ def _read_origin(folder: Path, number: int) -> Json | None:
 def _ask_shard(
     path: Path, rows: int, stage: AnswerStage | JudgeStage, features: Features, desc: str
 ) -> Iterator[Piece]:
-    given = Dataset(pq.read_table(path).slice(0, rows))
-    made = map_rows(given, stage.run, features, in_flight=stage.chat.limits.concurrency, desc=desc)
-    reasons = made["drop_reason"] if "drop_reason" in features else ["error"] * len(made)
-    # An answer of the wrong form is one that was given.
-    errors = [(error, reason == "error") for error, reason in zip(made["error"], reasons, strict=True) if error]
+    source = Dataset(pq.read_table(path).slice(0, rows))
+    result = map_rows(source, stage.run, features, in_flight=stage.chat.limits.concurrency, desc=desc)
+    # A malformed answer is an error, but its call did not fail.
+    reasons = result["drop_reason"] if "drop_reason" in features else ["error"] * len(result)
+    errors = [(error, reason == "error") for error, reason in zip(result["error"], reasons, strict=True) if error]
     counts = {"errors": len(errors), "failed": sum(failed for _, failed in errors)}
-    table = made.with_format("arrow")[:]
-    yield Piece({"rows": table}, rows, counts, errors[0][0] if errors else None)
+    yield Piece({"rows": result.with_format("arrow")[:]}, rows, counts, errors[0][0] if errors else None)

@@ -1,1 +1,1 @@
-"""Ask models: any OpenAI-compatible endpoint, with journal, prices and budget."""
+"""A chat client for OpenAI-compatible endpoints, with a journal, prices and a budget."""

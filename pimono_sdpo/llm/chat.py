@@ -1,4 +1,4 @@
-"""Ask models at one endpoint: bounded, retried, journaled; failures are replies.
+"""Call chat models at one endpoint, with retries, limits and a journal; failures are replies.
 
 chat = Chat(find_endpoint("hf", os.environ), Journal(out / "calls.sqlite"))
 reply = await chat.ask(Request(model="openai/gpt-oss-20b", messages=[...], seed=42))
@@ -30,25 +30,26 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion, ChatCompletionMessageFunctionToolCall
 
 MESSAGE_CHARS = 300
-MOST_TOKENS = 2**62
+# Larger token counts are mistakes of a server; sums of them would overflow SQLite's integers.
+MAX_COUNT = 2**62
 REFUSED = (401, 402, 403)
-# Wait so many seconds when a server asks for more; the client would give up at two minutes.
+# A longer wait that a server asks for is shortened to this; the client would give up at two minutes.
 LONGEST_WAIT = 60.0
 
 
 def read_reply(answer: "ChatCompletion") -> Reply:
-    """Read an answer, whose parts may be missing or of other types; raises ValueError."""
+    """Convert an answer of the API; raises ValueError if a part is missing or has another type."""
     try:
         if not answer.choices:
             raise ValueError("the answer has no choices")
         choice = answer.choices[0]
-        called = cast("list[ChatCompletionMessageFunctionToolCall]", choice.message.tool_calls)
+        api_calls = cast("list[ChatCompletionMessageFunctionToolCall]", choice.message.tool_calls)
         text = replace_surrogates(choice.message.content or "")
         calls = []
-        for number, call in enumerate(called or []):
+        for number, call in enumerate(api_calls or []):
             name, arguments = map(replace_surrogates, (call.function.name, call.function.arguments))
-            own = call.id if isinstance(call.id, str) else f"call_{number}"
-            calls.append({"id": own, "type": "function", "function": {"name": name, "arguments": arguments}})
+            call_id = call.id if isinstance(call.id, str) else f"call_{number}"
+            calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
     except (AttributeError, IndexError, TypeError) as error:
         raise ValueError(f"a part is missing or of another type, {error!r}") from error
     finish, usage = choice.finish_reason, answer.usage
@@ -66,11 +67,11 @@ def read_reply(answer: "ChatCompletion") -> Reply:
 
 def _read_count(usage: object, name: str) -> int:
     value = getattr(usage, name, None)
-    return value if isinstance(value, int) and 0 <= value < MOST_TOKENS else 0
+    return value if isinstance(value, int) and 0 <= value < MAX_COUNT else 0
 
 
 def describe_error(error: Exception, endpoint: Endpoint) -> str:
-    """Say why there is no answer; the key is removed even if the server repeats it."""
+    """Return why there is no answer, without the key even if the server repeats it."""
     from openai import APIStatusError, APITimeoutError
 
     if isinstance(error, APIStatusError):
@@ -82,7 +83,7 @@ def describe_error(error: Exception, endpoint: Endpoint) -> str:
     elif isinstance(error, APITimeoutError):
         text = f"`{endpoint.name}` did not answer in time"
     else:
-        # Sentences of `read_reply` say more than what made it raise them.
+        # The messages of `read_reply` say more than their causes.
         cause = error if type(error) is ValueError else error.__cause__ or error
         why = str(cause) if type(cause) is ValueError else f"{type(cause).__name__}: {cause}"
         if isinstance(cause, httpx2.ReadError) and not str(cause):
@@ -95,7 +96,7 @@ def describe_error(error: Exception, endpoint: Endpoint) -> str:
 
 
 def find_base_url(endpoint: Endpoint) -> str:
-    """Return the base URL as the client takes it.
+    """Return the base URL of an endpoint for the client.
 
     >>> find_base_url(Endpoint("mine", "http://localhost:8000", ""))
     'http://localhost:8000/v1'
@@ -105,11 +106,11 @@ def find_base_url(endpoint: Endpoint) -> str:
 
 
 class _Http(httpx2.AsyncClient):
-    """Limit whole attempts, and how long a server may ask to wait."""
+    """Limit the time of a whole attempt, and the wait that a server may ask for."""
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         try:
-            # The client's own timeout is per read, so a trickling answer would never time out.
+            # The client's own timeout applies to each read, so a trickling answer would never time out.
             async with asyncio.timeout(self.timeout.read):
                 response = await super().send(request, **options)
         except TimeoutError as error:
@@ -138,7 +139,7 @@ class Chat:
     limits: Limits = field(default_factory=Limits)
     budget: Budget | None = None
     tally: Tally = field(default_factory=Tally)
-    # One sentence why no more calls are made, or None.
+    # Why no more calls are made, as one sentence, or None.
     stopped: str | None = None
     _failures: int = 0
     _loops: dict[asyncio.AbstractEventLoop, _Loop] = field(default_factory=dict)
@@ -147,9 +148,9 @@ class Chat:
         """Answer from the journal or the endpoint; a failure is a reply with `error`."""
         running, key = asyncio.get_running_loop(), request.key
         if running not in self._loops:
-            # Each part of a run has a loop, and a client keeps its loop and a megabyte alive.
-            for ended in [one for one in [*self._loops] if one.is_closed()]:
-                self._loops.pop(ended, None)
+            # Each part of a run has its own loop, and a client keeps its loop and a megabyte alive.
+            for closed in [loop for loop in [*self._loops] if loop.is_closed()]:
+                self._loops.pop(closed, None)
             from openai import AsyncOpenAI
 
             client = AsyncOpenAI(
@@ -160,97 +161,107 @@ class Chat:
                 http_client=_Http(timeout=self.limits.timeout, follow_redirects=True),
             )
             self._loops[running] = _Loop(client, asyncio.Semaphore(self.limits.concurrency))
-        here = self._loops[running]
+        loop = self._loops[running]
         # Two tasks with the same request pay once; the second finds the answer in the journal.
-        async with here.in_flight.setdefault(key, asyncio.Lock()):
-            known = self.journal.get(request) if self.journal else None
-            reply = known or await self._call(request, here)
-        here.in_flight.pop(key, None)
+        async with loop.in_flight.setdefault(key, asyncio.Lock()):
+            stored = self.journal.get(request) if self.journal else None
+            reply = stored or await self._call(request, loop)
+        loop.in_flight.pop(key, None)
         self.tally.add(request.model, reply)
         return replace(reply, cost=cost(self.prices, request.model, reply))
 
     async def close(self) -> None:
         """Close the connections of this event loop."""
-        here = self._loops.pop(asyncio.get_running_loop(), None)
-        if here is not None:
-            await here.client.close()
+        loop = self._loops.pop(asyncio.get_running_loop(), None)
+        if loop is not None:
+            await loop.client.close()
 
-    async def _call(self, request: Request, here: _Loop) -> Reply:
+    async def _call(self, request: Request, loop: _Loop) -> Reply:
         from openai import OpenAIError
         from openai.types.chat import ChatCompletion
 
-        held = self.budget.hold(request) if self.budget else nullcontext()
-        async with here.slots, held as refusal:
+        reservation = self.budget.reserve(request) if self.budget else nullcontext()
+        async with loop.slots, reservation as refusal:
             self.stopped = self.stopped or refusal
             if self.stopped:
                 return Reply(error=self.stopped)
             started = time.monotonic()
             try:
-                # `chat.completions.create` first looks through all messages for keys to rename,
-                # which takes twice the time of the call itself.
-                answer = await here.client.post("/chat/completions", cast_to=ChatCompletion, body=request.body)
+                # `chat.completions.create` first searches all messages for keys to rename, which
+                # takes twice as long as the call itself.
+                answer = await loop.client.post("/chat/completions", cast_to=ChatCompletion, body=request.body)
                 reply = replace(read_reply(answer), latency=time.monotonic() - started)
             except (OpenAIError, OSError, RecursionError, ValueError) as error:
                 text = describe_error(error, self.endpoint)
                 self._failures += 1
                 refused = getattr(error, "status_code", None) in REFUSED
-                # After all attempts there is still no connection.
+                # All attempts to connect failed.
                 down = isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
                 if refused or down or self._failures >= self.limits.give_up:
                     self.stopped = text
                 return Reply(error=text)
             if self.budget:
-                self.budget.paid(request, reply)
+                self.budget.add(request, reply)
         self._failures = 0
         if self.journal:
             self.journal.put(request, reply, self.endpoint.name)
         return reply
 
 
-Made = Json | list[Json]
+Result = Json | list[Json]
 
 
 def map_rows(
-    rows: Dataset, one: Callable[[Json], Awaitable[Made]], features: Features, *, in_flight: int, desc: str
+    rows: Dataset, function: Callable[[Json], Awaitable[Result]], features: Features, *, in_flight: int, desc: str
 ) -> Dataset:
-    """Return a dataset of the row or rows that `one` makes of each row, in order.
+    """Apply an async function that returns a row or rows to each row, and return the dataset of results, in order.
 
-    Rows and results fit into memory. `one` must not raise on what a row holds: one exception loses
-    the whole call. Ctrl-C cancels the rows under way. The journal is the cache, not `datasets`.
+    Rows and results must fit into memory. The function must not raise because of the content of a row: an exception
+    loses all results. Ctrl-C cancels the rows in flight. Finished calls are cached by the journal, not by `datasets`.
     """
 
-    async def ask_all(given: list[Json]) -> list[Made]:
+    async def run_all(batch: list[Json]) -> list[Result]:
         slots = asyncio.Semaphore(in_flight)
-        # Only on a terminal.
-        with tqdm(total=len(given), desc=desc, disable=None) as bar:
+        # `disable=None` shows the bar only on a terminal.
+        with tqdm(total=len(batch), desc=desc, disable=None) as bar:
 
-            async def ask(row: Json) -> Made:
+            async def run(row: Json) -> Result:
                 async with slots:
-                    made = await one(row)
+                    result = await function(row)
                 bar.update()
-                return made
+                return result
 
-            return await asyncio.gather(*map(ask, given))
+            return await asyncio.gather(*map(run, batch))
 
-    # `map` takes coroutine functions, too, but after Ctrl-C it would go on waiting for the others.
-    def make(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        given = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-        several = (made if isinstance(made, list) else [made] for made in asyncio.run(ask_all(given)))
-        made = list(chain.from_iterable(several))
+    # `map` also takes coroutine functions, but after Ctrl-C it would wait for the other rows.
+    def run_batch(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        batch = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        results = (result if isinstance(result, list) else [result] for result in asyncio.run(run_all(batch)))
+        made = list(chain.from_iterable(results))
         return {name: [row[name] for row in made] for name in features}
 
-    options: Json = {"batched": True, "batch_size": None, "features": features, "remove_columns": rows.column_names}
-    options |= {"keep_in_memory": True, "load_from_cache_file": False, "new_fingerprint": f"{desc}-of-this-run"}
     with hide_bars():
-        return rows.map(make, **options)
+        return rows.map(
+            run_batch,
+            batched=True,
+            batch_size=None,
+            features=features,
+            remove_columns=rows.column_names,
+            keep_in_memory=True,
+            load_from_cache_file=False,
+            new_fingerprint=f"{desc}-of-this-run",
+        )
 
 
 def open_chat(
     section: CallSection, prices: Prices, journal: Path, models: Sequence[str], max_cost: float | None, replay: bool
 ) -> Chat:
-    """Open the endpoint of a section for these models; `max_cost` is in USD, for all calls of the journal."""
-    where = Endpoint("journal", "", NO_KEY) if replay else find_endpoint(section.provider, read_environment())
-    book = Journal(journal)
-    budget = None if max_cost is None else Budget(max_cost, models, prices, book)
-    missing = "The journal lacks an answer that this run needs; run without --replay."
-    return Chat(where, book, prices=prices, limits=section, budget=budget, stopped=missing if replay else None)
+    """Open the endpoint of a section for these models; `max_cost` in USD limits all calls of the journal.
+
+    With `replay`, no calls are made: a request that is not in the journal gets a reply with an error.
+    """
+    endpoint = Endpoint("journal", "", NO_KEY) if replay else find_endpoint(section.provider, read_environment())
+    calls = Journal(journal)
+    budget = None if max_cost is None else Budget(max_cost, models, prices, calls)
+    stopped = "The journal lacks an answer that this run needs; run without --replay." if replay else None
+    return Chat(endpoint, calls, prices=prices, limits=section, budget=budget, stopped=stopped)

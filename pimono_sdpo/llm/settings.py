@@ -1,4 +1,4 @@
-"""Settings of all commands that ask models: environment, `.env`, `chain.toml`, then defaults.
+"""Load the settings of commands that call models: environment, `.env`, `chain.toml`, then defaults.
 
     [duel]                                  # chain.toml
     model = "moonshotai/Kimi-K2.6-TEE"
@@ -7,8 +7,8 @@
     output = 4.0
     cached = 0.16
 
-The same as a variable: `CHAIN_DUEL__MODEL=...`. A provider is a preset or any OpenAI-compatible
-URL; its key is a variable, never in `chain.toml`.
+The same setting as a variable: `CHAIN_DUEL__MODEL=...`. A provider is a preset or the URL of any
+OpenAI-compatible server; its key comes from a variable, never from `chain.toml`.
 """
 
 import json
@@ -37,9 +37,9 @@ Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(min_length=1)]
 
 
-def _read_list(given: Any) -> Any:
-    """Read the value of a variable, which is JSON."""
-    return json.loads(given) if isinstance(given, str) and given.startswith("[") else given
+def _read_list(value: Any) -> Any:
+    """Decode a list from a variable, which is JSON text."""
+    return json.loads(value) if isinstance(value, str) and value.startswith("[") else value
 
 
 class Section(BaseModel):
@@ -52,19 +52,19 @@ class Limits(Section):
     """Limits and retries for an endpoint."""
 
     concurrency: Count = 16
-    timeout: Positive = 180.0  # seconds of one whole attempt
+    timeout: Positive = 180.0  # seconds per attempt
     attempts: Count = 6
-    give_up: Count = 20  # after so many failed calls in a row
+    give_up: Count = 20  # stop after this many failed calls in a row
 
 
 class CallSection(Limits):
-    """Which endpoint is called, and how."""
+    """An endpoint and its limits."""
 
     provider: str = "hf"
 
 
 class Rollout(CallSection):
-    """The model that acts in rollouts and evaluations."""
+    """The model of the agent in rollouts and evaluations."""
 
     model: Name | None = None
     temperature: Usd = 0.7
@@ -76,7 +76,7 @@ class Duel(CallSection):
 
     provider: str = "chutes"
     model: Name = "moonshotai/Kimi-K2.6-TEE"
-    # None for the king's model.
+    # None means the king's model.
     challenger: Name | None = None
     temperature: Usd = 0.7
     max_tokens: Count = 4096
@@ -111,12 +111,12 @@ class Judge(CallSection):
 class Gate(Section):
     """The conditions for accepting a challenger; registered before the first judge is called."""
 
-    win_margin: Points = 2.0  # challenger minus king, of 0 to 100
-    alpha: Alpha = 0.05  # the chance of accepting an equal challenger over all looks
-    min_parsed: Share = 0.9  # of turns with a readable judgment
+    win_margin: Points = 2.0  # challenger minus king, from 0 to 100
+    alpha: Alpha = 0.05  # chance of accepting an equal challenger, over all looks
+    min_parsed: Share = 0.9  # share of turns with a readable judgment
     min_clusters: Count = 30  # effective number of independent units
-    max_turns: Count = 360  # of the last look
-    # The units: `auto` takes repositories, or tasks where all turns come from one repository.
+    max_turns: Count = 360  # turns at the last look
+    # The units: `auto` uses repositories, or tasks if all turns come from one repository.
     cluster: Literal["auto", "repo", "task"] = "auto"
 
 
@@ -139,8 +139,8 @@ class Settings(Section):
     prices: dict[str, Price] = {}
 
 
-def load_settings(config: Path | None = None, **given: Mapping[str, Any]) -> Settings:
-    """Read the settings; `given` are sections with options of the command line, None if not given."""
+def load_settings(config: Path | None = None, **overrides: Mapping[str, Any]) -> Settings:
+    """Load the settings; `overrides` are sections with options of the command line, None if not given."""
     path = config or CONFIG
     try:
         tables = tomllib.loads(path.read_text()) if config or path.is_file() else {}
@@ -151,35 +151,35 @@ def load_settings(config: Path | None = None, **given: Mapping[str, Any]) -> Set
         section, _, key = variable.lower().removeprefix("chain_").partition("__")
         if variable.lower().startswith("chain_") and key:
             layers.append((section, {key: text}))
-    for section, keys in (*layers, *given.items()):
-        # What is not a table stays, and is refused.
+    for section, keys in (*layers, *overrides.items()):
+        # A section that is not a table is refused by the validation below.
         if isinstance(table := tables.setdefault(section, {}), dict):
-            table.update({key: one for key, one in keys.items() if one is not None})
+            table.update({key: value for key, value in keys.items() if value is not None})
     try:
         return Settings.model_validate(tables)
     except ValidationError as error:
-        # Without the value, which may be a misplaced key of an account.
+        # The value is left out, because it may be a misplaced API key.
         first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InferenceError(f"`{where}` of the settings is unknown or has a wrong value: {first['msg']}.") from error
+        key = ".".join(map(str, first["loc"]))
+        raise InferenceError(f"`{key}` of the settings is unknown or has a wrong value: {first['msg']}.") from error
 
 
 def read_environment() -> dict[str, str]:
-    """Return the variables of the process, and those of `.env` that it does not set."""
+    """Return the variables of the process, and those of `.env` that the process does not set."""
     try:
-        named = dotenv_values(DOTENV) if DOTENV.is_file() else {}
+        variables = dotenv_values(DOTENV) if DOTENV.is_file() else {}
     except (OSError, ValueError) as error:
         raise InferenceError(f"Cannot read `{DOTENV}` ({error}); correct or remove it.") from error
-    return {name: value for name, value in named.items() if value} | dict(os.environ)
+    return {name: value for name, value in variables.items() if value} | dict(os.environ)
 
 
-# Sent where no key is needed; without it, the client would send the Hub's token to any URL.
+# Sent if no key is needed; without it, the client would send the Hub's token to any URL.
 NO_KEY = "none"
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 
 class Preset(NamedTuple):
-    """A provider: its address, and the variables with its key and another address."""
+    """A provider: its URL, and the variables that hold its key and an alternative URL."""
 
     base_url: str
     key_variables: tuple[str, ...]
@@ -192,13 +192,13 @@ PRESETS = {
     "openai": Preset("https://api.openai.com/v1", ("OPENAI_API_KEY",), "OPENAI_BASE_URL"),
     "chutes": Preset("https://llm.chutes.ai/v1", ("CHUTES_API_KEY",), "CHUTES_BASE_URL"),
 }
-# The variable with the key of a user's own URL.
+# The variable that holds the key for a URL given as provider.
 OWN_KEY_VARIABLE = "LLM_API_KEY"
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An address and a key, which is never shown."""
+    """A URL and a key, which is never shown."""
 
     name: str
     base_url: str
@@ -206,7 +206,7 @@ class Endpoint:
 
 
 def find_endpoint(provider: str, environment: Mapping[str, str]) -> Endpoint:
-    """Find a provider's address and key in the variables; raises InferenceError when one is missing."""
+    """Return URL and key of a provider from the environment; raises InferenceError if the key is missing."""
     if "://" in provider:
         key = environment.get(OWN_KEY_VARIABLE)
         try:

@@ -1,1 +1,1 @@
-"""Task suites: bugs to fix, with what judges an answer; built, divided, shown to agents."""
+"""Task suites: bugs to fix with their tests; built from a source, split, and shown to agents."""

@@ -1,20 +1,20 @@
 """Build a suite from a QuixBugs checkout, HumanEvalFix lines, Harbor tasks, or our own programs.
 
-A checkout has python_programs/NAME.py (with a bug, and a text that describes the program),
+A QuixBugs checkout has python_programs/NAME.py (with a bug, and a docstring that describes the program),
 correct_python_programs/NAME.py, python_testcases/test_NAME.py with helpers beside it, and for some
-json_testcases/NAME.json, which the test reads. Every program with tests is a task; they run once
-with the fixed program, and their calls are recorded (`rewards.verifiers.recorded_tests`).
+programs json_testcases/NAME.json, which the test reads. Every program with tests becomes a task; its
+tests run once on the fixed program, and their calls are recorded (`rewards.verifiers.recorded_tests`).
 
-Of lines of HumanEvalFix, `check` becomes one test per assert, so that partial credit and feedback
-name what fails. Its other statements run before each later assert.
+In HumanEvalFix, `check` becomes one test per assert, so that partial credit and feedback name what
+fails. Its other statements run before each later assert.
 
-A program of the project is a TOML file, named like its task: `category`, `goal` (what a user would
+A program of the project is a TOML file, named after its task: `category`, `goal` (what a user would
 write in an issue, without the place of the bug), `files` and `tests` (texts by path), `judged` (the
 `tests` of a spec, instead of tests that agents see) and `fix` (file, before, after).
 
-A task is left out, with the reason, when its fixed program fails the tests, when none of them can
-be recorded, or when the program with the bug passes those that can. OUT gets `suite.json`, and
-repos/TASK/ for each task; a checkout stays where it is.
+A task is left out, with the reason, if its fixed program fails the tests, if no test can be recorded,
+or if the program with the bug passes all recorded tests. OUT gets `suite.json`, and repos/TASK/ for
+each task; a checkout stays where it is.
 """
 
 import ast
@@ -43,7 +43,7 @@ from rewards.verifiers.recorded_tests import NotRecordable, record
 
 BUGGY, FIXED = "python_programs", "correct_python_programs"
 TESTS, CASES = "python_testcases", "json_testcases"
-# Which files are answers or tests, and which programs give others away.
+# Which files are answers or tests, and which programs reveal the fix of another.
 QUIXBUGS = tomllib.loads(Path(__file__).with_name("quixbugs.toml").read_text(encoding="utf-8"))
 PATH, TEST_PATH = "solution.py", "test_solution.py"
 PROGRAMS = Path(__file__).parent / "programs"
@@ -56,15 +56,16 @@ Kind = Literal["quixbugs", "humanevalfix", "harbor", "samples"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One bug."""
+    """A program with a bug."""
 
     name: str
     goal: str
     files: dict[str, str]
-    # The text without the bug, for each file that has it.
+    # The fixed text of each file with the bug.
     fixed: dict[str, str]
-    # The `tests` of the row's `verifier_spec`; below, files that agents see unless they are hidden.
+    # The `tests` of the row's `verifier_spec`.
     judged: dict[str, Any]
+    # Test files that agents see unless they are hidden.
     tests: dict[str, str] = field(default_factory=dict)
     category: str | None = None
 
@@ -75,11 +76,10 @@ class Task:
 
 
 def read_quixbugs(root: Path, seconds: float = SECONDS) -> Iterator[Task]:
-    """Yield the tasks in order of their names; `seconds` is the CPU time of the tests."""
+    """Yield the tasks of a checkout by name; `seconds` is the CPU time of the tests."""
     tested = {path.stem.removeprefix("test_") for path in (root / TESTS).glob("test_*.py")}
-    names = sorted(
-        tested.intersection(*({path.stem for path in (root / where).glob("*.py")} for where in (BUGGY, FIXED)))
-    )
+    buggy, fixed = ({path.stem for path in (root / folder).glob("*.py")} for folder in (BUGGY, FIXED))
+    names = sorted(tested & buggy & fixed)
     if not names:
         raise PimonoError(
             f"{root} has no tasks: no {BUGGY}/NAME.py with {FIXED}/NAME.py and "
@@ -89,16 +89,15 @@ def read_quixbugs(root: Path, seconds: float = SECONDS) -> Iterator[Task]:
         path = f"{BUGGY}/{name}.py"
         source = (root / path).read_text()
         # The last string that is a statement of its own describes the program.
-        texts = [
-            node.value.value.strip()
-            for node in ast.parse(source).body
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            if isinstance(node.value.value, str)
-        ]
+        texts = [""]
+        for node in ast.parse(source).body:
+            match node:
+                case ast.Expr(ast.Constant(str(text))):
+                    texts.append(text.strip())
         yield Task(
             name=name,
             goal=f"The program `{path}` has a bug: its tests fail. Find it and fix it; change "
-            f"nothing else. What the program is meant to do:\n\n{(texts or [''])[-1]}",
+            f"nothing else. What the program is meant to do:\n\n{texts[-1]}",
             files={path: source},
             fixed={path: (root / FIXED / f"{name}.py").read_text()},
             judged=_pytest_tests(root, name, seconds),
@@ -106,20 +105,20 @@ def read_quixbugs(root: Path, seconds: float = SECONDS) -> Iterator[Task]:
 
 
 def _pytest_tests(root: Path, name: str, seconds: float) -> dict[str, Any]:
-    """Return the test file, its helpers and its data as they are."""
+    """Return the `tests` of a spec: the test file, its helpers and its data; helpers with classes are `shared`."""
     helpers = [path for path in (root / TESTS).glob("*.py") if not path.name.startswith("test_")]
-    wanted = [*helpers, root / TESTS / f"test_{name}.py", root / "conftest.py", root / CASES / f"{name}.json"]
-    files = {path.relative_to(root).as_posix(): path.read_text() for path in sorted(wanted) if path.exists()}
-    classes = [
+    paths = [*helpers, root / TESTS / f"test_{name}.py", root / "conftest.py", root / CASES / f"{name}.json"]
+    files = {path.relative_to(root).as_posix(): path.read_text() for path in sorted(paths) if path.exists()}
+    shared = [
         path.relative_to(root).as_posix()
         for path in sorted(helpers)
         if any(isinstance(node, ast.ClassDef) for node in ast.parse(path.read_text()).body)
     ]
-    return {"kind": "pytest", "files": files, "shared": classes, "seconds": seconds}
+    return {"kind": "pytest", "files": files, "shared": shared, "seconds": seconds}
 
 
 class _Function(msgspec.Struct):
-    """A line in the layout of HumanEvalFix."""
+    """A line of HumanEvalFix."""
 
     task_id: str
     prompt: str
@@ -132,7 +131,7 @@ class _Function(msgspec.Struct):
 
 
 def read_functions(path: Path, seconds: float = FUNCTION_SECONDS) -> Iterator[Task]:
-    """Yield the tasks in order; `seconds` is the CPU time for all tests of a task."""
+    """Yield the tasks of HumanEvalFix lines; `seconds` is the CPU time for all tests of a task."""
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if not line.strip():
             continue
@@ -155,22 +154,23 @@ def read_functions(path: Path, seconds: float = FUNCTION_SECONDS) -> Iterator[Ta
 
 
 def render_tests(test: str, entry: str, program: str) -> str:
-    """Return a file for pytest with one test per assert of `def check(candidate)`, or of `test`."""
+    """Return a file for pytest with one test per assert of `def check(candidate)`, or of the text `test`."""
     tree = ast.parse(test)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | {entry}
-    around: list[ast.stmt] = []
+    toplevel: list[ast.stmt] = []
     body, name = tree.body, entry
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == "check":
-            around = [one for one in tree.body if one is not node]
-            around = [one for one in around if not ast.unparse(one).startswith("check(")]
+            toplevel = [
+                other for other in tree.body if other is not node and not ast.unparse(other).startswith("check(")
+            ]
             body, name = node.body, node.args.args[0].arg
     symbols = symtable(program, PATH, "exec").get_symbols()
-    defined = {one.get_name() for one in symbols if one.is_assigned() and not one.is_imported()}
-    given = ", ".join(sorted(used & defined))
+    defined = {symbol.get_name() for symbol in symbols if symbol.is_assigned() and not symbol.is_imported()}
+    imported = ", ".join(sorted(used & defined))
     alias = f"{name} = {entry}" if name != entry else ""
-    # Inside the tests: pytest would collect an imported `test_...`.
-    before = ast.parse(f"from {PATH.removesuffix('.py')} import {given}\n{alias}").body
+    # The import is inside the tests, because pytest would collect an imported `test_...`.
+    before = ast.parse(f"from {PATH.removesuffix('.py')} import {imported}\n{alias}").body
     tests: list[ast.stmt] = []
     for statement in body:
         match statement:
@@ -179,51 +179,51 @@ def render_tests(test: str, entry: str, program: str) -> str:
         if not any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
             before.append(statement)
             continue
-        (made,) = ast.parse(f"def test_{len(tests) + 1}(): pass").body
-        assert isinstance(made, ast.FunctionDef)
-        made.body = [*before, statement]
-        tests.append(made)
+        (function,) = ast.parse(f"def test_{len(tests) + 1}(): pass").body
+        assert isinstance(function, ast.FunctionDef)
+        function.body = [*before, statement]
+        tests.append(function)
     if not tests:
         raise PimonoError(f"The tests of `{entry}` assert nothing; `check` needs asserts.")
-    return "\n\n\n".join(map(ast.unparse, [*around, *tests])) + "\n"
+    return "\n\n\n".join(map(ast.unparse, [*toplevel, *tests])) + "\n"
 
 
 def load_programs() -> Iterator[Task]:
-    """Yield the programs of the project in order of their names."""
+    """Yield the programs of the project by name."""
     for path in sorted(PROGRAMS.glob("*.toml")):
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
-        files, tests = given["files"], given.get("tests", {})
+        program = tomllib.loads(path.read_text(encoding="utf-8"))
+        files, tests = program["files"], program.get("tests", {})
         fixed: dict[str, str] = {}
-        for fix in given["fix"]:
+        for fix in program["fix"]:
             text = fixed.get(fix["file"], files[fix["file"]])
             assert text.count(fix["before"]) == 1, (path.name, fix["before"])
             fixed[fix["file"]] = text.replace(fix["before"], fix["after"])
-        judged = {"seconds": OWN_SECONDS, **given.get("judged", {"kind": "pytest", "files": tests})}
-        yield Task(path.stem, given["goal"].strip(), files, fixed, judged, tests, given["category"])
+        judged = {"seconds": OWN_SECONDS, **program.get("judged", {"kind": "pytest", "files": tests})}
+        yield Task(path.stem, program["goal"].strip(), files, fixed, judged, tests, program["category"])
 
 
-# By what was recorded: a suite that is built again in this process does not run anything again.
+# Recorded tests by spec and fix: a suite that is built again in this process runs nothing again.
 _RECORDED: dict[str, dict[str, Any]] = {}
 
 
 def record_tests(task: Task, python: Python) -> Task:
-    """Return a task whose tests for pytest are recorded calls of the fixed files; raises NotRecordable."""
+    """Return the task with its pytest tests as recorded calls of the fixed files; raises NotRecordable."""
     if task.judged["kind"] != "pytest":
         return task
     key = json.dumps([task.spec, task.fixed])
     if key not in _RECORDED:
-        made = record({**task.files, **task.fixed}, task.judged, python)
-        # A comment changes the files and leaves the bug.
+        recorded = record({**task.files, **task.fixed}, task.judged, python)
+        # A comment makes the files count as changed and keeps the bug.
         touched = {path: f"# \n{text}" for path, text in task.files.items() if path.endswith(".py")}
         buggy = changed_files(task.files, {**task.files, **touched})
-        if verifier.verify_candidate(buggy, {**task.spec, "tests": made}, python).status == "passed":
+        if verifier.verify_candidate(buggy, {**task.spec, "tests": recorded}, python).status == "passed":
             raise NotRecordable("the program with the bug passes every test that can be recorded")
-        _RECORDED[key] = made
+        _RECORDED[key] = recorded
     return replace(task, judged=_RECORDED[key])
 
 
 def detect_kind(source: str) -> tuple[Kind, Path]:
-    """Detect the kind of a source by its content."""
+    """Return the kind of a source, detected by its content, and its path."""
     path = Path(source).expanduser()
     if source == OWN and not path.exists():
         return "samples", path
@@ -231,17 +231,17 @@ def detect_kind(source: str) -> tuple[Kind, Path]:
         return "quixbugs", path
     if path.is_dir() and harbor.find_tasks(path):
         return "harbor", path
-    found = [path] if path.is_file() else list(path.glob("*.jsonl"))
-    if len(found) != 1:
+    files = [path] if path.is_file() else list(path.glob("*.jsonl"))
+    if len(files) != 1:
         raise SourceError(
             f"`{source}` is not a QuixBugs checkout with {BUGGY}/, a file of HumanEvalFix lines, "
             f"a folder of Harbor tasks, or the word `{OWN}`."
         )
-    return "humanevalfix", found[0]
+    return "humanevalfix", files[0]
 
 
 def build_suite(source: str, out: Path, hide_tests: bool = False) -> tuple[list[TaskRow], dict[str, str]]:
-    """Build the suite of a source under `out`; return its tasks, and why others were left out."""
+    """Build the suite of a source under `out`; return its tasks, and the reasons for tasks left out, by name."""
     out, (kind, path) = out.resolve(), detect_kind(source)
     if path.exists():
         require_disjoint(path.resolve(), out)
@@ -276,8 +276,8 @@ def _build(source: str, kind: Kind, path: Path, work: Path, hide_tests: bool) ->
             except NotRecordable as reason:
                 left_out[task.name] = str(reason)
     names = [row["task_id"] for row in rows]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SourceError(f"`{source}` has the task `{twice[0]}` twice; task ids must be unique.")
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        raise SourceError(f"`{source}` has the task `{duplicates[0]}` twice; task ids must be unique.")
     if not names:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise SourceError(f"`{source}` has no tasks{f' that can be used ({why})' if why else ''}.")
@@ -320,8 +320,8 @@ def _make_row(task: Task, kind: Kind, checkout: Path, work: Path, group: str, hi
 
 
 def describe_size(rows: Iterable[TaskRow]) -> str:
-    """Say how many tasks there are, and how many are near duplicates."""
+    """Return the number of tasks, and how many are near duplicates, as text."""
     groups = [row["metadata"].get("group", row["task_id"]) for row in rows]
     near = len(groups) - len(set(groups))
-    more = f", {near} of them near duplicates of others (suite split --group-by group)"
-    return f"{len(groups)} tasks{more if near else ''}"
+    note = f", {near} of them near duplicates of others (suite split --group-by group)"
+    return f"{len(groups)} tasks{note if near else ''}"

@@ -1,11 +1,11 @@
-"""Split a suite by task into training and test; check that rows have no task of the test suite.
+"""Split a suite by task into training and test suites, and check training rows for tasks of the test suite.
 
     threshold    md5(task_id) % 100 < 100 * train: a task's side does not depend on other tasks
     rank         tasks sorted by md5, the first round(train * n): exact sizes
     shuffle      sorted task ids, shuffled by a seed, the first round(train * n)
 
 Tasks of one group stay together: the group's name replaces the id. A task without tests can only be
-trained on; it is left out when its group is for testing.
+trained on, so it is left out if its group is for testing.
 
 columns read  task_id, split (rows of the split `test` are not trained on)
 """
@@ -32,7 +32,7 @@ from pimono_sdpo.runs.parquet import read_rows
 from pimono_sdpo.suites.suite import START_OF, Suite, TaskRow, has_tests, load_suite, write_suite
 
 WIDTH = 4
-# Share of common groups of WIDTH tokens from which two programs count as near duplicates.
+# Two programs are near duplicates if they share this part of their groups of WIDTH tokens.
 NEAR = 0.35
 SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
 BATCH = 10_000
@@ -42,7 +42,7 @@ Method = Literal["threshold", "rank", "shuffle"]
 
 
 def group_near_programs(programs: Mapping[str, str]) -> dict[str, str]:
-    """Return for each name the first name among its program's near duplicates.
+    """Return for each program the first name among its near duplicates.
 
     >>> group_near_programs({"b": "print(a + b + 1)", "a": "print(a + b + 1)  # !", "c": ""})
     {'b': 'a', 'a': 'a', 'c': 'c'}
@@ -69,8 +69,8 @@ def _shingles(text: str) -> set[tuple[str, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Divided:
-    """The tasks of each side in the suite's order; tasks of `left_out` are on neither side."""
+class Division:
+    """The tasks of each side in the order of the suite; tasks of `left_out` are on neither side."""
 
     train: list[TaskRow]
     test: list[TaskRow]
@@ -79,58 +79,58 @@ class Divided:
 
 def split_suite(
     suite_file: Path, out: Path, train: float, method: Method, group_by: str | None, seed: int
-) -> tuple[Divided, list[Path]]:
-    """Write `train.json` and `test.json` under `out`; return what is where."""
-    given = load_suite(suite_file, repos=False)
-    divided = divide(given.tasks, train, method, group_by, seed)
-    sides = {"train": divided.train, "test": divided.test}
+) -> tuple[Division, list[Path]]:
+    """Write `train.json` and `test.json` under `out`; return the tasks of each side, and the paths."""
+    suite = load_suite(suite_file, repos=False)
+    division = divide(suite.tasks, train, method, group_by, seed)
+    sides = {"train": division.train, "test": division.test}
     for side in sides:
         path = out / f"{side}.json"
         if path.exists() and "tasks" not in read_json(path):
             raise OutputError(f"`{path}` exists and is not a suite; give another folder.")
-        if path.resolve() == given.path.resolve():
+        if path.resolve() == suite.path.resolve():
             raise OutputError(f"`{path}` is the suite to be split; give another folder.")
-    return divided, [
-        write_suite(Suite(f"{given.name}-{side}", tuple(tasks), out / f"{side}.json", given.description, side))
+    return division, [
+        write_suite(Suite(f"{suite.name}-{side}", tuple(tasks), out / f"{side}.json", suite.description, side))
         for side, tasks in sides.items()
     ]
 
 
 def divide(
     tasks: Sequence[TaskRow], train: float, method: Method = "threshold", group_by: str | None = None, seed: int = 0
-) -> Divided:
-    """Divide tasks; `group_by` is `repo` or a field of the metadata."""
+) -> Division:
+    """Divide tasks into training and test; `group_by` is `repo` or a key of the metadata."""
     if not 0 < train < 1:
         raise OutputError(f"--train {train:g} is not between 0 and 1.")
     groups = [task["repo"] if group_by == "repo" else task["metadata"].get(group_by or "") for task in tasks]
     if group_by and all(group is None for group in groups):
-        raise SourceError(f"No task has `{group_by}` in its metadata; use another field, or `repo`.")
-    names = {
+        raise SourceError(f"No task has `{group_by}` in its metadata; use another key, or `repo`.")
+    group_of = {
         task["task_id"]: task["task_id"] if group is None else str(group)
         for group, task in zip(groups, tasks, strict=True)
     }
-    # A task from another start state goes where the task goes.
-    bases = [task["metadata"].get(START_OF, task["task_id"]) for task in tasks]
-    named = [(names.get(base, base), task) for base, task in zip(bases, tasks, strict=True)]
-    tested = Counter(name for name, task in named if has_tests(task))
+    # A task with another start state stays with the original task.
+    originals = [task["metadata"].get(START_OF, task["task_id"]) for task in tasks]
+    grouped = [(group_of.get(original, original), task) for original, task in zip(originals, tasks, strict=True)]
+    tested = Counter(group for group, task in grouped if has_tests(task))
     if len(tested) < 2:
         raise OutputError(
             f"Cannot split: only {len(tested)} task group has tests. Use a larger suite or drop --group-by."
         )
-    for_training = _choose_groups(tested, train, method, seed)
-    divided = Divided([], [], [])
-    for name, task in named:
-        if name in for_training or name not in tested:
-            divided.train.append(task)
+    train_groups = _choose_groups(tested, train, method, seed)
+    division = Division([], [], [])
+    for group, task in grouped:
+        if group in train_groups or group not in tested:
+            division.train.append(task)
         else:
-            (divided.test if has_tests(task) else divided.left_out).append(task)
-    for side, chosen in (("train", divided.train), ("test", divided.test)):
-        if not chosen:
+            (division.test if has_tests(task) else division.left_out).append(task)
+    for side, side_tasks in (("train", division.train), ("test", division.test)):
+        if not side_tasks:
             raise OutputError(
                 f"The method `{method}` at {train:g} leaves no task for the {side} suite; use "
                 "`rank`, or another share."
             )
-    return divided
+    return division
 
 
 def hash_name(name: str) -> int:
@@ -143,7 +143,7 @@ def hash_name(name: str) -> int:
 
 
 def _choose_groups(sizes: Mapping[str, int], train: float, method: Method, seed: int) -> set[str]:
-    """Choose groups for training; `sizes` has the number of tasks of each."""
+    """Return the groups for training; `sizes` has the number of tasks of each group."""
     if method == "threshold":
         # Rounded, because 100 * 0.07 is slightly more than 7.
         return {name for name in sizes if hash_name(name) % 100 < round(100 * train, 6)}
@@ -152,23 +152,23 @@ def _choose_groups(sizes: Mapping[str, int], train: float, method: Method, seed:
         names.sort(key=hash_name)
     else:
         random.Random(seed).shuffle(names)
-    wanted, chosen = round(train * sum(sizes.values())), set()
+    remaining, chosen = round(train * sum(sizes.values())), set()
     for name in names:
         # A group larger than the rest is skipped.
-        if sizes[name] <= wanted:
+        if sizes[name] <= remaining:
             chosen.add(name)
-            wanted -= sizes[name]
+            remaining -= sizes[name]
     return chosen
 
 
 class Leakage(SourceError):
-    """Training rows were made of tasks of the test suite."""
+    """Training rows come from tasks of the test suite."""
 
 
 def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
-    """Return how many training rows there are, none of a task of `test_suite`; raises Leakage.
+    """Return the number of training rows; raises Leakage if any is of a task of `test_suite`.
 
-    All start states of a task are that task. Of a `Dataset` only two columns are read.
+    All start states of a task count as that task. Of a `Dataset`, only two columns are read.
     """
     if isinstance(rows, Dataset) and "task_id" in rows.column_names:
         rows = rows.select_columns([name for name in COLUMNS if name in rows.column_names])
@@ -182,7 +182,7 @@ def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
             )
         if row.get("split") != "test":
             number += 1
-            # Rows name a task from another start state TASK+STATE, and both may contain a plus.
+            # A task with another start state is named TASK+STATE, and both may contain a plus.
             names = accumulate(re.split(r"(?=\+)", task))
             leaked.update([] if held_out.isdisjoint(names) else [task])
     if leaked:
@@ -196,25 +196,25 @@ def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
 
 
 def read_task_ids(source: Path) -> Iterator[dict[str, Any]]:
-    """Yield `task_id` and `split` of rows: parquet, JSON lines, a saved dataset, or a folder of them.
+    """Yield `task_id` and `split` of rows: parquet, JSON lines, a saved dataset, or a folder of these.
 
-    Of a folder with `data`, only `data` is read. Files of a folder that have no `task_id` are ignored.
+    If a folder has a folder `data`, only that is read. Files in a folder that have no `task_id` are ignored.
     """
     if not source.exists():
         raise SourceError(f"`{source}` does not exist; give rows as parquet or JSON lines.")
     folder = source / "data" if (source / "data").is_dir() else source
     files = [source] if source.is_file() else sorted(p for p in folder.rglob("*") if p.suffix in ENDINGS)
-    found = False
+    is_empty = True
     for path in files:
         for row in _read_file(path):
             if source.is_dir() and "task_id" not in row:
                 break
-            found = True
+            is_empty = False
             yield row
-    if not found:
+    if is_empty:
         raise SourceError(
             f"`{source}` has no rows with `task_id`; give rows that `steps` or `pairs` made from "
-            "rollouts of a suite (sessions, which `filter` reads, belong to no task)."
+            "rollouts of a suite (sessions, which `filter` reads, have no task)."
         )
 
 

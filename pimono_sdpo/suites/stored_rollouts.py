@@ -1,10 +1,10 @@
-"""Open a folder of rollouts: shards of ROLLOUT rows, and their suite.
+"""Read and write folders of rollouts: shards of ROLLOUT rows, and their suite.
 
 data/*.parquet    the rollouts
-suite.json        the suite, whose tasks have their side of the split
-traces/           a JSONL trace per run; this folder may be given instead of the one above it
+suite.json        the suite, which has the split of each task
+traces/           a JSONL trace per run; this folder may be given instead of its parent
 
-`prefs` and `eval` put such a folder, `rollouts`, into one that holds their own files; that one may be given, too.
+`prefs` and `eval` write such a folder, `rollouts`, next to their own files; its parent may also be given.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The shards of a folder in order, and the tasks of its suite by id."""
+    """The shards of a folder in order, and the tasks of its suite by id, none without a suite."""
 
     folder: Path
     files: tuple[Path, ...]
@@ -38,22 +38,22 @@ class Rollouts:
     tasks: dict[str, TaskRow]
 
     def split_of(self, task_id: str) -> str:
-        """Return the side of a task by its suite; without a suite, by the names of the shards."""
+        """Return the split of a task according to its suite or, without a suite, the names of the shards."""
         if task := self.tasks.get(task_id):
             return task["split"] or "train"
         return "test" if all(file.name.startswith("test-") for file in self.files) else "train"
 
     def by_task(self) -> dict[str, list[tuple[Path, int]]]:
-        """Return where the rollouts of each task are: pairs of shard and row number, in order."""
-        places: dict[str, list[tuple[Path, int]]] = {}
+        """Return the rollouts of each task as pairs of shard and row number, in order."""
+        positions: dict[str, list[tuple[Path, int]]] = {}
         for file in self.files:
             for number, task_id in enumerate(pq.read_table(file, columns=["task_id"])[0].to_pylist()):
-                places.setdefault(task_id, []).append((file, number))
-        return places
+                positions.setdefault(task_id, []).append((file, number))
+        return positions
 
 
 def open_rollouts(source: str | Path) -> Rollouts | None:
-    """Return the rollouts of a folder, None when it has none; raises SourceError."""
+    """Return the rollouts of a folder, None if it has none; raises SourceError for damaged files."""
     folder = Path(source)
     if folder.name == "traces" and (folder.parent / "data").is_dir():
         folder = folder.parent
@@ -70,15 +70,15 @@ def open_rollouts(source: str | Path) -> Rollouts | None:
     if not files:
         return None
     if not (folder / NAME).exists():
-        # Without a suite no patch can be tested again.
+        # Without a suite, patches cannot be tested again.
         return Rollouts(folder, files, folder.resolve().name, {})
     suite = load_suite(folder, repos=False)
     return Rollouts(folder, files, suite.name, {task["task_id"]: task for task in suite.tasks})
 
 
-def read_rows_at(places: Sequence[tuple[Path, int]]) -> list[Json]:
-    """Return the rows at these places; the last shards read stay in memory."""
-    tables = (_read_shard(file).slice(number, 1) for file, number in places)
+def read_rows_at(positions: Sequence[tuple[Path, int]]) -> list[Json]:
+    """Return the rows at these positions, pairs of shard and row number; the last two shards stay in memory."""
+    tables = (_read_shard(file).slice(number, 1) for file, number in positions)
     return [row for table in tables for row in iterate_rows(table, Features.from_arrow_schema(table.schema))]
 
 
@@ -86,13 +86,13 @@ _read_shard = lru_cache(maxsize=2)(pq.read_table)
 
 
 def describe_file(file: Path) -> Json:
-    """Return name, size and time of a file, by which a changed file is noticed."""
+    """Return name, size and modification time of a file, to detect changes."""
     stat = file.stat()
     return {"name": file.name, "bytes": stat.st_size, "time": stat.st_mtime_ns}
 
 
 def write_shards(files: Sequence[Path], finished: Path, split: str = "train", sessions: bool = False) -> None:
-    """Give the files of rollouts their names below `data`; with `sessions`, write each run below that folder."""
+    """Link the files of rollouts below `data`; with `sessions`, also write each run as a session below `sessions`."""
     for number, file in enumerate(files):
         link_or_copy(file, finished / "data" / f"{split}-{number:05}-of-{len(files):05}.parquet")
         if sessions:

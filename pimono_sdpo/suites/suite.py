@@ -1,6 +1,6 @@
-"""Read, check and write the JSON file of a task suite, and list what agents see of a task's repo.
+"""Read, check and write the JSON file of a task suite, and list the files of a task's repo that agents see.
 
-docs/reference/files.md shows the file. A task with neither `verifier_spec` nor `test_cmd` can only be
+docs/reference/files.md describes the file. A task with neither `verifier_spec` nor `test_cmd` can only be
 trained on. A glob of `hide` without a slash hides every file and folder of that name; one with a slash hides
 that path from the root of the repo, and everything below it. `*` matches any characters, including
 slashes, and case is ignored. ALWAYS is hidden in every suite: histories and caches contain answers.
@@ -24,13 +24,13 @@ from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.text import match_globs, replace_surrogates
 
 NAME = "suite.json"
-# Hidden where a suite has no `hide`: the answers of QuixBugs.
+# The default of `hide`: the answers of QuixBugs.
 HIDE = ("correct_python_programs", "correct_java_programs")
 ALWAYS = (
     *(".git", ".hg", ".svn", "*.orig", "*.rej", "*.pyc", "__pycache__", ".pytest_cache"),
     *(".mypy_cache", ".ruff_cache", ".tox", ".venv", "node_modules", ".hypothesis"),
 )
-# In the metadata of a task from another start state: the task.
+# Key in the metadata of a task with another start state; its value is the id of the original task.
 START_OF = "start_of"
 MEBI = 1 << 20
 MAX_FILES = 20_000
@@ -64,13 +64,12 @@ class _Task(_Defaults, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
 
 def _list_starts(task: _Task) -> Iterator[_Task]:
-    """Yield a task, and the task that it is from each of its other start states."""
+    """Yield a task, and one task for each of its other start states."""
     yield task
     for name, start in (task.starts or {}).items():
-        given = {key: value for key, value in msgspec.structs.asdict(start).items() if value is not None}
+        changes = {key: value for key, value in msgspec.structs.asdict(start).items() if value is not None}
         metadata = {**(task.metadata or {}), START_OF: task.task_id}
-        named = {"task_id": f"{task.task_id}+{name}", "metadata": metadata}
-        yield msgspec.structs.replace(task, **given, **named)
+        yield msgspec.structs.replace(task, **changes, task_id=f"{task.task_id}+{name}", metadata=metadata)
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,7 +81,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TaskRow(TypedDict):
-    """One task, as in `schema.TASK`; `repo` is an absolute folder, `verifier_spec` JSON text."""
+    """A row of `schema.TASK`; `repo` is an absolute path, `verifier_spec` is JSON text."""
 
     task_id: str
     suite: str
@@ -97,7 +96,7 @@ class TaskRow(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A checked suite; `path` is its file."""
+    """A valid suite; `path` is its file."""
 
     name: str
     tasks: tuple[TaskRow, ...]
@@ -107,43 +106,47 @@ class Suite:
 
 
 def load_suite(path: Path, repos: bool = True, outside: bool = True) -> Suite:
-    """Read a suite, or that of a folder; its repos must exist (`repos`) and lie beside it (without `outside`)."""
+    """Read a suite from its file or folder.
+
+    With `repos`, the repos must exist; without `outside`, they must lie in the folder of the suite's file.
+    """
     path = path / NAME if path.is_dir() else path
     try:
-        # Expected values may be infinite, which msgspec does not read; half a character cannot be written.
+        # Expected values may be infinite, which msgspec does not read.
         content = json.loads(path.read_bytes())
+        # Raises for lone surrogates, which cannot be written.
         json.dumps(content, ensure_ascii=False).encode()
-        given = msgspec.convert(content, _File)
+        file = msgspec.convert(content, _File)
     except OSError as error:
         raise SourceError(f"`{path}` cannot be read ({error.strerror}); give a suite's JSON file.") from error
     except (ValueError, RecursionError) as error:
         raise SourceError(f"`{path}` is not a task suite ({error}); correct it.") from error
     rows: dict[str, TaskRow] = {}
-    for task in chain.from_iterable(map(_list_starts, given.tasks)):
+    for task in chain.from_iterable(map(_list_starts, file.tasks)):
         if task.task_id in rows:
             raise SourceError(f"`{path}` has `{task.task_id}` twice; task ids must be unique.")
-        row = _read_task(task, given, path, repos)
+        row = _make_row(task, file, path, repos)
         if not outside and not Path(row["repo"]).resolve().is_relative_to(path.parent.resolve()):
             raise SourceError(
                 f"Task `{task.task_id}` of `{path}` has the repo `{row['repo']}`, which is outside "
                 "the suite's folder; add --allow-outside-repo if a model may read it."
             )
         rows[task.task_id] = row
-    return Suite(given.name, tuple(rows.values()), path, given.description or "", given.split)
+    return Suite(file.name, tuple(rows.values()), path, file.description or "", file.split)
 
 
-def _read_task(task: _Task, suite: _File, path: Path, repos: bool) -> TaskRow:
-    where, defaults = f"Task `{task.task_id}` of `{path}`", suite.defaults
-    given = task.repo or defaults.repo
-    if given is None:
-        raise SourceError(f"{where} has no `repo`, and neither do the `defaults`; name a folder.")
-    repo = Path(os.path.normpath(path.parent.resolve() / Path(given).expanduser()))
+def _make_row(task: _Task, suite: _File, path: Path, repos: bool) -> TaskRow:
+    name, defaults = f"Task `{task.task_id}` of `{path}`", suite.defaults
+    folder = task.repo or defaults.repo
+    if folder is None:
+        raise SourceError(f"{name} has no `repo`, and neither do the `defaults`; name a folder.")
+    repo = Path(os.path.normpath(path.parent.resolve() / Path(folder).expanduser()))
     if repos and not repo.is_dir():
-        raise SourceError(f"{where} has the repo `{given}`, but `{repo}` does not exist.")
+        raise SourceError(f"{name} has the repo `{folder}`, but `{repo}` does not exist.")
     hide = defaults.hide if task.hide is None else task.hide
     hide = list(HIDE if hide is None else hide)
     if path.resolve().is_relative_to(repo.resolve()):
-        # The suite's file may contain what the tests expect.
+        # The suite's file may contain the expected values of the tests.
         hide.append("/" + path.resolve().relative_to(repo.resolve()).as_posix())
     command = (defaults.test_cmd if task.test_cmd is None else task.test_cmd) or ""
     spec = task.verifier_spec
@@ -161,13 +164,17 @@ def _read_task(task: _Task, suite: _File, path: Path, repos: bool) -> TaskRow:
 
 
 def write_suite(suite: Suite, seen_from: Path | None = None) -> Path:
-    """Write a suite with `repo`s relative to its file, or to `seen_from`, the later name of its folder."""
+    """Write a suite and return its path.
+
+    Repos are written relative to the file; those outside its folder, relative to `seen_from`, which is the final
+    name of the folder if it will be renamed.
+    """
     folder = suite.path.parent.resolve()
-    listed: list[dict[str, Any]] = []
+    tasks: list[dict[str, Any]] = []
     for task in suite.tasks:
         repo = Path(task["repo"]).resolve()
         start = folder if repo.is_relative_to(folder) else (seen_from or folder).resolve()
-        written = {
+        row = {
             "task_id": task["task_id"],
             "goal": task["goal"],
             "repo": Path(os.path.relpath(repo, start)).as_posix(),
@@ -176,9 +183,9 @@ def write_suite(suite: Suite, seen_from: Path | None = None) -> Path:
             "metadata": task["metadata"] or None,
             "verifier_spec": json.loads(task["verifier_spec"] or "null"),
         }
-        listed.append({key: value for key, value in written.items() if value is not None})
-    about = {"name": suite.name, "description": suite.description, "split": suite.split, "tasks": listed}
-    content = {key: value for key, value in about.items() if value}
+        tasks.append({key: value for key, value in row.items() if value is not None})
+    content = {"name": suite.name, "description": suite.description, "split": suite.split, "tasks": tasks}
+    content = {key: value for key, value in content.items() if value}
     with writing(suite.path):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(content, indent=1, ensure_ascii=False)
@@ -194,16 +201,16 @@ class _Paraphrases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_paraphrases(path: Path, suite: Suite) -> dict[str, list[str]]:
-    """Return for each task of a file its goal and other wordings of it."""
+    """Return the goal and the paraphrases of each task in a file."""
     goals = {task["task_id"]: [task["goal"]] for task in suite.tasks}
     try:
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
-            given = msgspec.json.decode(line, type=_Paraphrases)
-            if given.task_id not in goals:
+            paraphrases = msgspec.json.decode(line, type=_Paraphrases)
+            if paraphrases.task_id not in goals:
                 raise SourceError(
-                    f"{path}:{number} has the task `{given.task_id}`, which is not in the suite `{suite.name}`."
+                    f"{path}:{number} has the task `{paraphrases.task_id}`, which is not in the suite `{suite.name}`."
                 )
-            goals[given.task_id] += given.goals
+            goals[paraphrases.task_id] += paraphrases.goals
     except (OSError, ValueError) as error:
         raise SourceError(
             f"`{path}` cannot be read as paraphrases ({error}); each line needs `task_id` and a list `goals`."
@@ -212,33 +219,33 @@ def read_paraphrases(path: Path, suite: Suite) -> dict[str, list[str]]:
 
 
 def has_tests(task: Mapping[str, Any]) -> bool:
-    """Whether the task has tests."""
+    """Return whether a task has tests."""
     return bool(task["verifier_spec"] or task["test_cmd"])
 
 
 def make_task_id(name: str) -> str:
-    """Return a name as an id, which must be valid in the name of a file."""
+    """Return a name as a task id, which is valid in a file name."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "_", name).lstrip("_.-+") or "task"
 
 
 def list_files(repo: Path, hide: Sequence[str] = ()) -> dict[str, Path]:
-    """Return the files of a repo that are not hidden by their paths, sorted.
+    """Return the files of a repo that are not hidden, by path and sorted.
 
     A symlink stands for the file it points to, if that is in the repo and not hidden.
     """
     if not repo.is_dir():
         raise SourceError(f"The folder `{repo}` does not exist; correct `repo` in the suite.")
-    root, size, found = repo.resolve(), 0, dict[str, Path]()
+    root, size, files = repo.resolve(), 0, dict[str, Path]()
 
     def refuse(error: OSError) -> None:
         raise SourceError(f"`{error.filename}` cannot be listed ({error.strerror}).") from error
 
     for folder, folders, names in os.walk(repo, onerror=refuse):
-        above = "" if Path(folder) == repo else Path(folder).relative_to(repo).as_posix() + "/"
-        folders[:] = [name for name in folders if not is_hidden(above + name, hide)]
+        prefix = "" if Path(folder) == repo else Path(folder).relative_to(repo).as_posix() + "/"
+        folders[:] = [name for name in folders if not is_hidden(prefix + name, hide)]
         for name in names:
-            path, file = above + name, Path(folder, name)
-            # Names that are not UTF-8 have no place in a row.
+            path, file = prefix + name, Path(folder, name)
+            # Rows cannot store names that are not UTF-8.
             if is_hidden(path, hide) or replace_surrogates(path) != path:
                 continue
             if file.is_symlink():
@@ -246,18 +253,18 @@ def list_files(repo: Path, hide: Sequence[str] = ()) -> dict[str, Path]:
                 if not file.is_relative_to(root) or is_hidden(str(file.relative_to(root)), hide):
                     continue
             if file.is_file():
-                found[path] = file
+                files[path] = file
                 size += file.stat().st_size
-        if len(found) > MAX_FILES or size > MAX_BYTES:
+        if len(files) > MAX_FILES or size > MAX_BYTES:
             raise SourceError(
-                f"The repo `{repo}` shows more than {MAX_FILES} files or {MAX_BYTES // MEBI} MB; "
-                "hide what no task needs."
+                f"The repo `{repo}` has more than {MAX_FILES} visible files or {MAX_BYTES // MEBI} MB; "
+                "hide files that no task needs."
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 def files_of(repo: Path, hide: Sequence[str] = ()) -> dict[str, str]:
-    """Return the texts of `list_files`, without files that are not texts of at most MAX_TEXT."""
+    """Return the texts of `list_files`, without binary files and files larger than MAX_TEXT."""
     texts = {
         path: decode_text(file.read_bytes())
         for path, file in list_files(repo, hide).items()
@@ -267,7 +274,7 @@ def files_of(repo: Path, hide: Sequence[str] = ()) -> dict[str, str]:
 
 
 def decode_text(content: bytes) -> str | None:
-    """Return UTF-8 text without NUL, None for anything else."""
+    """Return the content as text if it is UTF-8 without NUL, else None."""
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -276,5 +283,5 @@ def decode_text(content: bytes) -> str | None:
 
 
 def is_hidden(path: str, hide: Sequence[str]) -> bool:
-    """Whether these globs or ALWAYS hide a path, or a folder above it."""
+    """Return whether these globs or ALWAYS hide a path or a folder above it."""
     return match_globs(path, (*ALWAYS, *hide))

@@ -1,1 +1,1 @@
-"""The stages of a duel: draw turns, ask players and judges, score, export training rows."""
+"""Stages of a duel: sample turns, ask players and judges, score, and export training rows."""

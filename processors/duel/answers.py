@@ -1,7 +1,7 @@
-"""Ask king and challenger for the next action of a turn, and check what they answer.
+"""Ask king and challenger for the next action of a turn, and check their answers.
 
-The king answers blind; the challenger sees the hidden pull request, and must answer as a blind
-agent could. Models wrote the texts, so every check takes time linear in the text.
+The king does not see the pull request that solved the task; the challenger does, but must answer as
+if it did not. The texts come from models, so every check takes time linear in the text.
 
 reads   TURN, PULL_REQUEST
 writes  ANSWER: one row per turn; a turn that cannot be judged has a `drop_reason`, one that was not
@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import jinja2
 
-from pimono_sdpo.llm.calls import Reply, Request
+from pimono_sdpo.llm.calls import Json, Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import Duel
 from pimono_sdpo.shell import parse_command
@@ -30,7 +30,7 @@ Style = Literal["search", "read", "edit", "test", "run", "git", "submit", "other
 
 _FENCE = re.compile(r"^[ \t]*(```+)[ \t]*([\w+-]*)[ \t]*$", re.MULTILINE)
 _SHELL_TAGS = frozenset({"bash", "sh", "shell", "mswea_bash_command"})
-# Tool calls in a model's own tokens, some with full-width bars; this protocol has no such calls.
+# Tool calls in a model's own tokens, some with full-width bars; this protocol does not allow them.
 _TOKENS = re.compile(r"<\|[\w./-]{1,64}\|>|<\uff5c[\w\u2581]{1,64}\uff5c>|</?tool_call>|<function=|\[TOOL_CALLS\]")
 _THINK_END = "</think>"
 _SUBMIT = ("COMPLETE_TASK_AND_SUBMIT", "MINI_SWE_AGENT_FINAL_OUTPUT")
@@ -45,8 +45,6 @@ _PROGRAMS: dict[Style, str] = {
     "git": "git",
 }
 _STYLES = {program: style for style, programs in _PROGRAMS.items() for program in programs.split()}
-
-
 _PROMPTS = jinja2.Environment(
     loader=jinja2.DictLoader(tomllib.loads(Path(__file__).with_name("prompts.toml").read_text())),
     undefined=jinja2.StrictUndefined,
@@ -54,12 +52,12 @@ _PROMPTS = jinja2.Environment(
 
 
 def prompt(name: str, **values: object) -> str:
-    """Fill in a prompt; a missing value is an error."""
+    """Render a prompt; a missing value is an error."""
     return _PROMPTS.get_template(name).render(**values).strip()
 
 
 def strip_reasoning(text: str) -> str:
-    """Remove the reasoning that some servers leave in front of an answer."""
+    """Remove the reasoning that some servers leave before an answer."""
     return text.rpartition(_THINK_END)[2].strip()
 
 
@@ -77,7 +75,7 @@ def find_blocks(text: str) -> tuple[list[tuple[str, str]], bool]:
 
 
 def check_format(text: str) -> str | None:
-    """Say why an answer is not THOUGHT plus one bash block; None when it is.
+    """Return why an answer is not a THOUGHT and one bash block, None if it is.
 
     >>> check_format("THOUGHT: look.\\n\\n```bash\\nls\\n```")
     >>> check_format("```bash\\nls\\n```")
@@ -100,7 +98,7 @@ def check_format(text: str) -> str | None:
 
 
 def classify_action(text: str) -> Style:
-    """Classify what the only command mainly does, by its programs.
+    """Classify the only command of an answer by its programs.
 
     >>> classify_action("Look.\\n```bash\\ncd src && grep -rn flag . | head\\n```")
     'search'
@@ -115,8 +113,8 @@ def classify_action(text: str) -> Style:
     for first in (pipeline.stages[0] for pipeline in parse_command(command) if pipeline.stages):
         written = any(not target.startswith(("/dev/", "&")) for target in first.targets)
         styles.add("edit" if written else _classify_program(first.program, first.arguments))
-    order: tuple[Style, ...] = ("test", "edit", "git", "run", "search", "read")
-    return next((style for style in order if style in styles), "other")
+    precedence: tuple[Style, ...] = ("test", "edit", "git", "run", "search", "read")
+    return next((style for style in precedence if style in styles), "other")
 
 
 def _classify_program(program: str, arguments: tuple[str, ...]) -> Style:
@@ -130,21 +128,19 @@ def _classify_program(program: str, arguments: tuple[str, ...]) -> Style:
     return _STYLES.get(program, "other")
 
 
-Json = dict[str, Any]
 Row = Mapping[str, Any]
 # Characters of the hidden text: a third for the problem, the rest for the change.
 HIDDEN_CHARS = 5_000
 FILES_SHOWN = 40
-# An answer of the wrong form is drawn again, so many times in all in the first round; the next
-# round has as many more.
+# A malformed answer is drawn again: up to DRAWS draws per round, up to MOST_DRAWS in all rounds.
 DRAWS, MOST_DRAWS = 2, 20
-# Offset of the seeds of a second king, for the duel of the king against itself.
+# Offset of the seeds of the second king in the A/A test.
 OTHER_KING = 1_000
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer, what is wrong with its form, and the replies it took."""
+    """An answer, the fault of its form if any, and all replies that were drawn."""
 
     text: str
     fault: str | None
@@ -154,31 +150,27 @@ class Answer:
 
 @dataclass(frozen=True)
 class AnswerStage:
-    """Who answers a turn, and how; with `equals`, the challenger is the king again."""
+    """The players of a duel; with `aa_test`, the challenger is the king again."""
 
     chat: Chat
     players: Duel
     records: Mapping[str, Row]
-    equals: bool = False
+    aa_test: bool = False
     round: int = 1
 
-    @property
-    def challenger(self) -> str:
-        """The model of the challenger."""
-        return self.players.model if self.equals else self.players.find_challenger()
-
     async def run(self, turn: Row) -> list[Json]:
-        """Answer a turn; never raises on what it holds."""
-        hidden = "" if self.equals else render_hidden(self.records[turn["instance_id"]])
+        """Answer a turn; never raises because of its content."""
+        king_model = self.players.model
+        challenger_model = king_model if self.aa_test else self.players.find_challenger()
+        hidden = "" if self.aa_test else render_hidden(self.records[turn["instance_id"]])
         blind = informed = build_messages(turn["messages"])
         if hidden:
-            # Being last, it leaves the rest to the provider's prompt cache.
-            words = prompt("hidden", privileged_context=hidden)
-            last = {**blind[-1], "content": f"{blind[-1]['content']}\n\n{words}"}
+            # It comes last, so that the provider's prompt cache serves the rest.
+            addition = prompt("hidden", privileged_context=hidden)
+            last = {**blind[-1], "content": f"{blind[-1]['content']}\n\n{addition}"}
             informed = [*blind[:-1], last]
         king, challenger = await asyncio.gather(
-            self._ask(self.players.model, blind, 0),
-            self._ask(self.challenger, informed, OTHER_KING if self.equals else 0),
+            self._ask(king_model, blind, 0), self._ask(challenger_model, informed, OTHER_KING if self.aa_test else 0)
         )
         drop_reason, error = find_faults({"king": king, "challenger": challenger})
         visible = [message["content"] for message in turn["messages"]]
@@ -188,20 +180,20 @@ class AnswerStage:
             "challenger": challenger.text,
             "king_ok": king.fault is None and king.error is None,
             "challenger_ok": challenger.fault is None and challenger.error is None,
-            # As judges will read it: names in full-width letters are the same names.
+            # Sanitized as for judges, because full-width letters spell the same names.
             "leaked_terms": find_leaks(sanitize(challenger.text), hidden, visible),
             "privileged_context": hidden,
-            "king_model": self.players.model,
-            "challenger_model": self.challenger,
+            "king_model": king_model,
+            "challenger_model": challenger_model,
             "usage": sum_usage((*king.replies, *challenger.replies)),
             "drop_reason": drop_reason,
             "error": error,
         }
         return [row]
 
-    async def _ask(self, model: str, messages: Sequence[Json], sample: int) -> Answer:
+    async def _ask(self, model: str, messages: Sequence[Json], first_draw: int) -> Answer:
         players, replies = self.players, []
-        for draw in range(sample, sample + min(DRAWS * self.round, MOST_DRAWS)):
+        for draw in range(first_draw, first_draw + min(DRAWS * self.round, MOST_DRAWS)):
             request = Request(model, messages, temperature=players.temperature, max_tokens=players.max_tokens)
             reply = await self.chat.ask(replace(request, seed=players.seed + draw, sample=draw))
             replies.append(reply)
@@ -213,26 +205,26 @@ class AnswerStage:
 
 
 def find_faults(players: Mapping[str, Answer]) -> tuple[str | None, str | None]:
-    """Return why a turn is dropped, and the error by which the next run asks it again, if any."""
+    """Return the `drop_reason` of a turn and its `error`, with which the next run asks it again, or None."""
     if error := next((player.error for player in players.values() if player.error), None):
         return "error", error
-    faults = {name: player for name, player in players.items() if player.fault}
-    for name, player in faults.items():
-        if len(player.replies) < MOST_DRAWS:
-            error = f"the {name}'s answer does not have the required form ({player.fault})"
-            break
-    return next((f"{name}_{one.fault}" for name, one in faults.items()), None), error
+    faults = {name: player.fault for name, player in players.items() if player.fault}
+    drop_reason = next((f"{name}_{fault}" for name, fault in faults.items()), None)
+    for name, fault in faults.items():
+        if len(players[name].replies) < MOST_DRAWS:
+            return drop_reason, f"the {name}'s answer does not have the required form ({fault})"
+    return drop_reason, None
 
 
 def build_messages(messages: Sequence[Row]) -> list[Json]:
-    """Return the recorded turns, with the rules for answers in the system message."""
+    """Return the recorded messages, with the rules for answers added to the system message."""
     turns = [{"role": message["role"], "content": message["content"]} for message in messages]
     system = turns.pop(0)["content"] + "\n\n" if turns and turns[0]["role"] == "system" else ""
     return [{"role": "system", "content": system + prompt("rules")}, *turns]
 
 
 def render_hidden(record: Row) -> str:
-    """Return the hidden record as text; long parts lose their middle."""
+    """Return a hidden record as text; long parts are shortened in the middle."""
     third = HIDDEN_CHARS // 3
     patch = record["patch"]
     return prompt(
@@ -245,7 +237,7 @@ def render_hidden(record: Row) -> str:
 
 
 def sum_usage(replies: Sequence[Reply]) -> Json:
-    """Add up tokens and USD of calls; the cost is None when one of them has no price."""
+    """Return the tokens and cost in USD of calls; the cost is None if one of them has no price."""
     costs = [reply.cost for reply in replies if reply.error is None]
     return {
         "prompt_tokens": sum(reply.prompt_tokens for reply in replies),
@@ -262,8 +254,8 @@ MAX_LEAKS = 32
 def find_leaks(answer: str, hidden: str, visible: Iterable[str]) -> list[str]:
     """Return the terms of an answer that only the hidden text has, lower-cased and in order.
 
-    An answer that uses file names, identifiers or codes of the pull request was not given blind. A
-    term that is visible is not a leak, nor is a path whose last part is visible.
+    Terms are file names, identifiers and codes: an agent that did not see the pull request could not
+    use them. A visible term is not a leak, nor is a path whose last part is visible.
 
     >>> hidden = "--- a/src/flush_guard.py\\n+flush_pending_rows(buffer)"
     >>> find_leaks("Look at src/flush_guard.py", hidden, ["Rows are lost in src/parser.py"])
@@ -271,31 +263,30 @@ def find_leaks(answer: str, hidden: str, visible: Iterable[str]) -> list[str]:
     >>> find_leaks("Look at src/flush_guard.py", hidden, ["$ ls src\\nflush_guard.py parser.py"])
     []
     """
-    only_there = hidden.lower()
-    seen = "\n".join(visible).lower()
+    hidden, seen = hidden.lower(), "\n".join(visible).lower()
     tokens = (token for kind in KINDS for token in find_tokens(kind, answer))
-    found = dict.fromkeys(token.lower().strip("./@-") for token in tokens)
-    known = [term for term in found if MIN_TERM <= len(term) <= MAX_LENGTH and term in only_there]
+    terms = dict.fromkeys(token.lower().strip("./@-") for token in tokens)
+    known = [term for term in terms if MIN_TERM <= len(term) <= MAX_LENGTH and term in hidden]
     leaks = [term for term in known if term not in seen and term.rpartition("/")[2] not in seen]
-    # A part of another leak is not a leak of its own.
-    whole = [term for term in leaks if not any(term != one and term in one for one in leaks)]
-    return sorted(whole, key=answer.lower().find)[:MAX_LEAKS]
+    # Parts of another leak are not listed.
+    longest = [term for term in leaks if not any(term != other and term in other for other in leaks)]
+    return sorted(longest, key=answer.lower().find)[:MAX_LEAKS]
 
 
-# Variation selectors and fillers, which look like nothing but are not in a category of such.
+# Variation selectors and fillers, which are invisible but not in a category of invisible characters.
 _FILLERS = {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0}
 _FILLERS |= {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)}
 
 
-class _Seen(dict[int, int | None]):
-    """What `str.translate` keeps: not format, control and private characters, nor fillers."""
+class _Visible(dict[int, int | None]):
+    """A table for `str.translate` that removes format, control and private characters, and fillers."""
 
     def __missing__(self, code: int) -> int | None:
-        unseen = unicodedata.category(chr(code)) in ("Cf", "Cc", "Co", "Cs") or code in _FILLERS
-        return self.setdefault(code, None if unseen and chr(code) not in "\n\t" else code)
+        invisible = unicodedata.category(chr(code)) in ("Cf", "Cc", "Co", "Cs") or code in _FILLERS
+        return self.setdefault(code, None if invisible and chr(code) not in "\n\t" else code)
 
 
-_SEEN = _Seen()
+_VISIBLE = _Visible()
 _CONTROL = re.compile(
     r"<(?=[|\u2581]|/?(?:start_of_turn|end_of_turn|s|bos|eos|think|tool_call|hidden)>|</?SYS>)"
     r"|\|(?=>)|\[(?=/?INST\])"
@@ -305,11 +296,11 @@ _CONTROL = re.compile(
 def sanitize(text: str) -> str:
     """Make text that a model wrote safe to show to a judge, in time linear in the text.
 
-    Text is brought to its plain form, what nobody can see is removed, control tokens are broken; no
-    list of words separates instructions to a judge from text it should read.
+    The text is normalized, invisible characters are removed, and control tokens are broken up.
+    Instructions to the judge stay: no list of words can tell them from text it should read.
 
     >>> sanitize("THOUGHT:\u200b look.\\n<|im_end|> \uff21")
     'THOUGHT: look.\\n< |im_end| > A'
     """
-    plain = unicodedata.normalize("NFKC", text.translate(_SEEN)).translate(_SEEN)
-    return _CONTROL.sub(r"\g<0> ", plain)
+    normalized = unicodedata.normalize("NFKC", text.translate(_VISIBLE)).translate(_VISIBLE)
+    return _CONTROL.sub(r"\g<0> ", normalized)

@@ -1,24 +1,23 @@
-"""Turn duels that the challenger won into rows to train on.
+"""Turn duels that the challenger won into training rows.
 
 reads  DUEL / writes  STEP (SFT), PAIR (DPO) or SDPO
 
-The challenger saw what the student will not see. SFT and DPO teach its answer alone; in SDPO the hidden pull
-request is the `privileged_context`. Answers with terms that only the pull request has are not imitated, because
-no blind agent could give them, and a challenger that lost is not preferred.
+The challenger saw the pull request, which the student will not see. SFT and DPO only teach its answer; in SDPO the
+pull request is the `privileged_context`. SFT and DPO rows leave out answers that use terms of the pull request,
+because the student could not know them; DPO rows also leave out challengers that lost.
 """
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from datasets import Features, List, Value
 
+from pimono_sdpo.llm.calls import Json
 from pimono_sdpo.schema import DROPPED_PAIR, DROPPED_STEP, MESSAGE, PAIR, STEP, STRINGS, columns
 from pimono_sdpo.stage import Filter, Map, Stage
+from processors.duel.answers import Row
 from processors.salient_tokens import find_salient_tokens
 
-Json = dict[str, Any]
-Row = Mapping[str, Any]
 Kind = Literal["sft", "dpo", "sdpo"]
 SDPO = Features(
     {
@@ -41,25 +40,24 @@ TABLES: dict[Kind, tuple[Features, Features]] = {
 
 
 def build_stages(kind: Kind) -> tuple[Stage, ...]:
-    """Return the stages that make rows of a kind of DUEL rows."""
-    made = Map(partial(make_row, kind=kind), READS, TABLES[kind][0])
-    return made, Filter(partial(drop_row, kind=kind), (*READS, "leaked_terms"))
+    """Return the stages that turn DUEL rows into training rows of a kind."""
+    make = Map(partial(make_row, kind=kind), READS, TABLES[kind][0])
+    return make, Filter(partial(drop_row, kind=kind), (*READS, "leaked_terms"))
 
 
 def make_row(duel: Row, kind: Kind) -> Json:
-    """Return the row of a turn; for SDPO without answers: the student samples its own."""
-    about = {"prompt": duel["messages"], "task_id": duel["instance_id"], "split": "train"}
-    about["run_id"] = duel["turn_id"]
+    """Return the row of a turn; SDPO rows have no answers, because the student samples its own."""
+    row = {"prompt": duel["messages"], "task_id": duel["instance_id"], "run_id": duel["turn_id"], "split": "train"}
     if kind == "sdpo":
-        return {**about, "reward_terms": find_salient_tokens([duel["privileged_context"] or ""])}
+        return {**row, "reward_terms": find_salient_tokens([duel["privileged_context"] or ""])}
     chosen = [{"role": "assistant", "content": duel["challenger"]}]
     if kind == "sft":
-        return {**about, "step": duel["turn"], "completion": chosen}
-    other = duel["king"] if duel["opponent"] == "king" else duel["assistant"]
+        return {**row, "step": duel["turn"], "completion": chosen}
+    opponent = duel["king"] if duel["opponent"] == "king" else duel["assistant"]
     return {
-        **about,
+        **row,
         "chosen": chosen,
-        "rejected": [{"role": "assistant", "content": other}],
+        "rejected": [{"role": "assistant", "content": opponent}],
         "target": "turn",
         "score_chosen": [duel["score"]],
         "score_rejected": [100 - duel["score"]],
@@ -69,12 +67,10 @@ def make_row(duel: Row, kind: Kind) -> Json:
 
 
 def drop_row(row: Row, kind: Kind) -> str | None:
-    """Return why a row is not for training, None if it is."""
-    if kind == "sdpo":
-        return None
-    if row["leaked_terms"]:
+    """Return why a row must not be trained on, None if it may be."""
+    if kind != "sdpo" and row["leaked_terms"]:
         return "leaked"
-    if kind == "sft":
+    if kind != "dpo":
         return None
     if row["chosen"][0]["content"].strip() == row["rejected"][0]["content"].strip():
         return "identical"

@@ -1,20 +1,20 @@
-"""Let judges compare two answers, read their verdicts, and score each turn by them.
+"""Ask judges to compare two answers, parse their verdicts, and score turns.
 
 reads   ANSWER without `drop_reason`
 writes  JUDGMENT: one row per call; DUEL: one row per turn
 
-The gate asks one judge about each turn, and a second one about one turn in twelve; the panel asks
+The gate asks one judge about each turn, and a second judge about one turn in twelve; the panel asks
 every judge in both orders, and stops when no further vote can change the bucket of the turn.
 
-Two equal answers are a tie without a judge. A judge whose reply cannot be read is asked once more;
-after that the judgment counts as not parsed, and its text is kept.
+Identical answers are a tie and no judge is asked. If a reply cannot be parsed, the judge is asked
+once more; after that the judgment is stored as not parsed, with the raw reply.
 """
 
 import asyncio
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -28,13 +28,13 @@ from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import Judge
 from pimono_sdpo.schema import DUEL_METRICS, DUEL_TURN, FINAL_SCORE, JUDGMENT, PARITY, REFINED_SCORE, Opponent
 from pimono_sdpo.text import replace_surrogates, shorten
-from processors.duel.answers import classify_action, prompt, sanitize, strip_reasoning, sum_usage
+from processors.duel.answers import Row, classify_action, prompt, sanitize, strip_reasoning, sum_usage
 from processors.duel.turns import SHARD_ROWS
 
 Array = NDArray[np.float64]
 Bucket = Literal["final", "refined", "defeat", "parse_fail"]
 Side = Literal["A", "B", "tie"]
-# Trying more starts of objects would take quadratic time on a hostile reply.
+# Limits the attempts to decode an object, which together take quadratic time on a hostile reply.
 BRACES = 64
 HIGHEST = 10
 REASON_CHARS = 2_000
@@ -50,13 +50,13 @@ class Verdict:
     reason: str
 
 
-class _Repeated(ValueError):
+class _DuplicateKey(ValueError):
     """An object that has a key twice."""
 
 
 def _build_object(pairs: list[tuple[str, Any]]) -> Json:
     if len(built := dict(pairs)) < len(pairs):
-        raise _Repeated
+        raise _DuplicateKey
     return built
 
 
@@ -69,50 +69,49 @@ _REPLY = msgspec.defstruct("Reply", _FIELDS)
 
 
 def read_verdict(text: str) -> Verdict | str:
-    """Return the only object with `A` and `B` in a reply, or in a few words what is wrong with it.
+    """Return the verdict of a reply, or what is wrong with the reply.
 
-    A reply with several such objects is not read: one of them may be quoted from an answer.
+    A reply with several objects that have `A` or `B` is refused: one of them may be quoted from an answer.
 
     >>> read_verdict("I prefer A.")
     'no JSON object with "A" and "B"'
     """
     text = strip_reasoning(text)
-    found: list[Json] = []
+    candidates: list[Json] = []
     end = 0
     for _ in range(BRACES):
         if (start := text.find("{", end)) < 0:
             break
         try:
-            read, end = _DECODER.raw_decode(text, start)
-        except _Repeated:
+            decoded, end = _DECODER.raw_decode(text, start)
+        except _DuplicateKey:
             return "an object that has a key twice"
         except (ValueError, RecursionError):
-            read, end = {}, start + 1
-        if "A" in read or "B" in read:
-            found.append(read)
+            decoded, end = {}, start + 1
+        if "A" in decoded or "B" in decoded:
+            candidates.append(decoded)
     else:
         return "more braces than one JSON object has"
-    if len(found) > 1:
+    if len(candidates) > 1:
         return "more than one JSON object"
-    if not found or not {"A", "B"} <= set(found[0]):
+    if not candidates or not {"A", "B"} <= set(candidates[0]):
         return 'no JSON object with "A" and "B"'
-    verdict = found[0].get("verdict")
+    verdict = candidates[0].get("verdict")
     verdict = verdict.strip().lower() if isinstance(verdict, str) else verdict
     try:
-        read = msgspec.to_builtins(msgspec.convert({**found[0], "verdict": verdict}, _REPLY))
+        reply = msgspec.to_builtins(msgspec.convert({**candidates[0], "verdict": verdict}, _REPLY))
     except msgspec.ValidationError as error:
         return str(error)
-    reason = replace_surrogates(read["reason"]).strip()[:REASON_CHARS]
+    reason = replace_surrogates(reply["reason"]).strip()[:REASON_CHARS]
     if not reason:
         return "an empty `reason`"
-    side: Side = "tie" if read["verdict"] == "tie" else read["verdict"].upper()
-    gap = sum(read["A"].values()) - sum(read["B"].values())
+    side: Side = "tie" if reply["verdict"] == "tie" else reply["verdict"].upper()
+    gap = sum(reply["A"].values()) - sum(reply["B"].values())
     if gap * {"A": 1, "B": -1, "tie": 0}[side] < 0:
         return f'a "verdict" of {side}, which has the lower scores'
-    return Verdict(read["A"], read["B"], side, reason)
+    return Verdict(reply["A"], reply["B"], side, reason)
 
 
-Row = Mapping[str, Any]
 # A judge, and an order of the two answers.
 Seat = tuple[str, int]
 ORDERS = (0, 1)
@@ -122,37 +121,37 @@ HISTORY_CHARS = 60_000
 ANSWER_CHARS = 12_000
 RAW_CHARS = 8_000
 NO_JUDGE_ASKED = "no judge was needed"
-# One turn in so many is read by a second judge.
+# A second judge reads one turn in this many.
 SECOND_EVERY = 12
-# A turn needs the votes of so many judges, or of all where there are fewer.
+# A turn needs the votes of this many judges, or of all if there are fewer.
 MIN_JUDGES = 2
 COPIED = (*DUEL_TURN, "king", "challenger", "privileged_context", "leaked_terms")
 
 
 def choose_seats(turn_id: str, judges: Sequence[str], seed: int) -> list[Seat]:
-    """Return who reads a turn for the gate, and in which order; now and then a second judge, too.
+    """Return the judge and order of a turn in the gate; for some turns also a second judge, in the other order.
 
-    Each block of turns has every pair of judge and order once, in an order that the seed decides.
+    Each block of turns has every pair of judge and order once, shuffled by the seed.
     """
-    file, _, order = turn_id.rpartition("_")
-    number = int(file.rpartition("-")[2]) * SHARD_ROWS + int(order) - 1
+    file, _, place = turn_id.rpartition("_")
+    number = int(file.rpartition("-")[2]) * SHARD_ROWS + int(place) - 1
     seats = [(judge, order) for judge in judges for order in ORDERS]
-    block, place = divmod(number, len(seats))
+    block, index = divmod(number, len(seats))
     random.Random(f"{seed}:seats:{block}").shuffle(seats)
-    judge, order_shown = seats[place]
-    group, at = divmod(number, SECOND_EVERY)
+    judge, order = seats[index]
+    group, index = divmod(number, SECOND_EVERY)
     rng = random.Random(f"{seed}:second:{group}")
     others = [name for name in judges if name != judge]
-    if not others or rng.randrange(SECOND_EVERY) != at:
-        return [(judge, order_shown)]
-    return [(judge, order_shown), (rng.choice(others), 1 - order_shown)]
+    if not others or rng.randrange(SECOND_EVERY) != index:
+        return [(judge, order)]
+    return [(judge, order), (rng.choice(others), 1 - order)]
 
 
 @dataclass(frozen=True)
 class JudgeStage:
-    """Who judges, and what judges see.
+    """The judges, and what they see.
 
-    With `single` there are the seats of the gate alone; with `complete` all seats, also when the bucket is decided.
+    With `single`, only the judges of the gate are asked; with `complete`, all are, even if the bucket is decided.
     """
 
     chat: Chat
@@ -163,15 +162,16 @@ class JudgeStage:
     complete: bool = False
 
     async def run(self, answer: Row) -> list[Json]:
-        """Return the judgments of a turn; never raises on what it holds."""
+        """Return the judgments of a turn; never raises because of its content."""
         if answer["drop_reason"] is not None:
             return []
         ours = answer["challenger"]
         theirs = answer["king"] if self.opponent == "king" else answer["assistant"]
         judges = self.panel.models
-        seats = [(judge, order) for judge in judges for order in ORDERS]
         if self.single:
             seats = choose_seats(answer["turn_id"], judges, self.seed)
+        else:
+            seats = [(judge, order) for judge in judges for order in ORDERS]
         if ours.strip() == theirs.strip():
             best = dict.fromkeys(DUEL_METRICS, float(HIGHEST))
             tie = Verdict(best, best, "tie", f"both answers are the same; {NO_JUDGE_ASKED}")
@@ -181,8 +181,7 @@ class JudgeStage:
         rows: list[Json] = []
         for seat in seats:
             rows.append(await self._judge(answer, seat, ours, theirs))
-            decided = is_bucket_decided(rows, len(judges), limit_score(answer))
-            if decided and not self.complete:
+            if not self.complete and is_bucket_decided(rows, len(judges), limit_score(answer)):
                 break
         return rows
 
@@ -198,25 +197,23 @@ class JudgeStage:
             request = Request(judge, messages, temperature=0.0, seed=self.seed, max_tokens=self.panel.max_tokens)
             reply = await self.chat.ask(request)
             replies.append(reply)
-            # A verdict in a reply that was cut off may be a draft.
+            # The verdict of a truncated reply may be a draft.
             is_cut = reply.finish_reason == "length"
-            read = "it was cut off before its end" if is_cut else read_verdict(reply.text)
-            if not isinstance(read, str) or reply.error is not None or len(replies) == 2:
-                return self._row(answer, seat, read, replies, reply.text)
-            answered = shorten(reply.text, RAW_CHARS) or "(nothing)"
+            verdict = "it was cut off before its end" if is_cut else read_verdict(reply.text)
+            if isinstance(verdict, Verdict) or reply.error is not None or len(replies) == 2:
+                return self._row(answer, seat, verdict, replies, reply.text)
             messages = [
                 *messages,
-                {"role": "assistant", "content": answered},
-                {"role": "user", "content": prompt("repair", fault=read)},
+                {"role": "assistant", "content": shorten(reply.text, RAW_CHARS) or "(nothing)"},
+                {"role": "user", "content": prompt("repair", fault=verdict)},
             ]
 
     def render_comparison(self, answer: Row, first: str, second: str) -> str:
-        """Return conversation, known solution and both responses.
+        """Return the conversation, the known solution and both responses as a prompt.
 
         The long parts come first: both orders share them, so that the provider can cache the prompt.
         """
-        columns = {"none": "", "reference": "assistant", "pr": "privileged_context"}
-        column = columns[self.panel.context]
+        column = {"none": "", "reference": "assistant", "pr": "privileged_context"}[self.panel.context]
         conversation = "\n\n".join(
             f"[{message['role']}]\n{shorten(message['content'], MESSAGE_CHARS)}" for message in answer["messages"]
         )
@@ -226,14 +223,14 @@ class JudgeStage:
             "first": shorten(sanitize(first), ANSWER_CHARS),
             "second": shorten(sanitize(second), ANSWER_CHARS),
         }
-        # No answer can name its own hash, so none can close its frame. Both orders share the mark,
-        # for the provider's prompt cache.
+        # An answer cannot contain its own hash, so it cannot close its frame. Both orders have the
+        # same mark, for the provider's prompt cache.
         shared = [self.seed, answer["turn_id"], parts["known"], *sorted([first, second])]
         mark = hashlib.sha256(json.dumps(shared).encode()).hexdigest()[:16]
         name = "reference" if column == "assistant" else "solution"
         return prompt("compared", mark=mark, known_name=name, **parts)
 
-    def _row(self, answer: Row, seat: Seat, read: Verdict | str, replies: Sequence[Reply], raw: str) -> Json:
+    def _row(self, answer: Row, seat: Seat, verdict: Verdict | str, replies: Sequence[Reply], raw: str) -> Json:
         judge, order = seat
         row = {
             **dict.fromkeys(JUDGMENT),
@@ -242,38 +239,38 @@ class JudgeStage:
             "judge": judge,
             "order": order,
             "opponent": self.opponent,
-            "parsed": not isinstance(read, str),
+            "parsed": isinstance(verdict, Verdict),
             "raw": shorten(raw, RAW_CHARS),
             "usage": sum_usage(replies),
             "error": next((reply.error for reply in replies if reply.error), None),
         }
-        if isinstance(read, Verdict):
-            # Order 0 shows the opponent first; what no judge decided has the challenger first.
+        if isinstance(verdict, Verdict):
+            # Order 0 shows the opponent first.
             first, second = SIDES if order else SIDES[::-1]
-            winner = {"A": first, "B": second, "tie": "tie"}[read.verdict]
-            row |= {f"scores_{first}": read.first, f"scores_{second}": read.second}
-            row |= {"verdict": winner, "reason": read.reason}
+            winner = {"A": first, "B": second, "tie": "tie"}[verdict.verdict]
+            row |= {f"scores_{first}": verdict.first, f"scores_{second}": verdict.second}
+            row |= {"verdict": winner, "reason": verdict.reason}
         return row
 
 
 def is_bucket_decided(judgments: Sequence[Row], judges: int, most: float = 100.0) -> bool:
-    """Whether no further judgment of a panel can change the bucket of a turn, which can score `most`.
+    """Return whether no further judgment can change the bucket of a turn that can score at most `most`.
 
-    Judges that have not been asked in both orders may still vote anything or, unreadable, not at all.
+    A judge that was not asked in both orders yet may still vote anything, or not at all if a reply cannot be read.
     """
     by_judge: dict[str, list[float | None]] = {}
     for row in judgments:
-        vote = score_judgment(row) if row["parsed"] else None
-        by_judge.setdefault(row["judge"], []).append(vote)
+        score = score_judgment(row) if row["parsed"] else None
+        by_judge.setdefault(row["judge"], []).append(score)
     votes: list[float] = []
     lows, highs = [0.0] * (judges - len(by_judge)), [100.0] * (judges - len(by_judge))
-    for given in by_judge.values():
-        read = [vote for vote in given if vote is not None]
-        if len(read) == len(ORDERS):
-            votes.append(sum(read) / 2)
-        elif len(read) == len(given):
-            lows.append(read[0] / 2)
-            highs.append(read[0] / 2 + 50)
+    for scores in by_judge.values():
+        parsed = [score for score in scores if score is not None]
+        if len(parsed) == len(ORDERS):
+            votes.append(sum(parsed) / 2)
+        elif len(parsed) == len(scores):
+            lows.append(parsed[0] / 2)
+            highs.append(parsed[0] / 2 + 50)
     if len(votes) < min(MIN_JUDGES, judges):
         return False
     low = min(fmean([*votes, *sorted(lows)[:more]]) for more in range(len(lows) + 1))
@@ -282,55 +279,55 @@ def is_bucket_decided(judgments: Sequence[Row], judges: int, most: float = 100.0
 
 
 def collect_votes(judges: Sequence[str], judgments: Sequence[Row]) -> Array:
-    """Return the votes on the turns of these judgments, in their order: (turns, judges, 2 orders, metrics).
+    """Return the votes of these judgments as an array (turns, judges, 2 orders, metrics), turns in their order.
 
-    A vote is 1 for the challenger, 0 for its opponent, 0.5 for a tie, nan where no judgment could be read.
+    A vote is 1 for the challenger, 0 for its opponent, 0.5 for a tie, nan without a readable judgment.
     Order 0 shows the opponent first.
     """
-    rows = {turn: at for at, turn in enumerate(dict.fromkeys(one["turn_id"] for one in judgments))}
-    votes = np.full((len(rows), len(judges), 2, len(DUEL_METRICS)), np.nan)
-    for one in judgments:
-        if one["parsed"]:
-            votes[rows[one["turn_id"]], judges.index(one["judge"]), one["order"]] = compare_metrics(one)
+    numbers = {turn: number for number, turn in enumerate(dict.fromkeys(row["turn_id"] for row in judgments))}
+    votes = np.full((len(numbers), len(judges), 2, len(DUEL_METRICS)), np.nan)
+    for row in judgments:
+        if row["parsed"]:
+            votes[numbers[row["turn_id"]], judges.index(row["judge"]), row["order"]] = compare_metrics(row)
     return votes
 
 
 def compare_metrics(judgment: Row) -> list[float]:
-    """Return 1 for each metric that the challenger won, 0.5 for a tie, 0 for a loss."""
+    """Return 1 for each metric the challenger won, 0.5 for a tie, 0 for a loss."""
     ours, theirs = judgment["scores_challenger"], judgment["scores_opponent"]
     return [((ours[m] > theirs[m]) + (ours[m] >= theirs[m])) / 2 for m in DUEL_METRICS]
 
 
 def score_judgment(row: Row) -> float:
-    """Return the score of one readable judgment, 0 to 100: the metrics the challenger won."""
+    """Return the score of a readable judgment: the percentage of metrics the challenger won."""
     return 100 * sum(compare_metrics(row)) / len(DUEL_METRICS)
 
 
 def nan_mean(values: Array, axis: int | tuple[int, ...]) -> Array:
-    """Return the mean of all values that are not nan, and nan where there are none."""
+    """Return the mean of the values that are not nan, and nan where there are none."""
     mean: Array = np.ma.masked_invalid(values).mean(axis=axis).filled(np.nan)
     return mean
 
 
 def score_turn(votes: Array, judges: Sequence[str]) -> Json:
-    """Return what a panel said of a turn, in columns of DUEL; `score` is None without enough votes.
+    """Return the scores of a turn as columns of DUEL; `score` is None without enough votes.
 
-    The score is the mean over judges of the mean over orders and metrics. A judge must be readable
-    in both orders to vote, so that a preference for the first answer cancels out; it is consistent
-    if both have the same winner.
+    The score is the mean over judges of the mean over orders and metrics. A judge votes only if both
+    orders could be read, so that a preference for the first answer cancels out; it is consistent if
+    both orders have the same winner.
     """
-    read = np.flatnonzero(~np.isnan(votes).any(axis=(1, 2)))
-    values, both = votes[read], [judges[at] for at in read.tolist()]
-    if len(both) < min(MIN_JUDGES, len(judges)):
+    voted: list[int] = np.flatnonzero(~np.isnan(votes).any(axis=(1, 2))).tolist()
+    values, voters = votes[voted], [judges[index] for index in voted]
+    if len(voters) < min(MIN_JUDGES, len(judges)):
         unknown: Json = {"score": None, "metrics": dict.fromkeys(DUEL_METRICS), "per_judge": []}
-        return {**unknown, "n_votes": len(both), "position_consistent": False}
+        return {**unknown, "n_votes": len(voters), "position_consistent": False}
     means, metrics = 100 * values.mean(axis=(1, 2)), 100 * values.mean(axis=1).mean(axis=0)
     winners = np.sign(values.mean(axis=2) - 0.5)
     return {
         "score": float(100 * values.mean(axis=(1, 2)).mean()),
         "metrics": dict(zip(DUEL_METRICS, metrics.tolist(), strict=True)),
-        "per_judge": [{"judge": judge, "score": mean} for judge, mean in zip(both, means.tolist(), strict=True)],
-        "n_votes": len(both),
+        "per_judge": [{"judge": judge, "score": mean} for judge, mean in zip(voters, means.tolist(), strict=True)],
+        "n_votes": len(voters),
         "position_consistent": bool((winners[:, 0] == winners[:, 1]).all()),
     }
 
@@ -347,15 +344,15 @@ def choose_bucket(score: float | None) -> Bucket:
 
 
 def limit_score(answer: Row) -> float:
-    """Return the most an answer can score: one with terms of the hidden text wins nothing."""
+    """Return the highest score of an answer: parity if it uses terms of the hidden text."""
     return PARITY if answer["leaked_terms"] else 100.0
 
 
 def group_by_turn(judgments: Iterable[Row]) -> dict[str, list[Row]]:
     """Return the judgments of each turn, in their order."""
     by_turn: dict[str, list[Row]] = {}
-    for one in judgments:
-        by_turn.setdefault(one["turn_id"], []).append(one)
+    for row in judgments:
+        by_turn.setdefault(row["turn_id"], []).append(row)
     return by_turn
 
 
@@ -366,15 +363,15 @@ def make_duels(
     by_turn = group_by_turn(judgments)
     for answer in answers:
         if rows := by_turn.get(answer["turn_id"]):
-            found = score_turn(collect_votes(judges, rows)[0], judges)
-            score = None if found["score"] is None else min(found["score"], limit_score(answer))
-            read = (one for one in rows if one["parsed"] and one["reason"])
+            scores = score_turn(collect_votes(judges, rows)[0], judges)
+            score = None if scores["score"] is None else min(scores["score"], limit_score(answer))
+            explained = (row for row in rows if row["parsed"] and row["reason"])
             yield {
                 **{name: answer[name] for name in COPIED},
-                **found,
+                **scores,
                 "action_style": classify_action(answer["challenger"]),
                 "opponent": opponent,
                 "score": score,
                 "bucket": choose_bucket(score),
-                "reason": "\n".join(f"{one['judge']} (order {one['order']}): {one['reason']}" for one in read) or None,
+                "reason": "\n".join(f"{r['judge']} (order {r['order']}): {r['reason']}" for r in explained) or None,
             }

@@ -1,15 +1,15 @@
-"""Draw the turns of a duel from trajectories, and find the pull requests that are hidden from the king.
+"""Sample the turns of a duel from trajectories, and look up the pull requests that are hidden from the king.
 
-reads   trajectories (parquet with `instance_id` and `messages`, and `repo` where there is one) and
-        records of pull requests
+reads   trajectories (parquet with `instance_id`, `messages` and optionally `repo`) and records of
+        pull requests
 writes  DIR/turns/turns-NNNNN.parquet (TURN, at most 200 rows each), DIR/prs/prs-00000.parquet
         (PULL_REQUEST), DIR/turns.json
 
 The same source, seed and options give the same bytes.
 
-Tasks of trajectories are drawn uniformly: a turn of one run of every task, in random order, then of
-another run of each. The column of ids is read whole; of the rest, only the row groups with a drawn
-run, in batches. Of pull requests, only ids and the records of drawn tasks are read.
+Tasks are drawn uniformly: a turn of one run of every task, in random order, then of another run of
+each. The column of ids is read completely; the others in batches, and only from row groups with a
+drawn run. Of pull requests, only ids and the records of drawn tasks are read.
 """
 
 import hashlib
@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pimono_sdpo.errors import EmptySelection, SourceError
+from pimono_sdpo.llm.calls import Json
 from pimono_sdpo.runs.parquet import write_atomically, write_rows
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.text import replace_surrogates
@@ -38,15 +39,14 @@ from pimono_sdpo.traces.sources import ParquetFiles, find_parquet_files
 from pimono_sdpo.traces.trajectories.base import join_text
 from processors.duel.answers import classify_action
 
-Json = dict[str, Any]
 KEY = "instance_id"
 NEEDED = (KEY, "messages")
 TURNS, RECORDS, REPORT = "turns", "prs", "turns.json"
 SHARD_ROWS = 200
 BATCH_ROWS = 64
-# No judge reads a longer history to its end.
+# Turns with a longer history are not drawn, because judges would not read all of it.
 MAX_CHARS = 120_000
-# Names that records of pull requests use for a column; the first one present counts.
+# Names of the columns in records of pull requests; the first one present is used.
 NAMES = {
     "problem_statement": ("problem_statement", "issue", "issue_text", "issue_body"),
     "patch": ("patch", "diff", "gold_patch"),
@@ -59,7 +59,7 @@ _TARGETS = re.compile(r"^diff --git a/.{1,500}? b/(.{1,500})$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Options:
-    """How many turns to draw, the seed, and instance ids to leave out."""
+    """The number of turns to draw, the seed, and instance ids to leave out."""
 
     turns: int = 2000
     seed: int = 42
@@ -76,13 +76,13 @@ def read_excluded_ids(path: Path) -> frozenset[str]:
 
 
 def draw_turns(source: str, records: str, options: Options, out: Path, request: str = "") -> Json:
-    """Write the turns and what is hidden from them under `out`; return the report.
+    """Write the turns and their pull requests under `out`; return the report.
 
-    The report stores `request`, by which a later run knows these turns.
+    The report stores `request`, by which a later run recognizes these turns.
     """
     drops: Counter[str] = Counter()
     files, scans = find_parquet_files(source), scan_pull_requests(records)
-    turns = list(_select_from_trajectories(files, list_ids(scans), options, drops))
+    turns = list(_sample_turns(files, list_ids(scans), options, drops))
     dropped = dict(sorted((+drops).items()))
     if not turns:
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in dropped.items()) or "no rows"
@@ -114,7 +114,7 @@ def draw_turns(source: str, records: str, options: Options, out: Path, request: 
     return report
 
 
-def _select_from_trajectories(
+def _sample_turns(
     files: ParquetFiles, known: Collection[str], options: Options, drops: Counter[str]
 ) -> Iterator[Json]:
     runs = order_runs(files, known, options.exclude, drops, options.seed)
@@ -126,12 +126,12 @@ def _select_from_trajectories(
             if isinstance(turn, str):
                 drops[turn] += 1
                 continue
-            # Many runs of one task begin alike: ask the same question once.
-            question = hashlib.sha256(json.dumps(turn["messages"]).encode()).digest()
-            if question in seen:
+            # Many runs of a task start with the same messages.
+            digest = hashlib.sha256(json.dumps(turn["messages"]).encode()).digest()
+            if digest in seen:
                 drops["duplicate"] += 1
                 continue
-            seen.add(question)
+            seen.add(digest)
             yield turn
             kept += 1
 
@@ -139,16 +139,16 @@ def _select_from_trajectories(
 def order_runs(
     files: ParquetFiles, known: Collection[str], excluded: Collection[str], drops: Counter[str], seed: int
 ) -> pl.DataFrame:
-    """Return the runs of known tasks that are not excluded, as `file` and `row`, in the order drawn."""
-    found = []
+    """Return the runs of known tasks that are not excluded, as `file` and `row`, in the order of drawing."""
+    frames = []
     for index, name in enumerate(files.names):
         with files.open(index) as parquet:
             if missing := {*NEEDED} - {*parquet.schema_arrow.names}:
                 raise SourceError(f"`{name}` has no column `{min(missing)}`; give trajectories.")
             ids = pl.Series("id", parquet.read([KEY])[KEY].combine_chunks(), pl.String)
         rows = pl.DataFrame({"id": ids}).with_columns(file=pl.lit(index, pl.UInt32))
-        found.append(rows.with_row_index("row"))
-    runs = pl.concat(found)
+        frames.append(rows.with_row_index("row"))
+    runs = pl.concat(frames)
     reasons = {
         "excluded": pl.col("id").is_in(excluded),
         "no_instance_id": pl.col("id").is_null() | (pl.col("id") == ""),
@@ -166,7 +166,7 @@ def order_runs(
 
 
 def draw_runs(files: ParquetFiles, runs: pl.DataFrame, seed: int) -> list[Json | str]:
-    """Return a turn of each of these runs, or why it gives none, in their order."""
+    """Return a turn of each run, or the reason why it has none, in order."""
     drawn: dict[int, Json | str] = {}
     for (index,), chosen in runs.with_row_index("place").group_by("file", maintain_order=True):
         name = files.names[int(index)]
@@ -183,18 +183,18 @@ def _read_rows(parquet: pq.ParquetFile, wanted: Sequence[int]) -> Iterator[tuple
     start = 0
     for group in range(parquet.metadata.num_row_groups):
         stop = start + parquet.metadata.row_group(group).num_rows
-        if any(start <= row < stop for row in wanted):
-            at = start
-            for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns):
-                here = [row for row in wanted if at <= row < at + batch.num_rows]
-                taken = batch.take(pa.array([row - at for row in here], pa.int64())).to_pylist()
-                yield from zip(here, taken, strict=True)
-                at += batch.num_rows
-        start = stop
+        if not any(start <= row < stop for row in wanted):
+            start = stop
+            continue
+        for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns):
+            numbers = [row for row in wanted if start <= row < start + batch.num_rows]
+            rows = batch.take(pa.array([row - start for row in numbers], pa.int64())).to_pylist()
+            yield from zip(numbers, rows, strict=True)
+            start += batch.num_rows
 
 
 def _draw_turn(row: Mapping[str, Any], rng: random.Random) -> Json | str:
-    """Choose one of the agent's turns: the messages before it are given, it is the reference."""
+    """Choose one turn of the agent as the reference; the messages before it are the prompt."""
     instance, repo = row[KEY], row.get("repo")
     messages = read_messages(row["messages"])
     roles = [message["role"] for message in messages]
@@ -208,14 +208,20 @@ def _draw_turn(row: Mapping[str, Any], rng: random.Random) -> Json | str:
         repo = instance.rpartition("-")[0].replace("__", "/") if "__" in instance else ""
     at = rng.choice(readable)
     answer = messages[at]["content"]
-    about = {KEY: instance, "repo": str(repo), "messages": messages[:at], "assistant": answer}
-    return {**about, "turn": turns.index(at) + 1, "action_style": classify_action(answer)}
+    return {
+        KEY: instance,
+        "repo": str(repo),
+        "messages": messages[:at],
+        "assistant": answer,
+        "turn": turns.index(at) + 1,
+        "action_style": classify_action(answer),
+    }
 
 
 def read_messages(recorded: object) -> list[Json]:
-    """Return role and text of each message of a list or its JSON; results of tools become messages of the user.
+    """Return role and text of the messages in a list, or in its JSON; tool results become user messages.
 
-    Empty messages are left out.
+    Empty messages are left out; consecutive messages of one role are joined.
     """
     recorded = decode_json(recorded) if isinstance(recorded, str) else recorded
     messages: list[Json] = []
@@ -235,7 +241,7 @@ def read_messages(recorded: object) -> list[Json]:
 
 
 def scan_pull_requests(source: str) -> list[pl.LazyFrame]:
-    """Open records of pull requests, a frame for each file; raises SourceError for others."""
+    """Open records of pull requests, one frame per file; raises SourceError if columns are missing."""
     files = find_parquet_files(source)
     texts = {*TITLES, *(name for key, names in NAMES.items() for name in names if key != "base_commit")}
     for index, name in enumerate(files.names):
@@ -255,20 +261,20 @@ def list_ids(scans: Iterable[pl.LazyFrame]) -> frozenset[str]:
 
 
 def read_records(scans: Iterable[pl.LazyFrame], wanted: Collection[str]) -> list[Json]:
-    """Return the records of these ids, sorted; of two with the same id the first is kept."""
+    """Return the records of these ids, sorted by id; the first record of an id is kept."""
     keys = pl.LazyFrame({KEY: sorted(wanted)}, schema={KEY: pl.String})
-    found: dict[str, Json] = {}
+    records: dict[str, Json] = {}
     for scan in scans:
-        there = scan.collect_schema().names()
-        needed = [KEY, *(n for names in (*NAMES.values(), TITLES) for n in names if n in there)]
+        columns = scan.collect_schema().names()
+        needed = [KEY, *(n for names in (*NAMES.values(), TITLES) for n in names if n in columns)]
         joined = scan.select(needed).join(keys, on=KEY, how="semi", maintain_order="left")
         for row in joined.collect(engine="streaming").iter_rows(named=True):
-            found.setdefault(row[KEY], make_record(row))
-    return [found[key] for key in sorted(found)]
+            records.setdefault(row[KEY], make_record(row))
+    return [records[key] for key in sorted(records)]
 
 
 def make_record(row: Json) -> Json:
-    """Bring a row to the columns of PULL_REQUEST."""
+    """Convert a row to the columns of PULL_REQUEST."""
     texts = {name: _first_text(row, names) for name, names in NAMES.items()}
     title = _first_text(row, TITLES)
     if title:
@@ -282,9 +288,6 @@ def make_record(row: Json) -> Json:
 
 
 def _first_text(row: Json, names: Iterable[str]) -> str:
-    for name in names:
-        value = row.get(name)
-        if value is not None and value != "":
-            text = value if isinstance(value, str) else json.dumps(value, default=str)
-            return replace_surrogates(text).strip()
-    return ""
+    value = next((row[name] for name in names if row.get(name) not in (None, "")), "")
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return replace_surrogates(text).strip()

@@ -1,1 +1,1 @@
-"""Stages over rollouts and recorded sessions: training steps and preference pairs."""
+"""Stages that turn rollouts and recorded sessions into training steps and preference pairs."""

@@ -1,13 +1,13 @@
-"""Runs as conversations: their turns, the turn of each step as a target, and what it was based on.
+"""Read and build the conversation of a run: turns, steps, and the context and target of each step.
 
 A run is a row with the columns of ROLLOUT. Step i is the turn `messages[n_context]`, which has at most
-one call; the model had read the turns before it. Both protocols are read: `native` has `tool_calls` and
-turns of role `tool`, `json` has calls as JSON objects in the text of the assistant and results as turns
-of the user.
+one call; the turns before it are its context. There are two protocols: `native` has `tool_calls` and
+turns of role `tool`; `json` has calls as JSON objects in the assistant's text, and results as user turns.
 """
 
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -19,7 +19,7 @@ from pimono_sdpo.text import shorten
 
 Json = dict[str, Any]
 Row = Mapping[str, Any]
-# A reason for a reject, and its detail.
+# The reason for a reject, and its detail.
 Why = tuple[str, str]
 _EMPTY = dict.fromkeys(TURN)
 
@@ -30,7 +30,7 @@ def make_turn(role: str, content: str | None, **more: Any) -> Turn:
 
 
 def dump_json(value: Any) -> str:
-    r"""Serialize as targets are: on one line, without escaping letters.
+    r"""Return a value as JSON on one line, without escaping letters, as in targets.
 
     >>> dump_json({"type": "tool_call", "name": "grep", "args": {"pattern": "é"}})
     '{"type": "tool_call", "name": "grep", "args": {"pattern": "é"}}'
@@ -39,13 +39,18 @@ def dump_json(value: Any) -> str:
 
 
 def find_goal(run: Row, step: Row) -> int:
-    """Return the index of the request of a step: the first of a rollout, the latest of a session."""
+    """Return the index of the request of a step: the first user turn of a rollout, the latest of a session."""
     requests = [at for at, turn in enumerate(run["messages"][: step["n_context"]]) if turn["role"] == "user"]
-    return 0 if not requests else requests[-1] if run["suite"] is None else requests[0]
+    if not requests:
+        return 0
+    return requests[-1] if run["suite"] is None else requests[0]
 
 
 def select_context(turns: Sequence[Turn], goal: int, last: int | None, tool_chars: int | None) -> list[Turn]:
-    """Keep the system's turn, the request at index `goal`, and the `last` turns of the assistant with results."""
+    """Keep the system turn, the request at index `goal`, and the `last` assistant turns with their results.
+
+    Later results and user turns are shortened to `tool_chars`. None keeps all turns, or all characters.
+    """
     kept = list(turns)
     if last is not None:
         starts = [at for at in range(goal + 1, len(turns)) if turns[at]["role"] == "assistant"]
@@ -62,16 +67,17 @@ def select_context(turns: Sequence[Turn], goal: int, last: int | None, tool_char
 
 
 def render_target(run: Row, step: Row) -> Turn:
-    """Return the turn to learn: in the json protocol exactly one JSON object."""
+    """Return the turn to learn; in the json protocol it is exactly one JSON object."""
     if run["protocol"] != "json" or step["kind"] == "parse_error":
         turn: Turn = run["messages"][step["n_context"]]
         return turn
     args = step["args"] if isinstance(step["args"], dict) else {}
-    called = {"type": "tool_call", "name": step["name"], "args": args}
-    return make_turn("assistant", dump_json({"type": "final", **args} if step["kind"] == "final" else called))
+    if step["kind"] == "final":
+        return make_turn("assistant", dump_json({"type": "final", **args}))
+    return make_turn("assistant", dump_json({"type": "tool_call", "name": step["name"], "args": args}))
 
 
-# A call that is made this often in a row is a loop.
+# A call that is repeated this often in a row is a loop.
 REPEATS = 3
 MAX_ERROR = 200
 
@@ -79,7 +85,7 @@ MAX_ERROR = 200
 def add_call(
     turns: list[Turn], steps: list[Json], text: str, call_id: str, name: str, args: Any, result: str, failed: bool
 ) -> None:
-    """Add a call and its result: two turns, and their step."""
+    """Append a call and its result as two turns, and their step."""
     loop = [(step["name"], step["args"]) for step in steps[1 - REPEATS :]] == [(name, args)] * (REPEATS - 1)
     kind = "parse_error" if not isinstance(args, dict) else "loop" if loop else "tool_call"
     steps.append(make_step(len(steps), kind, len(turns), name, args, result[:MAX_ERROR] if failed else None))
@@ -89,7 +95,7 @@ def add_call(
 
 
 def add_answer(turns: list[Turn], steps: list[Json], text: str) -> None:
-    """Add an answer without a call, and its step."""
+    """Append an answer without a call as a turn, and its step."""
     steps.append(make_step(len(steps), "final", len(turns)))
     turns.append(make_turn("assistant", text))
 
@@ -97,51 +103,55 @@ def add_answer(turns: list[Turn], steps: list[Json], text: str) -> None:
 def make_step(
     index: int, kind: str, at: int, name: str | None = None, args: Any = None, error: str | None = None
 ) -> Json:
-    """Return a step whose answer is the turn at index `at`; it worked if there is no error."""
+    """Return the step of the turn at index `at`; it worked if there is no error."""
     step = {"index": index, "kind": kind, "name": name, "args": args, "ok": error is None, "error": error}
     return {**step, "n_context": at, "tests_ok": None, "malformed": None}
 
 
 def count_steps(steps: Sequence[Json]) -> Json:
     """Return the columns of a rollout that count its steps."""
-    kinds = [step["kind"] for step in steps]
-    counted = {"n_tool_calls": "tool_call", "parse_errors": "parse_error", "loop_detections": "loop"}
-    return {"n_steps": len(kinds), **{name: kinds.count(kind) for name, kind in counted.items()}}
+    kinds = Counter(step["kind"] for step in steps)
+    return {
+        "n_steps": len(steps),
+        "n_tool_calls": kinds["tool_call"],
+        "parse_errors": kinds["parse_error"],
+        "loop_detections": kinds["loop"],
+    }
 
 
 def has_worked(step: Row) -> bool:
-    """Whether a step is a call or a report that could be read and did not fail."""
+    """Return whether a step is a call or a report that could be read and did not fail."""
     return step["kind"] in {"tool_call", "final"} and step["ok"] is not False
 
 
-# Texts that may be empty: an empty file, and a replacement that deletes.
+# Arguments that may be empty: the content of an empty file, or a replacement that deletes text.
 MAY_BE_BLANK = frozenset({"content", "newText", "new_string", "new_str", "new_source"})
 
 
 def find_problem(step: Row, tools: Sequence[Json]) -> Why | None:
-    """Return reason and detail why a call could not have worked, None if it could."""
+    """Return why a call could not have worked, as reason and detail; None if it could."""
     if step["kind"] == "parse_error":
         return "malformed_call", step["error"] or ""
     if step["kind"] == "final":
         return None
-    known = {tool["function"]["name"]: tool["function"] for tool in tools if "function" in tool}
-    if known and step["name"] not in known:
+    functions = {tool["function"]["name"]: tool["function"] for tool in tools if "function" in tool}
+    if functions and step["name"] not in functions:
         return "unknown_tool", str(step["name"])
-    schema = (known.get(step["name"]) or {}).get("parameters") or {}
+    schema = functions.get(step["name"], {}).get("parameters") or {}
     for name in schema.get("required") or ():
         value = step["args"].get(name)
         if isinstance(value, str) and not value.strip() and name not in MAY_BE_BLANK:
             return "blank_argument", name
-    wrong = next(iter(_make_validator(dump_json(schema)).iter_errors(step["args"])), None)
-    return ("invalid_arguments", wrong.message[:200]) if wrong else None
+    error = next(iter(_make_validator(dump_json(schema)).iter_errors(step["args"])), None)
+    return ("invalid_arguments", error.message[:200]) if error else None
 
 
-# Names of tests and their settings, as globs for each part of a path.
+# Names of tests and their configuration, as globs for each part of a path.
 TEST_NAMES = ("test", "tests", "test_*", "*_test.*", "*.test.*", "conftest.py", "pytest.ini")
 
 
 def is_test(path: str) -> bool:
-    """Tell tests and their settings by their names.
+    """Return whether a path belongs to tests or their configuration.
 
     >>> is_test("src/tests/data.json"), is_test("test_add.py"), is_test("src/contest.py")
     (True, True, False)
@@ -151,7 +161,7 @@ def is_test(path: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _make_validator(schema: str) -> Any:
-    # The filter reads sessions with this module, and does not need them.
+    # Imported here because the filter uses this module without validating anything.
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
     from referencing import Registry
@@ -174,17 +184,17 @@ def convert_to_json(run: Row) -> Row:
     """Return the run in the json protocol."""
     if run["protocol"] == "json":
         return run
-    known = [{"name": tool["function"]["name"], "args": tool["function"].get("parameters")} for tool in run["tools"]]
-    system = make_turn("system", PROMPTS["actions"].format(tools="\n".join(map(dump_json, known))))
-    given = run["messages"]
-    had = bool(given) and given[0]["role"] == "system"
-    turns = [system, *map(_convert_turn, given[had:])]
+    tools = [{"name": tool["function"]["name"], "args": tool["function"].get("parameters")} for tool in run["tools"]]
+    system = make_turn("system", PROMPTS["actions"].format(tools="\n".join(map(dump_json, tools))))
+    messages = run["messages"]
+    has_system = bool(messages) and messages[0]["role"] == "system"
+    turns = [system, *map(_convert_turn, messages[has_system:])]
     steps = []
     for step in run["steps"]:
         at, args = step["n_context"], step["args"]
         if step["kind"] == "final" and not isinstance(args, dict):
-            args = {"summary": given[at]["content"] or ""}
-        steps.append({**step, "args": args, "n_context": at + (not had)})
+            args = {"summary": messages[at]["content"] or ""}
+        steps.append({**step, "args": args, "n_context": at + (not has_system)})
     return {**run, "messages": turns, "steps": steps, "protocol": "json"}
 
 
@@ -194,8 +204,8 @@ def _convert_turn(turn: Turn) -> Turn:
         return make_turn("user", f"[tool_result]\n{text}")
     if turn["role"] != "assistant":
         return turn
-    called: Json = {"type": "final", "summary": text}
+    action: Json = {"type": "final", "summary": text}
     if calls := turn.get("tool_calls"):
         function = calls[0]["function"]
-        called = {"type": "tool_call", "name": function["name"], "args": function["arguments"]}
-    return make_turn("assistant", dump_json(called))
+        action = {"type": "tool_call", "name": function["name"], "args": function["arguments"]}
+    return make_turn("assistant", dump_json(action))

@@ -1,7 +1,7 @@
-"""Find what a run must not teach: leaks, stray files, overwritten tests, and needless changes.
+"""Find noise in a run: leaks, stray files, overwritten tests, and needless changes.
 
-Pairs never choose a run with such noise; rows of single actions leave out the writes that made it.
-A run is compared with the passing runs of its task, and with what its suite knows of the fix.
+Pairs never choose a run with noise; rows of single actions leave out the writes that caused it.
+A run is compared with the passing runs of its task, and with what its suite knows about the fix.
 """
 
 from collections import Counter
@@ -13,9 +13,9 @@ from pimono_sdpo.text import match_globs
 from processors.rollouts.conversation import MAY_BE_BLANK, Row, Why, is_test
 
 CHURN = 3
-# A file is not needed if fewer than one in RARE of the other passing runs changes it.
+# A file is stray if fewer than one in RARE of the other passing runs change it.
 RARE = 4
-# Arguments of calls that name a file, and those that only calls that change it have.
+# Arguments that name a file, and arguments that only calls which change a file have.
 PATHS = ("rel_path", "path", "file_path", "filePath")
 TEXTS = MAY_BE_BLANK | {"file_text", "edits"}
 
@@ -29,7 +29,7 @@ class Passing:
     paths: Counter[str] = field(default_factory=Counter)
 
     def add(self, row: Row) -> None:
-        """Add a run that passes; needs `patch` and `files_touched`."""
+        """Add a passing run; it needs `patch` and `files_touched`."""
         self.runs += 1
         self.paths.update(set(row["files_touched"]))
         if row["patch"]:
@@ -38,7 +38,7 @@ class Passing:
 
 
 def compare_passing(rows: Iterable[Row]) -> Passing:
-    """Return what those of the rows that pass change."""
+    """Return what the passing runs among the rows change."""
     passing = Passing()
     for row in rows:
         if row["tests_ok"]:
@@ -47,7 +47,7 @@ def compare_passing(rows: Iterable[Row]) -> Passing:
 
 
 def measure_patch(patch: str) -> tuple[int, int, int]:
-    r"""Count the lines a patch adds and removes, its hunks, and hunks that change only white space.
+    r"""Return the lines a patch adds and removes, its hunks, and its hunks that change only white space.
 
     Hunks of only empty lines do not count as white space changes.
 
@@ -67,12 +67,12 @@ def measure_patch(patch: str) -> tuple[int, int, int]:
 
 
 def _only_spaces(hunk: Sequence[str]) -> bool:
-    sides = ["".join("".join(one[1:].split()) for one in hunk if one[0] == tag) for tag in "-+"]
-    return any(one[1:].strip() for one in hunk) and sides[0] == sides[1]
+    before, after = ("".join("".join(line[1:].split()) for line in hunk if line[0] == sign) for sign in "-+")
+    return before == after and before != ""
 
 
 def find_noise(row: Row, passing: Passing, task: Row | None) -> Why | None:
-    """Return reason and detail why a run must not be chosen, None if it may."""
+    """Return why a run must not be chosen, as reason and detail; None if it may be."""
     if not row["files_touched"]:
         return "no_change", "it changed no file"
     stray = find_stray_files(row, passing, task)
@@ -80,42 +80,41 @@ def find_noise(row: Row, passing: Passing, task: Row | None) -> Why | None:
 
 
 def find_action_noise(row: Row, passing: Passing, task: Row | None) -> list[Why | None]:
-    """Return for each action of a run why it must not be learned, None if it may.
+    """Return for each action of a run why it must not be learned, None if it may be.
 
-    Noise bars the writes that made it, or all actions where no call can be recognized as such a write.
+    Noise excludes the writes that caused it, or all actions if no call can be recognized as such a write.
     """
     if leak := find_leak(row, task):
         return [leak] * len(row["steps"])
-    written = [(_written_path(step), step["args"]) for step in row["steps"]]
-    last = {path: args.get("content") for path, args in written if path}
-    # Calls may name a file by its absolute path, so only the ending is compared.
+    writes = [(_find_written_path(step), step["args"]) for step in row["steps"]]
+    last = {path: args.get("content") for path, args in writes if path}
+    # Calls may name a file by its absolute path, so only the end of the path is compared.
     noise = [(f"/{path}", why) for path, why in find_stray_files(row, passing, task).items()]
     if churn := _find_churn(row, passing, task):
         noise.append(("", churn))
-    made = {ending for ending, _ in noise if any(path.endswith(ending) for path in last)}
-    limit, found = _limit_lines(passing, task), list[Why | None]()
-    for path, args in written:
-        barred = (why for ending, why in noise if ending not in made or (path and path.endswith(ending)))
-        # What a later write of the same file took back is not in the patch.
-        lines = _count_changes(args.get("content"), last[path]) if path else 0
-        too_many = (
-            ("non_minimal", f"{lines} lines were taken back later") if limit is not None and lines > limit else None
-        )
-        found.append(next(barred, too_many))
-    return found
+    attributed = {ending for ending, _ in noise if any(path.endswith(ending) for path in last)}
+    limit, reasons = _limit_lines(passing, task), list[Why | None]()
+    for path, args in writes:
+        why = next((why for end, why in noise if end not in attributed or (path and path.endswith(end))), None)
+        if why is None and path and limit is not None:
+            # The patch does not show what a later write of the same file took back.
+            lines = _count_changes(args.get("content"), last[path])
+            why = ("non_minimal", f"{lines} lines were taken back later") if lines > limit else None
+        reasons.append(why)
+    return reasons
 
 
-def _written_path(step: Row) -> str:
-    """Return the path of a call that changes a file, after a slash; "" for any other."""
+def _find_written_path(step: Row) -> str:
+    """Return the path of a call that changes a file, after a slash; "" for any other step."""
     args = step["args"]
     if step["kind"] not in {"tool_call", "loop"} or not args.keys() & TEXTS:
         return ""
-    named = (args[name] for name in PATHS if isinstance(args.get(name), str))
-    return next((f"/{path.removeprefix('./')}" for path in named if path), "")
+    paths = (args[name] for name in PATHS if isinstance(args.get(name), str))
+    return next((f"/{path.removeprefix('./')}" for path in paths if path), "")
 
 
 def _count_changes(before: Any, after: Any) -> int:
-    """Count the lines that only one of two texts has; 0 for anything but texts."""
+    """Return the number of lines that only one of two texts has; 0 for values that are not texts."""
     if not isinstance(before, str) or not isinstance(after, str):
         return 0
     one, two = Counter(before.splitlines()), Counter(after.splitlines())
@@ -123,9 +122,9 @@ def _count_changes(before: Any, after: Any) -> int:
 
 
 def _limit_lines(passing: Passing, task: Row | None) -> int | None:
-    """Return the number of lines that a patch may change, None if nothing is known of the fix."""
-    known = (task["metadata"] or {}).get("fix_lines") if task else None
-    sizes = [one for one in (known, passing.lines) if isinstance(one, int)]
+    """Return the number of lines that a patch may change, None if nothing is known about the fix."""
+    fix_lines = (task["metadata"] or {}).get("fix_lines") if task else None
+    sizes = [size for size in (fix_lines, passing.lines) if isinstance(size, int)]
     return CHURN * min(sizes) if sizes else None
 
 
@@ -135,14 +134,14 @@ def _find_churn(row: Row, passing: Passing, task: Row | None) -> Why | None:
     if limit is not None and lines > limit:
         smallest = limit // CHURN
         return "non_minimal", f"{lines} lines, the smallest patch that passes has {smallest}"
-    # If all hunks are such, they are the fix: a line moved out of a loop, a space in a string.
+    # If all hunks change only white space, that is the fix: a line moved out of a loop, a space in a string.
     if 0 < blank < hunks:
         return "non_minimal", f"{blank} hunks change nothing but spaces"
     return None
 
 
 def find_leak(row: Row, task: Row | None) -> Why | None:
-    """Find runs that have seen what their task hides, which may be the answer."""
+    """Return the first access to a file that the task hides, which may contain the answer; None without one."""
     hide = task["hide"] if task else ()
     for step in row["steps"]:
         args = step["args"] if step["ok"] and isinstance(step["args"], dict) else {}
@@ -154,16 +153,17 @@ def find_leak(row: Row, task: Row | None) -> Why | None:
 
 
 def find_stray_files(row: Row, passing: Passing, task: Row | None) -> dict[str, Why]:
-    """Return the files that are not the task's, or that few other passing runs have changed."""
+    """Return the changed files that do not belong to the task, or that few other passing runs change."""
     touched = row["files_touched"]
     if expected := (task["metadata"] or {}).get("files") if task else None:
         return {
             path: ("wrong_file", f"`{path}` does not belong to the task") for path in touched if path not in expected
         }
-    itself = int(bool(row["tests_ok"]))
-    others, stray = passing.runs - itself, dict[str, Why]()
+    # A passing run is not compared with itself.
+    own = int(bool(row["tests_ok"]))
+    others, stray = passing.runs - own, dict[str, Why]()
     for path in touched:
-        changed = passing.paths[path] - itself
+        changed = passing.paths[path] - own
         if is_test(path):
             stray[path] = "overwrites_tests", f"`{path}`"
         elif others > 0 and changed * RARE < others:

@@ -1,16 +1,16 @@
-"""Pair the better run of a task with the worse one, or their actions where runs diverge.
+"""Build preference pairs from the rollouts of a task: whole runs, or the actions where runs diverge.
 
 reads   ROLLOUT rows of one task
 writes  PAIR, and DROPPED_PAIR with why a pair was not kept
 
-The sides of a target are the first actions in which runs diverge (`step`), one JSON object with the
-patch, the last file or the final report (`patch`, `last_write`, `summary`), or the last K or all
-actions with their results as turns (`truncated`, `full`).
+The target decides what the sides of a pair are: the first actions in which runs diverge (`step`); one JSON
+object with the patch, the last file or the final report (`patch`, `last_write`, `summary`); or the last K or
+all actions with their results as turns (`truncated`, `full`).
 
 Runs are compared by `score_run`. The value of an action is the share of passing runs among those that took
-it; two make a pair when their values differ by `min_gap`, or when the worse one could not be read, did not
-work, failed the tests or was a loop. Some run that took the better one must pass. The winner's patch is
-tested again several times; where patches are the sides of the pair, so is the loser's, once.
+it. Two actions make a pair if their values differ by `min_gap`, or if the worse one could not be read, did
+not work, failed the tests or was a loop. At least one run that took the better action must pass. The winner's
+patch is tested again several times; if the sides are patches, the loser's is tested again once.
 """
 
 import re
@@ -42,24 +42,21 @@ TARGETS: tuple[Target, ...] = get_args(Target)
 SNIPPET = 400
 MAX_FILES_CHARS = 60_000
 _TESTS = re.compile(r"\s*\[TESTS (?:PASS|FAIL)\].*", re.DOTALL)
-# Whether the tests of a task pass with a patch, None when they could not be run; and why.
-Retest = Callable[[Row, str], tuple[bool | None, str]]
+# Whether the tests of a task pass with a patch (None if they could not be run), and why.
+Verdict = tuple[bool | None, str]
+Retest = Callable[[Row, str], Verdict]
 
 
 @options
 class Rules:
-    """How pairs are made of rollouts."""
+    """Options for pairing rollouts."""
 
-    target: Target = option("What a side of a pair of rollouts holds.", default="step", decides="row")
+    target: Target = option("What the sides of a pair of rollouts are.", default="step", decides="row")
     last_k: int = option("Actions that `truncated` keeps.", default=4, minimum=1, decides="row")
-    min_gap: float = option(
-        "Of `step`: by how much the better action must pass more often.", default=0.5, share=True, decides="row"
-    )
-    allow_efficiency_pairs: bool = option(
-        "Also pair two runs that pass, by their steps.", default=False, decides="row"
-    )
+    min_gap: float = option("For `step`: minimum difference in pass rates.", default=0.5, share=True, decides="row")
+    allow_efficiency_pairs: bool = option("Also pair two passing runs by their steps.", default=False, decides="row")
     flaky_reruns: int = option("Times to test the winner's patch again.", default=2, minimum=0, decides="row")
-    with_outcome: bool = option("Put the output of the tests into the targets.", default=False, decides="row")
+    with_outcome: bool = option("Include the output of the tests in the targets.", default=False, decides="row")
 
 
 @dataclass
@@ -70,15 +67,15 @@ class Case:
     rows: list[Json]
     split: str
     task: Row | None = None
-    # The texts an agent may see, none when the repo is missing.
+    # The text files an agent may see, empty if the repo is missing.
     files: Mapping[str, str] = field(default_factory=dict)
     retest: Retest | None = None
-    retested: dict[str, tuple[bool | None, str]] = field(default_factory=dict)
+    retested: dict[str, Verdict] = field(default_factory=dict)
 
 
 @dataclass
-class Made:
-    """The pairs of a task, what gives none with its `drop_reason`, and counts for the report."""
+class Pairs:
+    """The pairs of a task, rejected pairs with their `drop_reason`, and counts for the report."""
 
     rows: list[Json] = field(default_factory=list)
     rejects: list[Json] = field(default_factory=list)
@@ -95,59 +92,61 @@ def score_run(row: Row) -> list[float]:
     ]
 
 
-def pair_runs(case: Case, rules: Rules) -> Made:
-    """Return at most one pair: the best run against the worst, and why others were not kept."""
-    made, sound = Made(), [row for row in case.rows if not row["error"]]
-    missing = [_lacks_target(row, rules.target) for row in sound]
-    able = _choose_comparable([row for row, why in zip(sound, missing, strict=True) if not why], rules)
+def pair_runs(case: Case, rules: Rules) -> Pairs:
+    """Return at most one pair, of the best and the worst run, and the pairs that were rejected."""
+    pairs, sound = Pairs(), [row for row in case.rows if not row["error"]]
+    missing = [_find_missing_target(row, rules.target) for row in sound]
+    comparable = _choose_comparable([row for row, why in zip(sound, missing, strict=True) if not why], rules)
     why = None
     if len(sound) < 2 and len(sound) < len(case.rows):
         why = "infra_error", next(row["error"] for row in case.rows if row["error"])[:300]
     elif sound and not _choose_comparable(sound, rules):
         why = "no_verdict", f"none of {len(sound)} runs was tested"
-    elif len(able) < 2:
-        whys = [one or "it was not tested" for one in missing]
-        why = "ineligible", f"{len(able)} of {len(case.rows)} runs can be compared: {whys}"[:300]
-    elif able[0]["tests_ok"] is not None and not any(row["tests_ok"] for row in able):
-        why = "both_fail", f"none of {len(able)} runs passes"
+    elif len(comparable) < 2:
+        reasons = [reason or "it was not tested" for reason in missing]
+        why = "ineligible", f"{len(comparable)} of {len(case.rows)} runs can be compared: {reasons}"[:300]
+    elif comparable[0]["tests_ok"] is not None and not any(row["tests_ok"] for row in comparable):
+        why = "both_fail", f"none of {len(comparable)} runs passes"
     if why:
-        made.rejects.append(_describe(case, rules.target, None, None, why))
-        return made
-    ranked = _rank(able)
+        pairs.rejects.append(_describe(case, rules.target, why=why))
+        return pairs
+    ranked, passing = _rank(comparable), compare_passing(comparable)
     worst = ranked.pop()
     for best in [row for row in ranked if row["tests_ok"]] or ranked:
-        pair = _pair_two(case, best, worst, rules, able, made)
+        pair = _pair_two(case, rules, best, worst, passing, pairs)
         if isinstance(pair, dict):
-            made.rows.append(pair)
+            pairs.rows.append(pair)
             break
-        made.rejects.append(_describe(case, rules.target, best, worst, pair))
+        pairs.rejects.append(_describe(case, rules.target, best, worst, pair))
         if pair[0] in {"no_contrast", "identical_outcome"}:
             break
-    return made
+    return pairs
 
 
 def _rank(rows: list[Json]) -> list[Json]:
-    """Return the runs, the best first; of equal ones, that of the lower seed."""
+    """Return the runs, best first; of equal runs, the one with the lower seed."""
     return sorted(rows, key=lambda row: (score_run(row), -row["seed"]), reverse=True)
 
 
-def _lacks_target(row: Row, target: Target) -> str | None:
+def _find_missing_target(row: Row, target: Target) -> str | None:
     """Return why a run cannot be a side of a pair, None if it can."""
-    needs = {"patch": (row["patch"], "it changed nothing")}
-    needs["last_write"] = _find_last_write(row), "it wrote no file"
-    needs["summary"] = _find_report(row), "it never came to its final report"
-    there, why = needs.get(target, (row["steps"], "it did nothing"))
-    return None if there else why
+    if target == "patch":
+        return None if row["patch"] else "it changed nothing"
+    if target == "last_write":
+        return None if _find_last_write(row) else "it wrote no file"
+    if target == "summary":
+        return None if _find_report(row) else "it never came to its final report"
+    return None if row["steps"] else "it did nothing"
 
 
 def _choose_comparable(rows: list[Json], rules: Rules) -> list[Json]:
-    """Return the runs with a verdict, or all if none has one and length alone may decide."""
-    judged = [row for row in rows if row["tests_ok"] is not None]
-    return judged if judged or not rules.allow_efficiency_pairs else rows
+    """Return the runs with a verdict; if there are none and length alone may decide, return all."""
+    tested = [row for row in rows if row["tests_ok"] is not None]
+    return tested if tested or not rules.allow_efficiency_pairs else rows
 
 
-def _pair_two(case: Case, best: Json, worst: Json, rules: Rules, able: Sequence[Json], made: Made) -> Json | Why:
-    """Return the pair of two runs, or why there is none; testing is last because it costs most."""
+def _pair_two(case: Case, rules: Rules, best: Json, worst: Json, passing: Passing, pairs: Pairs) -> Json | Why:
+    """Return the pair of two runs, or why there is none; tests come last because they cost the most."""
     if score_run(best) == score_run(worst):
         return "no_contrast", "the scores are equal"
     if bool(best["tests_ok"]) == bool(worst["tests_ok"]) and not rules.allow_efficiency_pairs:
@@ -164,13 +163,13 @@ def _pair_two(case: Case, best: Json, worst: Json, rules: Rules, able: Sequence[
         return "identical_outcome", "both sides read the same"
     if best["patch"] == worst["patch"] and rules.target in {"patch", "last_write"}:
         return "identical_patch", ""
-    if why := find_noise(best, compare_passing(able), case.task) or find_leak(worst, case.task):
+    if why := find_noise(best, passing, case.task) or find_leak(worst, case.task):
         return why
     if rules.target == "truncated":
         passed = next((s["index"] for s in best["steps"] if s["tests_ok"]), None)
         if passed is not None and passed < len(best["steps"]) - rules.last_k:
             return "key_decision_truncated", f"not in the last {rules.last_k} actions"
-    if why := _retest(case, best, worst if rules.target == "patch" else None, rules, made):
+    if why := _retest(case, best, worst if rules.target == "patch" else None, rules, pairs):
         return why
     has_calls = chosen[0].get("tool_calls") or len(chosen) > 1
     return {
@@ -182,37 +181,39 @@ def _pair_two(case: Case, best: Json, worst: Json, rules: Rules, able: Sequence[
     }
 
 
-def _retest(case: Case, best: Json, worst: Json | None, rules: Rules, made: Made) -> Why | None:
-    """Test the patches of both again; the first verdict that differs from the run's counts."""
+def _retest(case: Case, best: Json, worst: Json | None, rules: Rules, pairs: Pairs) -> Why | None:
+    """Test both patches again, up to the first verdict that differs from the run's; return why the pair is dropped."""
     for row, times in ((best, rules.flaky_reruns), (worst, min(rules.flaky_reruns, 1))):
         if row is None or row["tests_ok"] is None or not row["patch"] or not times:
             continue
         if row["run_id"] not in case.retested:
-            found: tuple[bool | None, str] = None, "there is nothing to test it with"
-            for _ in range(times):
-                if case.retest is not None and case.task is not None:
-                    found = case.retest(case.task, row["patch"])
-                if found[0] != row["tests_ok"]:
-                    break
-            case.retested[row["run_id"]] = found
+            verdict: Verdict = None, "there are no tests to run again"
+            if case.retest is not None and case.task is not None:
+                for _ in range(times):
+                    verdict = case.retest(case.task, row["patch"])
+                    if verdict[0] != row["tests_ok"]:
+                        break
+            case.retested[row["run_id"]] = verdict
         passes, why = case.retested[row["run_id"]]
         if passes is not None and passes != row["tests_ok"]:
             detail = f"{row['run_id']} was {row['tests_ok']}, tested again {passes}: {why}"
             return "flaky", detail[:300]
-        made.counts["not_retested" if passes is None else "retested"] += 1
+        pairs.counts["not_retested" if passes is None else "retested"] += 1
     return None
 
 
-def _describe(case: Case, target: str, best: Json | None, worst: Json | None, why: Why | None = None) -> Json:
-    """Return the columns of a pair that say where it is from, and why it was dropped."""
-    one = best or worst or (case.rows[0] if case.rows else {})
-    found: Json = {"target": target, "task_id": case.task_id, "split": case.split}
-    found |= {"suite": one.get("suite"), "model": one.get("model")}
-    for side, row in (("chosen", best), ("rejected", worst)):
-        found[f"score_{side}"] = score_run(row) if row else None
-        found[f"run_{side}"] = row["run_id"] if row else None
-        found[f"seed_{side}"] = row["seed"] if row else None
-    return found | ({"drop_reason": why[0], "detail": why[1]} if why else {})
+def _describe(
+    case: Case, target: str, best: Json | None = None, worst: Json | None = None, why: Why | None = None
+) -> Json:
+    """Return the columns of a pair about its origin, and why it was dropped."""
+    origin = best or worst or (case.rows[0] if case.rows else {})
+    row: Json = {"target": target, "task_id": case.task_id, "split": case.split}
+    row |= {"suite": origin.get("suite"), "model": origin.get("model")}
+    for side, run in (("chosen", best), ("rejected", worst)):
+        row[f"score_{side}"] = score_run(run) if run else None
+        row[f"run_{side}"] = run["run_id"] if run else None
+        row[f"seed_{side}"] = run["seed"] if run else None
+    return row | ({"drop_reason": why[0], "detail": why[1]} if why else {})
 
 
 def _find_last_write(row: Row) -> Json:
@@ -228,15 +229,17 @@ def _find_report(row: Row) -> Json:
 
 
 def _render_prompt(row: Row, target: Target, files: Mapping[str, str], paths: Sequence[str]) -> list[Turn] | None:
-    """Return the prompt of both sides, with the files at `paths`; None when these cannot be shown."""
+    """Return the prompt of both sides, with the files at `paths`; None if these are missing or too long."""
     before = list(takewhile(lambda turn: turn["role"] != "assistant", row["messages"]))
     if target not in PROMPTS["forms"]:
         return before
     shown = [next((turn["content"] or "" for turn in before if turn["role"] == "user"), "")]
     for path in paths:
-        marks = "`" * max(3, 1 + max(map(len, re.findall(r"`+", files.get(path, ""))), default=0))
-        text = f"The file `{path}`:\n\n{marks}\n{files.get(path, '').rstrip(chr(10))}\n{marks}"
-        shown.append(text if path in files else f"There is no file `{path}` yet.")
+        if (text := files.get(path)) is None:
+            shown.append(f"There is no file `{path}` yet.")
+            continue
+        fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", text)), default=0))
+        shown.append(f"The file `{path}`:\n\n{fence}\n{text.rstrip(chr(10))}\n{fence}")
     if (paths and not files) or sum(map(len, shown[1:])) > MAX_FILES_CHARS:
         return None
     system = make_turn("system", PROMPTS["answer"].format(form=PROMPTS["forms"][target]))
@@ -244,7 +247,7 @@ def _render_prompt(row: Row, target: Target, files: Mapping[str, str], paths: Se
 
 
 def _render_side(row: Row, rules: Rules, with_summary: bool) -> list[Turn]:
-    """Return one side of a pair; `with_summary`: both runs have one for their patch."""
+    """Return one side of a pair; `with_summary` says that both runs have a summary of their patch."""
     if rules.target in {"truncated", "full"}:
         return _render_turns(row, rules)
     report = _find_report(row)
@@ -263,7 +266,7 @@ def _render_side(row: Row, rules: Rules, with_summary: bool) -> list[Turn]:
 
 
 def _render_turns(row: Row, rules: Rules) -> list[Turn]:
-    """Return actions and the results between them, ending with an action."""
+    """Return actions and the results between them; the last turn is an action."""
     steps = row["steps"][-rules.last_k :] if rules.target == "truncated" else row["steps"]
     turns = row["messages"][steps[0]["n_context"] : steps[-1]["n_context"] + 1]
     targets = {step["n_context"] - steps[0]["n_context"]: render_target(row, step) for step in steps}
@@ -273,19 +276,19 @@ def _render_turns(row: Row, rules: Rules) -> list[Turn]:
 
 
 def _render_snippets(steps: Sequence[Json], turns: Sequence[Turn]) -> list[Json]:
-    """Return calls and shortened results, in the form of the first version."""
-    listed: list[Json] = []
+    """Return calls and shortened results, in the format of the first version."""
+    snippets: list[Json] = []
     for step in steps:
         if step["name"]:
-            listed.append({"role": "assistant", "tool_call": {"name": step["name"], "args": step["args"]}})
+            snippets.append({"role": "assistant", "tool_call": {"name": step["name"], "args": step["args"]}})
             for turn in turns[step["n_context"] + 1 : step["n_context"] + 2]:
-                listed.append({"role": "tool", "tool_result_snippet": shorten(turn["content"] or "", SNIPPET)})
-    return listed
+                snippets.append({"role": "tool", "tool_result_snippet": shorten(turn["content"] or "", SNIPPET)})
+    return snippets
 
 
 @dataclass(frozen=True)
-class Taken:
-    """One action at one place, and the runs that took it, best first."""
+class Candidate:
+    """An action after one context, and the runs that took it, best first."""
 
     step: Json
     rows: list[Json]
@@ -294,41 +297,41 @@ class Taken:
     score: list[float]
 
 
-def pair_steps(case: Case, rules: Rules) -> Made:
-    """Return a pair for every place where runs diverge, or why there is none."""
-    made, sound = Made(), [row for row in case.rows if not row["error"]]
-    judged = _choose_comparable(sound, rules)
-    why = "no_contrast", "the runs never part after having read the same"
-    if len(judged) < 2:
-        reason = "infra_error" if len(sound) < len(case.rows) else "ineligible"
-        reason = "no_verdict" if sound and not judged else reason
-        why = reason, f"{len(judged)} of {len(case.rows)} runs ended with a verdict"
-    passing = compare_passing(judged)
-    groups = _group(judged, 0)
-    # What follows is appended while it is read.
+def pair_steps(case: Case, rules: Rules) -> Pairs:
+    """Return a pair for every context after which runs diverge, and the pairs that were rejected."""
+    pairs, sound = Pairs(), [row for row in case.rows if not row["error"]]
+    comparable = _choose_comparable(sound, rules)
+    passing = compare_passing(comparable)
+    groups = _group(comparable, 0)
+    # The list grows while it is iterated.
     for depth, group in groups:
-        taken = _find_actions(group, depth)
-        if len(taken) > 1:
-            _pair_actions(case, rules, depth, taken, passing, made)
-        for one in taken:
-            groups += _group(one.rows, depth + 1)
-    if not made.rows and not made.rejects:
-        made.rejects.append(_describe(case, "step", None, None, why))
-    return made
+        candidates = _find_candidates(group, depth)
+        if len(candidates) > 1:
+            _pair_actions(case, rules, depth, candidates, passing, pairs)
+        for candidate in candidates:
+            groups += _group(candidate.rows, depth + 1)
+    if not pairs.rows and not pairs.rejects:
+        why = "no_contrast", "the runs never part after having read the same"
+        if len(comparable) < 2:
+            reason = "infra_error" if len(sound) < len(case.rows) else "ineligible"
+            reason = "no_verdict" if sound and not comparable else reason
+            why = reason, f"{len(comparable)} of {len(case.rows)} runs ended with a verdict"
+        pairs.rejects.append(_describe(case, "step", why=why))
+    return pairs
 
 
 def _group(rows: Sequence[Json], depth: int) -> list[tuple[int, list[Json]]]:
-    """Group runs by what they had read before action number `depth`, in groups of two or more."""
+    """Group runs by their context before action number `depth`; return the groups of two or more."""
     groups: dict[str, list[Json]] = {}
     for row in rows:
         if depth < len(row["steps"]):
-            read = dump_json(row["messages"][: row["steps"][depth]["n_context"]])
-            groups.setdefault(read, []).append(row)
+            context = dump_json(row["messages"][: row["steps"][depth]["n_context"]])
+            groups.setdefault(context, []).append(row)
     return [(depth, group) for group in groups.values() if len(group) > 1]
 
 
-def _find_actions(group: Sequence[Json], depth: int) -> list[Taken]:
-    """Return the different actions of runs at one place, the best first."""
+def _find_candidates(group: Sequence[Json], depth: int) -> list[Candidate]:
+    """Return the different actions of runs with the same context, best first."""
     by_action: dict[str, list[Json]] = {}
     for row in group:
         step = row["steps"][depth]
@@ -336,38 +339,43 @@ def _find_actions(group: Sequence[Json], depth: int) -> list[Taken]:
         if step["kind"] == "parse_error":
             key = [row["messages"][step["n_context"]]["content"]]
         by_action.setdefault(dump_json(key), []).append(row)
-    found = []
+    candidates = []
     for rows in map(_rank, by_action.values()):
         step = rows[0]["steps"][depth]
         works = has_worked(step) and step["tests_ok"] is not False and find_problem(step, rows[0]["tools"]) is None
         score = [fmean(column) for column in zip(*map(score_run, rows), strict=True)]
-        found.append(Taken(step, rows, works, score))
-    return sorted(found, key=lambda one: (one.works, one.score), reverse=True)
+        candidates.append(Candidate(step, rows, works, score))
+    return sorted(candidates, key=lambda candidate: (candidate.works, candidate.score), reverse=True)
 
 
-def _pair_actions(case: Case, rules: Rules, depth: int, taken: Sequence[Taken], passing: Passing, made: Made) -> None:
-    noise = [(one, _find_step_noise(one, depth, passing, case.task)) for one in taken if one.works]
+def _pair_actions(
+    case: Case, rules: Rules, depth: int, candidates: Sequence[Candidate], passing: Passing, pairs: Pairs
+) -> None:
+    noise = [(one, _find_candidate_noise(one, depth, passing, case.task)) for one in candidates if one.works]
     best = next((one for one, why in noise if not why), None)
-    barred = [(one, why) for one, why in noise if why]
-    if best is None or (best.score[0] == 0 and any(one.score[0] for one, _ in barred)):
-        reason = barred[0][1] if barred else ("ineligible", "no action here worked")
-        made.rejects.append(_describe(case, "step", None, None, reason))
+    noisy = [(one, why) for one, why in noise if why]
+    if best is None or (best.score[0] == 0 and any(one.score[0] for one, _ in noisy)):
+        reason = noisy[0][1] if noisy else ("ineligible", "no action here worked")
+        pairs.rejects.append(_describe(case, "step", why=reason))
         return
-    others = [one for one in taken if one is not best]
+    others = [one for one in candidates if one is not best]
     worst = min(others, key=lambda one: (one.works, one.score))
     if worst.works or worst.score[0] > best.score[0]:
         worst = min(others, key=lambda one: one.score)
     winner, loser = best.rows[0], worst.rows[-1]
-    chosen, rejected = (render_target(winner, best.step), render_target(worst.rows[0], worst.step))
-    why = _lack_of_contrast(best, worst, rules)
-    why = why or find_leak(winner, case.task) or find_leak(loser, case.task)
-    why = why or _retest(case, winner, None, rules, made)
+    chosen, rejected = render_target(winner, best.step), render_target(worst.rows[0], worst.step)
+    why = (
+        _find_lack_of_contrast(best, worst, rules)
+        or find_leak(winner, case.task)
+        or find_leak(loser, case.task)
+        or _retest(case, winner, None, rules, pairs)
+    )
     if why is None and chosen == rejected:
         why = "identical_outcome", "both actions read the same"
     if why:
-        made.rejects.append(_describe(case, "step", winner, loser, why))
+        pairs.rejects.append(_describe(case, "step", winner, loser, why))
         return
-    made.rows.append(
+    pairs.rows.append(
         {
             **_describe(case, "step", winner, loser),
             "prompt": winner["messages"][: best.step["n_context"]],
@@ -380,26 +388,26 @@ def _pair_actions(case: Case, rules: Rules, depth: int, taken: Sequence[Taken], 
     )
 
 
-def _find_step_noise(taken: Taken, depth: int, passing: Passing, task: Row | None) -> Why | None:
+def _find_candidate_noise(candidate: Candidate, depth: int, passing: Passing, task: Row | None) -> Why | None:
     """Return why none of the best runs that took an action may be chosen, None if one may."""
-    best = taken.rows[0]["tests_ok"]
+    best = candidate.rows[0]["tests_ok"]
     if not best and passing.runs:
-        # They cannot be chosen for their own sake; contrast decides.
+        # No run that took the action passes; `_find_lack_of_contrast` decides about these.
         return None
-    found = [
+    noise = [
         find_noise(row, passing, task) or find_action_noise(row, passing, task)[depth]
-        for row in taken.rows
+        for row in candidate.rows
         if row["tests_ok"] == best
     ]
-    return None if None in found else found[0]
+    return None if None in noise else noise[0]
 
 
-def _lack_of_contrast(best: Taken, worst: Taken, rules: Rules) -> Why | None:
+def _find_lack_of_contrast(best: Candidate, worst: Candidate, rules: Rules) -> Why | None:
     gap = best.score[0] - worst.score[0]
-    shorter = rules.allow_efficiency_pairs and best.score > worst.score
+    is_shorter = rules.allow_efficiency_pairs and best.score > worst.score
     if best.score[0] == 0 and worst.score[0] == 0:
-        if not (shorter and any(row["tests_ok"] is None for row in best.rows)):
+        if not (is_shorter and any(row["tests_ok"] is None for row in best.rows)):
             return "both_fail", "no run passes that came here"
-    elif gap < rules.min_gap and (gap < 0 or worst.works) and not (shorter and gap == 0):
+    elif gap < rules.min_gap and (gap < 0 or worst.works) and not (is_shorter and gap == 0):
         return "no_contrast", f"{gap:.2f} more of the runs pass, {rules.min_gap:g} are asked for"
     return None

@@ -1,19 +1,19 @@
-"""Cut runs into next-action rows: the model's context, and the action to learn.
+"""Cut runs into next-action rows: the model's context as prompt, and the action as completion.
 
 reads   ROLLOUT and split
-writes  STEP, with `problem` and `detail` where the row should not be learned
+writes  STEP, with `problem` and `detail` if the row should not be learned
 
-Whole runs are dropped as `infra_error`, `not_tested` or `tests_failed`. The reasons for rows are
-those of `find_problem` and of `processors.rollouts.noise`, `write_failed_tests`, `tool_failed`,
-`loop`, `after_loop`, `no_recovery` (with `good_recovery`: what does not correct a failed action),
-`redacted` (a placeholder for a secret) and `repeat` (of another row of the same shard).
+Runs are dropped as `infra_error`, `not_tested` or `tests_failed`. Rows are dropped for the reasons of
+`find_problem` and `processors.rollouts.noise`, and as `write_failed_tests`, `tool_failed`, `loop`,
+`after_loop`, `no_recovery` (with `good_recovery`: the action does not correct a failed one),
+`redacted` (a placeholder for a secret) or `repeat` (of another row in the same shard).
 """
 
 import hashlib
 from collections.abc import Mapping
 from functools import partial
 from itertools import takewhile
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from datasets import Features, Value
 
@@ -22,6 +22,7 @@ from pimono_sdpo.schema import ROLLOUT, STEP, Turn
 from pimono_sdpo.stage import Filter, FlatMap, Row
 from processors.rollouts.conversation import (
     As,
+    Json,
     Why,
     convert_to_json,
     dump_json,
@@ -39,18 +40,17 @@ PROBLEM = {"problem": Value("string"), "detail": Value("string")}
 RUN = Features({**ROLLOUT, "split": Value("string")})
 SESSION_CONTEXT = 8
 PLACEHOLDER = "[REDACTED:"
-Json = dict[str, Any]
 
 
 @options
 class Rules:
-    """How runs are cut into rows."""
+    """Options for cutting runs into rows."""
 
     require_success: bool = option("Keep only rollouts whose tests pass.", default=True, decides="row")
     require_valid_tool_ok: bool = option(
-        "Keep only calls that fit their tool and worked.", default=True, decides="row"
+        "Keep only calls that fit the schema of their tool and worked.", default=True, decides="row"
     )
-    good_recovery: bool = option("Keep only actions that corrected a failed one.", default=False, decides="row")
+    good_recovery: bool = option("Keep only actions that correct a failed one.", default=False, decides="row")
     with_final: bool = option("Add a row for the answer that ends a run.", default=False, decides="row")
     context_turns: int | None = option(
         "Show only the request and the last K results.",
@@ -69,7 +69,7 @@ class Rules:
 
 
 def drop_run(row: Row, require_success: bool) -> str | None:
-    """Drop runs that ended because of a fault of ours, and rollouts whose tests did not pass."""
+    """Drop runs with an infrastructure error, and rollouts whose tests did not pass."""
     if row["error"]:
         return str(row["error"]) if row["suite"] is None else "infra_error"
     if require_success and row["suite"] is not None and not row["tests_ok"]:
@@ -78,9 +78,9 @@ def drop_run(row: Row, require_success: bool) -> str | None:
 
 
 def cut_steps(row: Row, rules: Rules, passing: Mapping[str, Passing], tasks: Mapping[str, Row]) -> list[Json]:
-    """Return a row per action, or one for the whole run.
+    """Return one row per action, or one row for the whole run.
 
-    `passing` has the passing runs, and `tasks` the tasks of a suite, by the task's id.
+    `passing` has the passing runs, and `tasks` the tasks of a suite, by task id.
     """
     noise: list[Why | None] = [None] * len(row["steps"])
     if row["suite"] is not None:
@@ -97,27 +97,27 @@ def cut_steps(row: Row, rules: Rules, passing: Mapping[str, Passing], tasks: Map
         return _cut_trajectory(run, checked, rules.tool_chars)
     context = rules.context_turns
     if context is None and row["suite"] is None:
-        # The whole of a long session, repeated for every action, would be gigabytes.
+        # Repeating all of a long session for every action would take gigabytes.
         context = SESSION_CONTEXT
-    made = []
+    rows = []
     for step, why in checked:
-        read = run["messages"][: step["n_context"]]
-        prompt = select_context(read, find_goal(run, step), context, rules.tool_chars)
-        made.append(_make_row(run, step, prompt, [render_target(run, step)], why))
-    return made
+        before = run["messages"][: step["n_context"]]
+        prompt = select_context(before, find_goal(run, step), context, rules.tool_chars)
+        rows.append(_make_row(run, step, prompt, [render_target(run, step)], why))
+    return rows
 
 
 def _cut_trajectory(run: Row, checked: list[tuple[Json, Why | None]], chars: int | None) -> list[Json]:
-    """Return one row: the request, then everything up to the last action to learn."""
-    good = list(takewhile(lambda one: one[0]["kind"] != "loop", checked))
-    if not good:
+    """Return one row, or none: the request as prompt, then everything up to the last action before a loop."""
+    kept = list(takewhile(lambda pair: pair[0]["kind"] != "loop", checked))
+    if not kept:
         return []
-    targets = {step["n_context"]: render_target(run, step) for step, _ in good}
-    last = good[-1][0]
+    targets = {step["n_context"]: render_target(run, step) for step, _ in kept}
+    last = kept[-1][0]
     turns = [targets.get(at, turn) for at, turn in enumerate(run["messages"][: last["n_context"] + 1])]
-    goal = next((at for at, turn in enumerate(turns) if turn["role"] == "user"), 0) + 1
-    shown = select_context(turns, 0, None, chars)
-    return [_make_row(run, last, shown[:goal], shown[goal:], next((why for _, why in good if why), None))]
+    start = next((at for at, turn in enumerate(turns) if turn["role"] == "user"), 0) + 1
+    turns = select_context(turns, 0, None, chars)
+    return [_make_row(run, last, turns[:start], turns[start:], next((why for _, why in kept if why), None))]
 
 
 def _make_row(run: Row, step: Row, prompt: list[Turn], completion: list[Turn], why: Why | None) -> Json:
@@ -137,13 +137,13 @@ def _make_row(run: Row, step: Row, prompt: list[Turn], completion: list[Turn], w
 
 
 def _check(steps: list[Json], at: int, loop: int, tools: list[Json], rules: Rules) -> Why | None:
-    """Return why an action should not be learned; `loop` is the first action in a loop."""
+    """Return why an action should not be learned; `loop` is the index of the first action in a loop."""
     if at >= loop:
         return ("loop" if at == loop else "after_loop"), ""
     step, valid = steps[at], rules.require_valid_tool_ok
-    wrong = find_problem(step, tools)
-    if wrong and (valid or wrong[0] in {"malformed_call", "blank_argument"}):
-        return wrong
+    problem = find_problem(step, tools)
+    if problem and (valid or problem[0] in {"malformed_call", "blank_argument"}):
+        return problem
     if step["tests_ok"] is False:
         return "write_failed_tests", ""
     path = step["args"].get("rel_path") if isinstance(step["args"], dict) else None
@@ -156,7 +156,7 @@ def _check(steps: list[Json], at: int, loop: int, tools: list[Json], rules: Rule
 
 
 def drop_repeat(row: Row, seen: set[bytes]) -> str | None:
-    """Drop rows whose prompt and completion were there before; `seen` has one digest of each."""
+    """Drop rows that repeat prompt and completion of an earlier row; `seen` has the digests of earlier rows."""
     text = dump_json([row["prompt"], row["completion"]])
     digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
     if digest in seen:
@@ -173,7 +173,7 @@ def drop_problems(row: Row) -> str | None:
 def build_stages(
     rules: Rules, passing: Mapping[str, Passing] | None = None, tasks: Mapping[str, Row] | None = None
 ) -> tuple[Filter, FlatMap, Filter]:
-    """Return the stages from runs to rows; for `passing` and `tasks` see `cut_steps`."""
+    """Return the stages that turn runs into rows; see `cut_steps` for `passing` and `tasks`."""
     return (
         Filter(partial(drop_run, require_success=rules.require_success), reads=("error", "suite", "tests_ok")),
         FlatMap(

@@ -4,12 +4,11 @@ reads  STEP rows: {"messages": [{role, content, weight}]}, weight 1 on turns to 
        PAIR rows: {"input": {"messages"}, "preferred_output": [one], "non_preferred_output": [one]}
 
 The rules, as checked by the client `together` 1.5: roles are system, user and assistant, never
-twice in a row; contents are strings; an input does not end with the assistant; there are no other
-keys. An output is one turn: the turns of the targets `truncated` and `full` become one JSON object.
-The other columns of a row are on the same line of a second file.
+twice in a row; contents are strings; an input does not end with the assistant; other keys are not
+allowed. An output is one turn, so the turns of the targets `truncated` and `full` become one JSON
+object. The other columns of a row are written to the same line of a second file.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -20,10 +19,9 @@ import msgspec
 from msgspec import Meta
 
 from pimono_sdpo.schema import Turn
-from processors.rollouts.conversation import dump_json, make_turn
+from processors.rollouts.conversation import Json, dump_json, make_turn
 
-SPOKEN = frozenset({"prompt", "completion", "chosen", "rejected", "tools"})
-Json = dict[str, Any]
+CONVERSATION = frozenset({"prompt", "completion", "chosen", "rejected", "tools"})
 T = TypeVar("T")
 Line = Callable[[Mapping[str, Any]], "Json | str"]
 
@@ -57,10 +55,10 @@ class _Dpo(msgspec.Struct, forbid_unknown_fields=True):
 
 def make_sft_line(row: Mapping[str, Any]) -> Json | str:
     """Return the line of a STEP row, or the reason why there is none."""
-    context, rest = _merge_turns(row["prompt"], 0), _merge_turns(row["completion"], 1)
-    if context is None or rest is None:
+    prompt, completion = _merge_turns(row["prompt"], 0), _merge_turns(row["completion"], 1)
+    if prompt is None or completion is None:
         return "native_tool_calls"
-    line = {"messages": [*context, *rest]}
+    line = {"messages": [*prompt, *completion]}
     return check_sft(line) or line
 
 
@@ -68,8 +66,8 @@ def make_dpo_line(row: Mapping[str, Any]) -> Json | str:
     """Return the line of a PAIR row, or the reason why there is none."""
     sides = [row["chosen"], row["rejected"]]
     if row["target"] in {"full", "truncated"}:
-        listed = ([{name: value for name, value in turn.items() if value} for turn in side] for side in sides)
-        texts = (dump_json({"type": "trajectory", "trajectory": turns}) for turns in listed)
+        trajectories = ([{name: value for name, value in turn.items() if value} for turn in side] for side in sides)
+        texts = (dump_json({"type": "trajectory", "trajectory": turns}) for turns in trajectories)
         sides = [[make_turn("assistant", text)] for text in texts]
     merged = [_merge_turns(turns) for turns in (row["prompt"], *sides)]
     if None in merged:
@@ -79,7 +77,7 @@ def make_dpo_line(row: Mapping[str, Any]) -> Json | str:
 
 
 def _merge_turns(turns: Sequence[Turn], weight: int | None = None) -> list[Json] | None:
-    """Join consecutive turns of one role, with weights if there is one; return None where a turn is not text."""
+    """Join consecutive turns of one role; assistant turns get the weight. Return None if a turn is not text."""
     merged: list[Json] = []
     for turn in turns:
         if turn["role"] == "tool" or turn.get("tool_calls"):
@@ -94,33 +92,33 @@ def _merge_turns(turns: Sequence[Turn], weight: int | None = None) -> list[Json]
 
 
 def check_sft(line: Any) -> str | None:
-    """Return the rule of conversations that a line breaks, None if it breaks none.
+    """Return the rule of SFT lines that a line violates, None if it is valid.
 
     >>> check_sft({"messages": [{"role": "user", "content": "a"}] * 2})
     'roles_repeat'
     """
-    found = _convert(line, _Sft)
-    if isinstance(found, str):
-        return found
-    if any(before.role == after.role for before, after in pairwise(found.messages)):
+    sft = _convert(line, _Sft)
+    if isinstance(sft, str):
+        return sft
+    if any(before.role == after.role for before, after in pairwise(sft.messages)):
         return "roles_repeat"
-    learned = [turn.weight for turn in found.messages if turn.role == "assistant"]
-    return None if any(learned) else "nothing_to_learn"
+    has_target = any(turn.weight for turn in sft.messages if turn.role == "assistant")
+    return None if has_target else "nothing_to_learn"
 
 
 def check_dpo(line: Any) -> str | None:
-    """Return the rule of preferences that a line breaks, None if it breaks none."""
-    found = _convert(line, _Dpo)
-    if isinstance(found, str):
-        return found
-    turns = found.input.messages
+    """Return the rule of DPO lines that a line violates, None if it is valid."""
+    dpo = _convert(line, _Dpo)
+    if isinstance(dpo, str):
+        return dpo
+    turns = dpo.input.messages
     if any(before.role == after.role for before, after in pairwise(turns)):
         return "roles_repeat"
     return "input_ends_with_assistant" if turns[-1].role == "assistant" else None
 
 
 def _convert(line: Any, kind: type[T]) -> T | str:
-    """Read a line, or say what is wrong without the place, so that equal problems are counted."""
+    """Return a line as `kind`, or its problem without the position, so that equal problems are counted together."""
     try:
         return msgspec.convert(line, kind)
     except msgspec.ValidationError as error:
@@ -128,23 +126,23 @@ def _convert(line: Any, kind: type[T]) -> T | str:
 
 
 def write_lines(rows: Iterable[Mapping[str, Any]], line_of: Line, path: Path) -> Counter[str]:
-    """Write `path` and NAME_meta.jsonl, unless there is no line; return how many were written and left out."""
+    """Write `path` and NAME_meta.jsonl, unless there is no line; return the counts of lines written and left out."""
     counts = Counter[str]()
-    meta = path.with_name(f"{path.stem}_meta.jsonl")
-    temporary = [one.with_name(f"{one.name}.tmp") for one in (path, meta)]
-    with temporary[0].open("w") as lines, temporary[1].open("w") as known:
+    files = (path, path.with_name(f"{path.stem}_meta.jsonl"))
+    temporary = [file.with_name(f"{file.name}.tmp") for file in files]
+    with temporary[0].open("w") as lines, temporary[1].open("w") as meta:
         for row in rows:
             line = line_of(row)
             if isinstance(line, str):
                 counts[line] += 1
                 continue
             counts["written"] += 1
-            about = {name: value for name, value in row.items() if name not in SPOKEN}
-            lines.write(json.dumps(line, ensure_ascii=False) + "\n")
-            known.write(json.dumps(about, ensure_ascii=False) + "\n")
-    for one, final in zip(temporary, (path, meta), strict=True):
+            columns = {name: value for name, value in row.items() if name not in CONVERSATION}
+            lines.write(dump_json(line) + "\n")
+            meta.write(dump_json(columns) + "\n")
+    for written, file in zip(temporary, files, strict=True):
         if counts["written"]:
-            one.replace(final)
+            written.replace(file)
         else:
-            one.unlink()
+            written.unlink()
     return counts

@@ -1,4 +1,4 @@
-"""Programs of the project's own suite, and models that a scripted server plays on them."""
+"""Programs of the project's own suite, and models for them that a scripted server plays."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A suite of three small bugs, and models that a scripted server plays on it."""
+"""A suite of three small bugs, and models for it that a scripted server plays."""
 
 import json
 import re

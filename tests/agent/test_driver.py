@@ -1,4 +1,4 @@
-"""The loop: what a run makes of each kind of model, in both protocols and under each policy."""
+"""The driver: runs of different models, in both protocols and under each test policy."""
 
 import asyncio
 import json
@@ -14,6 +14,7 @@ from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.llm.calls import Reply
 from pimono_sdpo.schema import Turn
 from pimono_sdpo.suites.suite import list_files
+from processors.duel.answers import sum_usage
 
 BUGGY, FIXED = "def f():\n    return 1\n", "def f():\n    return 2\n"
 Json = dict[str, Any]
@@ -31,10 +32,10 @@ FINAL = json.dumps({"type": "final", "summary": "2 was wanted."})
 
 def native(text: str) -> Reply:
     """The same answer in the native protocol."""
-    said = json.loads(text)
-    if said["type"] == "final":
-        return Reply(said["summary"], prompt_tokens=7, completion_tokens=1)
-    function = {"name": said["name"], "arguments": json.dumps(said["args"])}
+    action = json.loads(text)
+    if action["type"] == "final":
+        return Reply(action["summary"], prompt_tokens=7, completion_tokens=1)
+    function = {"name": action["name"], "arguments": json.dumps(action["args"])}
     one = {"id": "random", "type": "function", "function": function}
     return Reply(tool_calls=[one], prompt_tokens=7, completion_tokens=1)
 
@@ -50,10 +51,10 @@ def run(
     """Drive a run on one buggy file; a text is an answer in the protocol of the rules."""
     folder.mkdir(exist_ok=True)
     (folder / "a.py").write_text(BUGGY)
-    said = iter(answers)
+    action = iter(answers)
 
     async def ask(messages: list[Turn]) -> Reply:
-        answer = next(said)
+        answer = next(action)
         if isinstance(answer, Reply):
             return answer
         return native(answer) if rules.protocol == "native" else Reply(answer, cost=0.5)
@@ -63,72 +64,72 @@ def run(
         return judged(changed.get("a.py", BUGGY.encode()).decode())
 
     space = Workspace(list_files(folder), rules.max_tool_chars)
-    made = Run("r-1", space, ask, run_tests if judged else None, rules)
-    asyncio.run(made.drive("f() gives 1.", {"seed": 42}))
+    result = Run("r-1", space, ask, run_tests if judged else None, rules)
+    asyncio.run(result.drive("f() gives 1.", {"seed": 42}))
     assert (folder / "a.py").read_text() == BUGGY
-    return made
+    return result
 
 
-def kinds(made: Run) -> list[str]:
-    return [step["kind"] for step in made.steps]
+def kinds(result: Run) -> list[str]:
+    return [step["kind"] for step in result.steps]
 
 
 def test_a_run_in_the_json_protocol(tmp_path: Path) -> None:
-    made = run(tmp_path, [READ, WRITE, FINAL], Rules())
-    assert (made.ended, made.tests_ok, made.error) == ("final", True, None)
-    assert [turn["role"] for turn in made.messages] == [
+    result = run(tmp_path, [READ, WRITE, FINAL], Rules())
+    assert (result.ended, result.tests_ok, result.error) == ("final", True, None)
+    assert [turn["role"] for turn in result.messages] == [
         "system", "user", "assistant", "user", "assistant", "user", "assistant",
     ]  # fmt: skip
-    assert made.messages[1]["content"] == "GOAL:\nf() gives 1."
-    assert made.messages[3]["content"] == f"[tool_result]\n{BUGGY.rstrip()}"
-    assert made.messages[5]["content"] == ("[tool_result]\nwrote a.py (22 characters)\n\n[TESTS PASS]\n1 passed")
-    assert [made.messages[step["n_context"]]["content"] for step in made.steps] == [
+    assert result.messages[1]["content"] == "GOAL:\nf() gives 1."
+    assert result.messages[3]["content"] == f"[tool_result]\n{BUGGY.rstrip()}"
+    assert result.messages[5]["content"] == ("[tool_result]\nwrote a.py (22 characters)\n\n[TESTS PASS]\n1 passed")
+    assert [result.messages[step["n_context"]]["content"] for step in result.steps] == [
         READ, WRITE, FINAL,
     ]  # fmt: skip
-    assert [step["tests_ok"] for step in made.steps] == [None, True, None]
-    assert made.steps[2]["args"] == {"summary": "2 was wanted."}
-    assert made.files_touched == ("a.py",)
-    assert "-    return 1\n+    return 2\n" in made.patch
-    assert (made.n_test_runs, made.cost) == (1, 1.5)
-    assert [event["kind"] for event in made.events] == [
+    assert [step["tests_ok"] for step in result.steps] == [None, True, None]
+    assert result.steps[2]["args"] == {"summary": "2 was wanted."}
+    assert result.files_touched == ("a.py",)
+    assert "-    return 1\n+    return 2\n" in result.patch
+    assert (result.n_test_runs, sum_usage(result.replies)["cost"]) == (1, 1.5)
+    assert [event["kind"] for event in result.events] == [
         "run_start", "llm_request", "llm_action", "tool_result", "llm_request", "llm_action",
         "tool_result", "tests", "llm_request", "llm_action", "final", "run_end",
     ]  # fmt: skip
-    assert made.events[-2]["final"] == {
+    assert result.events[-2]["final"] == {
         "type": "final", "summary": "2 was wanted.",
         "changes": [{"path": "a.py", "description": "written"}],
         "test_result": {"ok": True, "output": "1 passed"},
     }  # fmt: skip
     # The trace holds every message once, but the last answer, which is an event of its own.
-    requested = [turn for event in made.events for turn in event.get("messages", [])]
-    assert requested == [turn for turn in made.messages if turn["role"] != "assistant"]
+    requested = [turn for event in result.events for turn in event.get("messages", [])]
+    assert requested == [turn for turn in result.messages if turn["role"] != "assistant"]
 
 
 def test_the_same_run_in_the_native_protocol(tmp_path: Path) -> None:
-    made = run(tmp_path, [READ, WRITE, FINAL], Rules(protocol="native"))
+    result = run(tmp_path, [READ, WRITE, FINAL], Rules(protocol="native"))
     other = run(tmp_path, [READ, WRITE, FINAL], Rules(protocol="json"))
     told = ("index", "kind", "name", "args", "ok", "n_context", "tests_ok")
-    assert [[step[key] for key in told] for step in made.steps] == [
+    assert [[step[key] for key in told] for step in result.steps] == [
         [step[key] for key in told] for step in other.steps
     ]
-    assert (made.patch, made.tests_ok) == (other.patch, other.tests_ok)
-    assert made.messages[2]["tool_calls"] == [
+    assert (result.patch, result.tests_ok) == (other.patch, other.tests_ok)
+    assert result.messages[2]["tool_calls"] == [
         {"id": "call00002", "type": "function", "function": {"name": "read_file", "arguments": {"rel_path": "a.py"}}}
     ]
-    assert made.messages[3] == {
+    assert result.messages[3] == {
         "role": "tool", "content": BUGGY.rstrip(), "tool_call_id": "call00002",
         "name": "read_file",
     }  # fmt: skip
-    assert made.messages[-1] == {"role": "assistant", "content": "2 was wanted."}
+    assert result.messages[-1] == {"role": "assistant", "content": "2 was wanted."}
 
 
 def test_of_several_native_calls_the_first_is_taken(tmp_path: Path) -> None:
     both = Reply(tool_calls=[*native(READ).tool_calls, *native(WRITE).tool_calls])
-    made = run(tmp_path, [both, FINAL], Rules(protocol="native"))
-    assert len(made.messages[2]["tool_calls"] or ()) == 1
-    assert "2 calls in one answer" in (made.messages[3]["content"] or "")
-    assert "2 calls" in made.steps[0]["malformed"]
-    assert made.patch == ""
+    result = run(tmp_path, [both, FINAL], Rules(protocol="native"))
+    assert len(result.messages[2]["tool_calls"] or ()) == 1
+    assert "2 calls in one answer" in (result.messages[3]["content"] or "")
+    assert "2 calls" in result.steps[0]["malformed"]
+    assert result.patch == ""
 
 
 @pytest.mark.parametrize(
@@ -146,101 +147,101 @@ def test_policies(
     tmp_path: Path, policy: Any, answers: list[str], tests_ok: bool | None, n_test_runs: int,
     shown: list[str],
 ) -> None:  # fmt: skip
-    made = run(tmp_path, answers, Rules(test_policy=policy))
-    assert (made.tests_ok, made.n_test_runs, made.ended) == (tests_ok, n_test_runs, "final")
-    said = "\n".join(str(turn["content"]) for turn in made.messages[2:])
-    assert [part.split("]")[0] for part in said.split("[TESTS ")[1:]] == shown
+    result = run(tmp_path, answers, Rules(test_policy=policy))
+    assert (result.tests_ok, result.n_test_runs, result.ended) == (tests_ok, n_test_runs, "final")
+    action = "\n".join(str(turn["content"]) for turn in result.messages[2:])
+    assert [part.split("]")[0] for part in action.split("[TESTS ")[1:]] == shown
 
 
 def test_a_task_without_tests_has_no_verdict(tmp_path: Path) -> None:
-    made = run(tmp_path, [WRITE, FINAL], Rules(), judged=None)
-    assert (made.tests_ok, made.n_test_runs, made.ended) == (None, 0, "final")
+    result = run(tmp_path, [WRITE, FINAL], Rules(), judged=None)
+    assert (result.tests_ok, result.n_test_runs, result.ended) == (None, 0, "final")
 
 
 @pytest.mark.parametrize("protocol", ["json", "native"])
 def test_prose_gets_a_note_and_ends_the_run_at_last(tmp_path: Path, protocol: Any) -> None:
     bad = Reply("I think..." if protocol == "json" else "")
-    made = run(tmp_path, [bad, WRITE, *[bad] * MOST_PARSE_ERRORS], Rules(protocol=protocol))
-    assert kinds(made) == ["parse_error", "tool_call", *["parse_error"] * MOST_PARSE_ERRORS]
-    assert (made.ended, made.tests_ok) == ("parse_errors", True)
-    assert made.messages[3]["role"] == "user"
-    assert "could not be read: it is" in str(made.messages[3]["content"])
-    assert made.messages[2]["content"] == ("I think..." if protocol == "json" else "(no answer)")
-    assert made.steps[0]["malformed"]
+    result = run(tmp_path, [bad, WRITE, *[bad] * MOST_PARSE_ERRORS], Rules(protocol=protocol))
+    assert kinds(result) == ["parse_error", "tool_call", *["parse_error"] * MOST_PARSE_ERRORS]
+    assert (result.ended, result.tests_ok) == ("parse_errors", True)
+    assert result.messages[3]["role"] == "user"
+    assert "could not be read: it is" in str(result.messages[3]["content"])
+    assert result.messages[2]["content"] == ("I think..." if protocol == "json" else "(no answer)")
+    assert result.steps[0]["malformed"]
 
 
 def test_a_call_that_cannot_be_read_leaves_no_broken_call_in_the_history(tmp_path: Path) -> None:
     function = {"name": "grep", "arguments": '{"pattern": '}
     broken = Reply(tool_calls=[{"id": "x", "type": "function", "function": function}])
-    made = run(tmp_path, [broken, FINAL], Rules(protocol="native"))
-    assert made.messages[2] == {"role": "assistant", "content": 'grep({"pattern": )'}
-    assert made.ended == "final"
+    result = run(tmp_path, [broken, FINAL], Rules(protocol="native"))
+    assert result.messages[2] == {"role": "assistant", "content": 'grep({"pattern": )'}
+    assert result.ended == "final"
 
 
 def test_a_native_call_in_the_json_protocol(tmp_path: Path) -> None:
-    made = run(tmp_path, [native(WRITE), FINAL], Rules())
-    assert made.steps[0]["malformed"] == "it is a native call and no text"
-    assert kinds(made) == ["parse_error", "final"]
+    result = run(tmp_path, [native(WRITE), FINAL], Rules())
+    assert result.steps[0]["malformed"] == "it is a native call and no text"
+    assert kinds(result) == ["parse_error", "final"]
 
 
 def test_a_thought_is_left_out_of_the_history(tmp_path: Path) -> None:
-    made = run(tmp_path, [f"<think>It is 2.</think>\n{WRITE}", FINAL], Rules())
-    assert made.messages[2]["content"] == WRITE
-    raw = [event["raw"]["text"] for event in made.events if event["kind"] == "llm_action"]
+    result = run(tmp_path, [f"<think>It is 2.</think>\n{WRITE}", FINAL], Rules())
+    assert result.messages[2]["content"] == WRITE
+    raw = [event["raw"]["text"] for event in result.events if event["kind"] == "llm_action"]
     assert raw[0].startswith("<think>")
 
 
-def test_another_thought_is_no_other_call(tmp_path: Path) -> None:
+def test_a_call_with_another_thought_is_the_same_call(tmp_path: Path) -> None:
     looks = [call("read_file", rel_path="a.py", thought=f"look {n}") for n in range(5)]
     assert run(tmp_path, looks, Rules()).ended == "loop"
 
 
-def test_a_loop_is_told_and_ends_the_run(tmp_path: Path) -> None:
-    made = run(tmp_path, [READ] * 9, Rules())
-    assert kinds(made) == ["tool_call", "tool_call", "loop", "loop", "loop"]
-    assert made.ended == "loop"
-    assert "Loop detected" in str(made.messages[7]["content"])
-    assert made.steps[2]["error"].startswith("Loop detected")
+def test_a_loop_is_reported_to_the_model_and_ends_the_run(tmp_path: Path) -> None:
+    result = run(tmp_path, [READ] * 9, Rules())
+    assert kinds(result) == ["tool_call", "tool_call", "loop", "loop", "loop"]
+    assert result.ended == "loop"
+    assert "Loop detected" in str(result.messages[7]["content"])
+    assert result.steps[2]["error"].startswith("Loop detected")
     # Reading again what was written in between is no loop.
-    made = run(tmp_path, [READ, READ, WRITE, READ, READ, FINAL], Rules())
-    assert "loop" not in kinds(made)
+    result = run(tmp_path, [READ, READ, WRITE, READ, READ, FINAL], Rules())
+    assert "loop" not in kinds(result)
 
 
 def test_iterations_end(tmp_path: Path) -> None:
     looks = [call("grep", pattern=f"x{n}", rel_dir=".") for n in range(9)]
-    made = run(tmp_path, looks, Rules(max_iters=4))
-    assert (made.ended, len(made.steps), made.tests_ok) == ("max_iters", 4, False)
-    assert "final" not in [event["kind"] for event in made.events]
+    result = run(tmp_path, looks, Rules(max_iters=4))
+    assert (result.ended, len(result.steps), result.tests_ok) == ("max_iters", 4, False)
+    assert "final" not in [event["kind"] for event in result.events]
 
 
-def test_errors_of_tools_are_told_to_the_model(tmp_path: Path) -> None:
+def test_errors_of_tools_are_shown_to_the_model(tmp_path: Path) -> None:
     escape = call("read_file", rel_path="../../etc/passwd")
     unknown = call("run_tests")
-    made = run(tmp_path, [escape, unknown, FINAL], Rules())
-    assert [step["ok"] for step in made.steps] == [False, False, True]
-    assert str(made.messages[3]["content"]).startswith("[tool_result]\n[tool_error] `../../etc")
-    assert "Unknown tool `run_tests`" in made.steps[1]["error"]
+    result = run(tmp_path, [escape, unknown, FINAL], Rules())
+    assert [step["ok"] for step in result.steps] == [False, False, True]
+    assert str(result.messages[3]["content"]).startswith("[tool_result]\n[tool_error] `../../etc")
+    assert "Unknown tool `run_tests`" in result.steps[1]["error"]
 
 
 def test_long_results_and_long_prose_are_cut(tmp_path: Path) -> None:
     many = call("grep", pattern=".", rel_dir=".", max_hits=500)
     (tmp_path / "big").write_text("x" * 200 + "\n" + "y" * 200 + "\n" + "z" * 200)
-    made = run(tmp_path, [many, "prose " * 1000, FINAL], Rules(max_tool_chars=300))
-    assert len(str(made.messages[3]["content"])) < 330
-    assert len(str(made.messages[4]["content"])) <= 300
+    result = run(tmp_path, [many, "prose " * 1000, FINAL], Rules(max_tool_chars=300))
+    assert len(str(result.messages[3]["content"])) < 330
+    assert len(str(result.messages[4]["content"])) <= 300
 
 
 @pytest.mark.parametrize("at", [0, 1])
-def test_trouble_of_the_endpoint_is_an_error_and_no_verdict(tmp_path: Path, at: int) -> None:
+def test_a_failure_of_the_endpoint_is_an_error_without_a_verdict(tmp_path: Path, at: int) -> None:
     answers: list[str | Reply] = [WRITE, Reply(error="`x` answered 503: busy")]
-    made = run(tmp_path, answers[1 - at :], Rules())
-    assert (made.ended, made.error) == ("error", "`x` answered 503: busy")
-    assert made.tests_ok is None
-    assert len(made.steps) == at
+    result = run(tmp_path, answers[1 - at :], Rules())
+    assert (result.ended, result.error) == ("error", "`x` answered 503: busy")
+    assert result.tests_ok is None
+    assert len(result.steps) == at
 
 
-def test_trouble_of_the_sandbox_is_an_error_and_no_verdict(tmp_path: Path) -> None:
-    made = run(tmp_path, [WRITE, FINAL], Rules(), judged=lambda text: TaskResult(None, "", "no backend"))
-    assert (made.ended, made.tests_ok) == ("error", None)
-    assert made.error == "tests could not be run: no backend"
-    assert kinds(made) == ["tool_call"]
+def test_a_failure_of_the_sandbox_is_an_error_without_a_verdict(tmp_path: Path) -> None:
+    result = run(tmp_path, [WRITE, FINAL], Rules(), judged=lambda text: TaskResult(None, "", "no backend"))
+    assert (result.ended, result.tests_ok) == ("error", None)
+    assert result.error == "tests could not be run: no backend"
+    assert kinds(result) == ["tool_call"]

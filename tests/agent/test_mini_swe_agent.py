@@ -1,4 +1,4 @@
-"""mini-swe-agent from its package, played by a scripted server: rows, resume, what reads them."""
+"""mini-swe-agent from its package against a scripted server: rows, resuming and readers of the rows."""
 
 import json
 from pathlib import Path
@@ -83,10 +83,10 @@ def test_a_run_that_failed_halfway_is_resumed_without_repeating_a_call(
 ) -> None:
     chat_server.policy = policy
     suite, out = write_suite(tmp_path), tmp_path / "out"
-    chat_server.trouble = lambda body, before: busy(400) if about(body)[2] == 2 else None
+    chat_server.choose_fault = lambda body, before: busy(400) if about(body)[2] == 2 else None
     result = CliRunner().invoke(app, arguments(suite, out, chat_server.url, *MINI))
     assert "Every rollout failed" in str(result.exception)
-    chat_server.trouble = lambda body, before: None
+    chat_server.choose_fault = lambda body, before: None
     roll(suite, out, chat_server.url, *MINI)
     assert set(chat_server.answered().values()) == {1}
     assert {row["error"] for row in rows_of(out)} == {None}

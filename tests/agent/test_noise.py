@@ -1,4 +1,4 @@
-"""Runs of a model of many temperaments: none of what its writes spoil is learned."""
+"""Noise in the writes of a run is detected, so that it is not learned."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Patches of an agent's run: git applies them and arrives at the same files."""
+"""Patches of runs apply with git and give the same files."""
 
 import subprocess
 from pathlib import Path

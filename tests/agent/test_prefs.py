@@ -1,4 +1,4 @@
-"""Rollouts and pairs in one command: the console of the reference run, and its files."""
+"""Rollouts and pairs in one command: console lines and files match the reference run."""
 
 import json
 from pathlib import Path
@@ -21,23 +21,23 @@ def _nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_prefs_speaks_as_the_reference_run(tmp_path: Path, chat_server: ChatServer) -> None:
+def test_prefs_prints_the_lines_of_the_reference_run(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"
-    given = ["--suite", str(suite), "--out", str(out), "--llm-provider", chat_server.url]
-    made = CliRunner().invoke(app, ["prefs", *given, "--model", "m"], catch_exceptions=False)
-    assert made.exit_code == 0, made.output
-    said = made.stdout.splitlines()
-    assert said[:5] == [
+    arguments = ["--suite", str(suite), "--out", str(out), "--llm-provider", chat_server.url]
+    invoked = CliRunner().invoke(app, ["prefs", *arguments, "--model", "m"], catch_exceptions=False)
+    assert invoked.exit_code == 0, invoked.output
+    lines = invoked.stdout.splitlines()
+    assert lines[:5] == [
         "[prefs] Loaded suite: three (3 tasks)",
         "[prefs] Rollouts per task: 4",
         "[prefs] Temperature: 0.7",
         "[prefs] Base seed: 42",
         "[prefs] Starting 12 rollouts (3 tasks × 4 rollouts) with 4 workers",  # noqa: RUF001
     ]
-    assert all(line.startswith("[prefs] [") for line in said[5:17])
-    assert "fix_flat seed=43: FAIL (steps=3)" in made.stdout
-    assert said[17:26] == [
+    assert all(line.startswith("[prefs] [") for line in lines[5:17])
+    assert "fix_flat seed=43: FAIL (steps=3)" in invoked.stdout
+    assert lines[17:26] == [
         "",
         RULE,
         "[prefs] Summary:",
@@ -57,33 +57,37 @@ def test_prefs_speaks_as_the_reference_run(tmp_path: Path, chat_server: ChatServ
 def test_rollout_goes_on_to_pairs(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out, pairs = write_suite(tmp_path), tmp_path / "out", tmp_path / "pairs"
-    given = [str(suite), "--out", str(out), "--pairs", str(pairs), "--provider", chat_server.url]
-    made = CliRunner().invoke(app, ["rollout", *given, "--model", "m"], catch_exceptions=False)
-    assert made.exit_code == 0, made.output
-    assert f"[rollout] Wrote 1 preference pairs to: {pairs}" in made.stdout
+    arguments = [str(suite), "--out", str(out), "--pairs", str(pairs), "--provider", chat_server.url]
+    invoked = CliRunner().invoke(app, ["rollout", *arguments, "--model", "m"], catch_exceptions=False)
+    assert invoked.exit_code == 0, invoked.output
+    assert f"[rollout] Wrote 1 preference pairs to: {pairs}" in invoked.stdout
     (row,) = load_dataset(str(pairs), split="train", cache_dir=str(tmp_path / "cache"))
     assert row["task_id"] == "fix_flat"
-    made = CliRunner().invoke(app, ["rollout", *given, "--model", "m", "--rollouts", "1"], catch_exceptions=False)
-    assert "[rollout] Tasks without a usable pair: 3 (3 ineligible)" in made.stdout
+    invoked = CliRunner().invoke(
+        app, ["rollout", *arguments, "--model", "m", "--rollouts", "1"], catch_exceptions=False
+    )
+    assert "[rollout] Tasks without a usable pair: 3 (3 ineligible)" in invoked.stdout
 
 
-def test_a_name_that_is_no_file_of_lines_is_refused(tmp_path: Path) -> None:
-    given = ["prefs", "--suite", "x.json", "--out", str(tmp_path / "out")]
-    failed = CliRunner().invoke(app, given)
-    assert "give NAME.jsonl" in str(failed.exception)
+def test_an_output_that_is_not_named_jsonl_is_refused(tmp_path: Path) -> None:
+    arguments = ["prefs", "--suite", "x.json", "--out", str(tmp_path / "out")]
+    refusal = CliRunner().invoke(app, arguments)
+    assert "give NAME.jsonl" in str(refusal.exception)
 
 
 def refused(suite: Path, out: Path, server: ChatServer, *more: str) -> str:
-    given = ["--suite", str(suite), "--out", str(out), "--llm-provider", server.url]
-    failed = CliRunner().invoke(app, ["prefs", *given, "--model", "m", *more])
-    assert isinstance(failed.exception, PimonoError)
-    return str(failed.exception)
+    arguments = ["--suite", str(suite), "--out", str(out), "--llm-provider", server.url]
+    refusal = CliRunner().invoke(app, ["prefs", *arguments, "--model", "m", *more])
+    assert isinstance(refusal.exception, PimonoError)
+    return str(refusal.exception)
 
 
-def test_what_can_be_no_lines_is_refused_before_anything_is_asked(tmp_path: Path, chat_server: ChatServer) -> None:
+def test_targets_that_cannot_become_lines_are_refused_before_the_first_call(
+    tmp_path: Path, chat_server: ChatServer
+) -> None:
     suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"
-    given = ["--suite", str(suite), "--out", str(out), "--target", "foo"]
-    assert CliRunner().invoke(app, ["prefs", *given]).exit_code == 2
+    arguments = ["--suite", str(suite), "--out", str(out), "--target", "foo"]
+    assert CliRunner().invoke(app, ["prefs", *arguments]).exit_code == 2
     assert "--tool-protocol json" in refused(suite, out, chat_server, "--tool-protocol", "native")
     suite.write_text(json.dumps({**json.loads(suite.read_text()), "split": "test"}))
     assert "held out for testing" in refused(suite, out, chat_server)
@@ -97,11 +101,11 @@ def test_sides_of_several_turns_are_one_answer_in_a_line(
 ) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"
-    given = ["--suite", str(suite), "--out", str(out), "--llm-provider", chat_server.url]
+    arguments = ["--suite", str(suite), "--out", str(out), "--llm-provider", chat_server.url]
     more = ["--model", "m", "--target", "truncated", "--tool-protocol", protocol]
-    made = CliRunner().invoke(app, ["prefs", *given, *more], catch_exceptions=False)
-    assert made.exit_code == 0, made.output
-    assert "[prefs] Warning: the target truncated has results of tools" in made.stdout
+    invoked = CliRunner().invoke(app, ["prefs", *arguments, *more], catch_exceptions=False)
+    assert invoked.exit_code == 0, invoked.output
+    assert "[prefs] Warning: the target truncated has results of tools" in invoked.stdout
     line = json.loads(out.read_text())
     assert check_dpo(line) is None
     chosen, rejected = (
@@ -115,13 +119,13 @@ def test_sides_of_several_turns_are_one_answer_in_a_line(
         assert "TESTS" not in json.dumps(side)
 
 
-def test_no_pair_is_said_in_a_sentence(tmp_path: Path, chat_server: ChatServer) -> None:
+def test_a_suite_without_pairs_is_reported_in_one_sentence(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"
     out.write_text("earlier\n")
-    said = refused(suite, out, chat_server, "--rollouts", "1")
-    assert said.startswith("`three` gives no pairs (3 ineligible)")
-    assert f"`{out}` is not written" in said
+    message = refused(suite, out, chat_server, "--rollouts", "1")
+    assert message.startswith("`three` gives no pairs (3 ineligible)")
+    assert f"`{out}` is not written" in message
     assert out.read_text() == "earlier\n"
 
 
@@ -150,7 +154,7 @@ def test_the_lines_may_be_written_among_the_traces(policy: str, tmp_path: Path, 
     assert (tmp_path / "sft.jsonl").read_text()
 
 
-def test_a_place_for_pairs_that_is_taken_is_refused_before_anything_is_asked(
+def test_an_occupied_folder_for_pairs_is_refused_before_the_first_call(
     tmp_path: Path, chat_server: ChatServer
 ) -> None:
     suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"
@@ -158,6 +162,6 @@ def test_a_place_for_pairs_that_is_taken_is_refused_before_anything_is_asked(
     (tmp_path / "dpo_pairs" / "notes.txt").write_text("mine")
     assert "dpo_pairs` holds files" in refused(suite, out, chat_server)
     into = ["--out", str(tmp_path / "runs"), "--pairs", str(tmp_path / "runs" / "pairs")]
-    given = ["rollout", str(suite), *into, "--provider", chat_server.url, "--model", "m"]
-    assert "lie inside each other" in str(CliRunner().invoke(app, given).exception)
+    arguments = ["rollout", str(suite), *into, "--provider", chat_server.url, "--model", "m"]
+    assert "lie inside each other" in str(CliRunner().invoke(app, arguments).exception)
     assert not chat_server.hits

@@ -1,4 +1,4 @@
-"""Answers read as actions: what is accepted, and what is said of anything else."""
+"""Answers are parsed as actions; malformed answers are explained."""
 
 import json
 from typing import Any
@@ -66,13 +66,13 @@ def test_what_strict_takes() -> None:
 
 
 @pytest.mark.parametrize(("answer", "why"), MALFORMED)
-def test_what_is_malformed_is_told(answer: str, why: str) -> None:
+def test_a_malformed_answer_is_explained(answer: str, why: str) -> None:
     read = read_json(answer)
     assert read.kind == "parse_error"
     assert why in read.malformed
 
 
-def test_an_answer_that_was_cut_is_told_so() -> None:
+def test_a_truncated_answer_is_reported_to_the_model() -> None:
     told = read_json(TEXT[:-1], finish="length").malformed
     assert told.startswith("it was cut off at the maximum length: it is not valid")
     assert read_native("All is", [], finish="length").kind == "parse_error"

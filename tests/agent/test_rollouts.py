@@ -1,4 +1,4 @@
-"""A suite through the command line: rows, traces, console, kills, faults and what is refused."""
+"""Rollouts through the command line: rows, traces, console, kills, faults and refusals."""
 
 import json
 import os
@@ -56,16 +56,16 @@ def files_of(out: Path) -> dict[str, bytes]:
 def test_rows_traces_and_console(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "out"
-    said = roll(suite, out, chat_server.url, "--rollouts", "2").splitlines()
-    assert said[:5] == [
+    output = roll(suite, out, chat_server.url, "--rollouts", "2").splitlines()
+    assert output[:5] == [
         "[rollout] Loaded suite: three (3 tasks)",
         "[rollout] Rollouts per task: 2",
         "[rollout] Temperature: 0.7",
         "[rollout] Base seed: 42",
         "[rollout] Starting 6 rollouts (3 tasks × 2 rollouts) with 4 workers",  # noqa: RUF001
     ]
-    assert [line.split("] ")[1] for line in said[5:11]] == [f"[{n}/6" for n in range(1, 7)]
-    assert sorted(line.split("] ", 2)[2] for line in said[5:11]) == [
+    assert [line.split("] ")[1] for line in output[5:11]] == [f"[{n}/6" for n in range(1, 7)]
+    assert sorted(line.split("] ", 2)[2] for line in output[5:11]) == [
         "fix_flat seed=42: PASS (steps=3)",
         "fix_flat seed=43: FAIL (steps=3)",
         "fix_gcd seed=42: PASS (steps=3)",
@@ -73,7 +73,7 @@ def test_rows_traces_and_console(tmp_path: Path, chat_server: ChatServer) -> Non
         "fix_last seed=42: FAIL (steps=3)",
         "fix_last seed=43: FAIL (steps=3)",
     ]
-    assert said[11:19] == [
+    assert output[11:19] == [
         "",
         RULE,
         "[rollout] Summary:",
@@ -127,12 +127,12 @@ def test_the_same_bytes_by_any_number_of_workers_and_from_the_journal_alone(
     roll(suite, one, chat_server.url, "--max-workers", "1", "--rollouts", "3")
     roll(suite, four, chat_server.url, "--max-workers", "4", "--rollouts", "3")
     assert files_of(one) == files_of(four)
-    asked = len(chat_server.hits)
+    n_calls = len(chat_server.hits)
     replayed = tmp_path / "replayed"
     kept = ["--replay", "--journal", str(tmp_path / "one.calls.sqlite"), "--rollouts", "3"]
     roll(suite, replayed, "hf", *kept)
     assert files_of(replayed) == files_of(one)
-    assert len(chat_server.hits) == asked
+    assert len(chat_server.hits) == n_calls
     more = ["--replay", "--journal", str(tmp_path / "one.calls.sqlite"), "--rollouts", "4"]
     with pytest.raises(PimonoError, match=r"lacks an answer .* 9 of 12 rollouts are finished"):
         roll(suite, tmp_path / "more", "hf", *more)
@@ -146,19 +146,19 @@ def test_a_model_that_does_everything_wrong_breaks_nothing(
     chat_server.policy = misbehaves
     suite, out = write_suite(tmp_path), tmp_path / "out"
     options = ["--tool-protocol", protocol, "--rollouts", "1", "--limit", "1"]
-    said = roll(suite, out, chat_server.url, *options)
-    assert "fix_gcd seed=42: FAIL" in said
+    output = roll(suite, out, chat_server.url, *options)
+    assert "fix_gcd seed=42: FAIL" in output
     (row,) = rows_of(out)
     assert row["error"] is None
     # In the native protocol, prose is a final report.
     assert row["ended"] == ("loop" if protocol == "json" else "final")
     assert row["patch"] == ""
-    told = json.dumps([message["content"] for message in row["messages"]])
-    assert "root:" not in told
+    shown = json.dumps([message["content"] for message in row["messages"]])
+    assert "root:" not in shown
     if protocol == "json":
         assert (row["parse_errors"], row["loop_detections"]) == (3, 3)
         assert all(
-            part in told
+            part in shown
             for part in ("absolute path", "leaves the repository", "Unknown tool `run_tests`", "Write less",
                          "it is empty", "(no hits)", "must be integer", "def gcd", "Loop detected")
         )  # fmt: skip
@@ -170,7 +170,9 @@ def test_busy_servers_and_garbage_are_tried_again(tmp_path: Path, chat_server: C
     chat_server.policy = knows_some
     suite, quiet, busied = write_suite(tmp_path), tmp_path / "quiet", tmp_path / "busied"
     roll(suite, quiet, chat_server.url, "--rollouts", "1")
-    chat_server.trouble = lambda body, before: [busy(429, retry_after=0), busy(503)][before] if before < 2 else None
+    chat_server.choose_fault = lambda body, before: (
+        [busy(429, retry_after=0), busy(503)][before] if before < 2 else None
+    )
     chat_server.seen.clear()
     roll(suite, busied, chat_server.url, "--rollouts", "1")
     assert files_of(quiet) == files_of(busied)
@@ -179,21 +181,23 @@ def test_busy_servers_and_garbage_are_tried_again(tmp_path: Path, chat_server: C
 def test_what_fails_is_an_error_and_is_repeated_by_the_next_run(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "out"
-    chat_server.trouble = lambda body, before: garbage() if about(body)[0] == "flat" and about(body)[2] == 1 else None
-    said = roll(suite, out, chat_server.url, "--rollouts", "1")
-    assert "fix_flat seed=42: ERROR (steps=1)" in said
-    assert "[rollout] Rollouts: 3 (1 ERROR, 1 FAIL, 1 PASS)" in said
-    assert "[rollout] 1 failed and are tried again by the same command: `127.0.0.1`" in said
+    chat_server.choose_fault = lambda body, before: (
+        garbage() if about(body)[0] == "flat" and about(body)[2] == 1 else None
+    )
+    output = roll(suite, out, chat_server.url, "--rollouts", "1")
+    assert "fix_flat seed=42: ERROR (steps=1)" in output
+    assert "[rollout] Rollouts: 3 (1 ERROR, 1 FAIL, 1 PASS)" in output
+    assert "[rollout] 1 failed and are tried again by the same command: `127.0.0.1`" in output
     assert rows_of(out)[1]["tests_ok"] is None
-    asked = len(chat_server.hits)
-    chat_server.trouble = lambda body, before: None
+    n_calls = len(chat_server.hits)
+    chat_server.choose_fault = lambda body, before: None
     assert "Rollouts: 3 (1 FAIL, 2 PASS)" in roll(suite, out, chat_server.url, "--rollouts", "1")
-    assert len(chat_server.hits) == asked + 2
+    assert len(chat_server.hits) == n_calls + 2
 
 
 def test_a_run_in_which_everything_failed_says_so(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
-    chat_server.trouble = lambda body, before: garbage()
+    chat_server.choose_fault = lambda body, before: garbage()
     suite, out = write_suite(tmp_path), tmp_path / "out"
     with pytest.raises(PimonoError, match="Every rollout failed"):
         roll(suite, out, chat_server.url, "--rollouts", "1")
@@ -203,15 +207,15 @@ def test_a_run_in_which_everything_failed_says_so(tmp_path: Path, chat_server: C
 def test_a_refused_key_is_one_sentence_and_loses_nothing(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "out"
-    chat_server.trouble = lambda body, before: busy(401) if about(body)[0] == "last" else None
+    chat_server.choose_fault = lambda body, before: busy(401) if about(body)[0] == "last" else None
     options = ["--rollouts", "1", "--max-workers", "1"]
     with pytest.raises(PimonoError, match=r"answered 401.*; 2 of 3 rollouts are finished"):
         roll(suite, out, chat_server.url, *options)
     assert not out.exists()
-    asked = len(chat_server.hits)
-    chat_server.trouble = lambda body, before: None
+    n_calls = len(chat_server.hits)
+    chat_server.choose_fault = lambda body, before: None
     roll(suite, out, chat_server.url, *options)
-    assert len(chat_server.hits) == asked + 3
+    assert len(chat_server.hits) == n_calls + 3
 
 
 def looks_in_a_shell(body: Json) -> Json:
@@ -223,7 +227,7 @@ def looks_in_a_shell(body: Json) -> Json:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("agent", "model"), [("repo-agent", knows_some), ("mini-swe-agent", looks_in_a_shell)])
-def test_killed_anywhere_a_run_goes_on_without_a_repeated_call(
+def test_a_killed_run_resumes_without_repeated_calls(
     agent: str, model: Policy, tmp_path: Path, chat_server: ChatServer
 ) -> None:
     if agent == "mini-swe-agent":
@@ -270,16 +274,16 @@ def test_the_journal_of_a_finished_command_is_the_one_file(tmp_path: Path, chat_
 def test_policies_reach_the_model(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite = write_suite(tmp_path)
-    told = {}
+    outcomes = {}
     for policy in ("on_write", "on_final", "never"):
         out = tmp_path / policy
         options = ["--test-policy", policy, "--limit", "1", "--rollouts", "1"]
-        said = roll(suite, out, chat_server.url, *options)
+        output = roll(suite, out, chat_server.url, *options)
         (row,) = rows_of(out)
         results = [message["content"] for message in row["messages"][2:]]
-        told[policy] = (any("[TESTS PASS]" in text for text in results), row["tests_ok"])
-        assert f"seed=42: {'N/A' if policy == 'never' else 'PASS'}" in said
-    assert told == {"on_write": (True, True), "on_final": (False, True), "never": (False, None)}
+        outcomes[policy] = (any("[TESTS PASS]" in text for text in results), row["tests_ok"])
+        assert f"seed=42: {'N/A' if policy == 'never' else 'PASS'}" in output
+    assert outcomes == {"on_write": (True, True), "on_final": (False, True), "never": (False, None)}
 
 
 def test_a_suite_with_a_test_command(tmp_path: Path, chat_server: ChatServer) -> None:
@@ -311,10 +315,10 @@ def test_an_estimate_spends_little_and_is_not_lost(tmp_path: Path, chat_server: 
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "out"
     (tmp_path / "chain.toml").write_text('[prices."m"]\ninput = 1.0\noutput = 2.0\n')
-    said = roll(suite, out, chat_server.url, "--estimate")
-    assert "estimate for 12 rows, from 3 that were run:" in said
-    assert "m: 36 calls" in said
-    assert "up to 6 pairs are a pilot" in said
+    output = roll(suite, out, chat_server.url, "--estimate")
+    assert "estimate for 12 rows, from 3 that were run:" in output
+    assert "m: 36 calls" in output
+    assert "up to 6 pairs are a pilot" in output
     assert not out.exists()
     assert len(chat_server.hits) == 9
     roll(suite, out, chat_server.url)
@@ -328,8 +332,8 @@ def test_a_limit_of_costs_stops_a_run_that_goes_on_later(tmp_path: Path, chat_se
     (tmp_path / "chain.toml").write_text('[prices."m"]\ninput = 100.0\noutput = 100.0\n')
     with pytest.raises(PimonoError, match=r"limit of \$0.50 is reached .* of 12 rollouts are fin"):
         roll(suite, out, chat_server.url, "--max-cost", "0.5")
-    asked = len(chat_server.hits)
-    assert 0 < asked < 36
+    n_calls = len(chat_server.hits)
+    assert 0 < n_calls < 36
     roll(suite, out, chat_server.url, "--max-cost", "50")
     assert len(chat_server.hits) == 36
 
@@ -337,8 +341,8 @@ def test_a_limit_of_costs_stops_a_run_that_goes_on_later(tmp_path: Path, chat_se
 def test_bad_input_is_one_sentence(tmp_path: Path, chat_server: ChatServer) -> None:
     suite, out, url = write_suite(tmp_path), tmp_path / "out", chat_server.url
 
-    def refuse(told: str, *given: str) -> None:
-        with pytest.raises(PimonoError, match=told):
+    def refuse(message: str, *given: str) -> None:
+        with pytest.raises(PimonoError, match=message):
             CliRunner().invoke(app, given, catch_exceptions=False)
 
     refuse("No such file", *arguments(tmp_path / "no.json", out, url))
@@ -356,7 +360,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path, chat_server: ChatServer) -> N
     assert chat_server.hits == []
 
 
-def test_what_changes_in_the_repo_is_judged_anew(tmp_path: Path, chat_server: ChatServer) -> None:
+def test_a_changed_repo_is_tested_again(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "out"
     options = ["--rollouts", "1", "--limit", "1"]
@@ -405,14 +409,14 @@ def test_paraphrases_take_turns_and_stay_on_the_side_of_their_task(tmp_path: Pat
     roll(suite, out, chat_server.url, *more, "--rollouts", "6")
     rows = [row for row in rows_of(out) if row["task_id"] == "fix_gcd"]
     goal = json.loads(suite.read_text())["tasks"][0]["goal"]
-    asked = [row["messages"][1]["content"] for row in rows]
+    requests = [row["messages"][1]["content"] for row in rows]
     # Seed 42 is a multiple of three.
-    assert [next(g for g in (goal, *others) if g in text) for text in asked] == [goal, *others] * 2
+    assert [next(g for g in (goal, *others) if g in text) for text in requests] == [goal, *others] * 2
     for row, number in zip(rows, [0, 1, 2] * 2, strict=True):
         trace = (out / "traces" / f"{row['run_id']}.jsonl").read_text()
         assert f'"paraphrase": {number}' in trace
     assert json.loads((out / "report.json").read_text())["paraphrases"] == {"fix_gcd": [goal, *others]}
-    # A held-out task holds out all of its wordings.
+    # A held-out task holds out all of its paraphrases.
     content = json.loads(suite.read_text()) | {"split": "test"}
     content["tasks"] = content["tasks"][:1]
     held_out = tmp_path / "test.json"
@@ -421,9 +425,11 @@ def test_paraphrases_take_turns_and_stay_on_the_side_of_their_task(tmp_path: Pat
     assert "6 of 18 training rows" in str(result.exception)
 
 
-def test_a_model_writes_wordings_that_keep_what_the_goal_names(tmp_path: Path, chat_server: ChatServer) -> None:
+def test_a_model_writes_paraphrases_that_keep_the_identifiers_of_the_goal(
+    tmp_path: Path, chat_server: ChatServer
+) -> None:
     def policy(body: Json) -> str | Json:
-        system, goal = (said["content"] for said in body["messages"][:2])
+        system, goal = (output["content"] for output in body["messages"][:2])
         if not system.startswith("Rewrite"):
             return knows_some(body)
         answers = ["Please repair the program.", goal, f"<think>hm</think>I need this: {goal}"]
@@ -432,19 +438,19 @@ def test_a_model_writes_wordings_that_keep_what_the_goal_names(tmp_path: Path, c
     chat_server.policy = policy
     suite, out = write_suite(tmp_path), tmp_path / "out"
     more = ("--write-paraphrases", "2", "--rollouts", "3")
-    chat_server.trouble = lambda body, before: busy(400) if body["seed"] == 3 else None
-    with pytest.raises(PimonoError, match=r"wordings could not be written.*400"):
+    chat_server.choose_fault = lambda body, before: busy(400) if body["seed"] == 3 else None
+    with pytest.raises(PimonoError, match=r"paraphrases could not be written.*400"):
         roll(suite, out, chat_server.url, *more)
-    chat_server.trouble = lambda body, before: None
-    said = roll(suite, out, chat_server.url, *more)
-    assert "Wrote 6 wordings, refused 6" in said
-    assert "Refused fix_gcd: a wording without `programs/gcd.py`" in said
+    chat_server.choose_fault = lambda body, before: None
+    output = roll(suite, out, chat_server.url, *more)
+    assert "Wrote 6 paraphrases, refused 6" in output
+    assert "Refused fix_gcd: a paraphrase without `programs/gcd.py`" in output
     assert set(chat_server.answered().values()) == {1}
     goals = json.loads((out / "report.json").read_text())["paraphrases"]
     goal = json.loads(suite.read_text())["tasks"][0]["goal"]
     assert goals["fix_gcd"] == [goal, f"I need this: {goal}", f"{goal} Thanks, 3 times."]
-    asked = {row["messages"][1]["content"] for row in rows_of(out)}
-    assert asked == {f"GOAL:\n{text}" for texts in goals.values() for text in texts}
+    requests = {row["messages"][1]["content"] for row in rows_of(out)}
+    assert requests == {f"GOAL:\n{text}" for texts in goals.values() for text in texts}
     asked_before = len(chat_server.hits)
     again = ("--journal", f"{out}.calls.sqlite", "--replay", *more)
     roll(suite, tmp_path / "again", chat_server.url, *again)
@@ -453,7 +459,7 @@ def test_a_model_writes_wordings_that_keep_what_the_goal_names(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "output"),
     [
         ('{"task_id": "nobody", "goals": ["Do it."]}', ":1 has the task `nobody`, which is not in"),
         ('{"task_id": "fix_gcd"}', "cannot be read as paraphrases .*goals"),
@@ -462,12 +468,12 @@ def test_a_model_writes_wordings_that_keep_what_the_goal_names(tmp_path: Path, c
     ],
 )
 def test_bad_paraphrases_are_one_sentence(
-    line: str | None, said: str, tmp_path: Path, chat_server: ChatServer
+    line: str | None, output: str, tmp_path: Path, chat_server: ChatServer
 ) -> None:
     words = tmp_path / "words.jsonl"
     if line is not None:
         words.write_text(line)
     given = arguments(write_suite(tmp_path), tmp_path / "out", chat_server.url)
-    with pytest.raises(PimonoError, match=said):
+    with pytest.raises(PimonoError, match=output):
         CliRunner().invoke(app, [*given, "--paraphrases", str(words)], catch_exceptions=False)
     assert not chat_server.hits

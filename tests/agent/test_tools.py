@@ -1,4 +1,4 @@
-"""The tools: what they do, and that nothing a model gives leaves the workspace or breaks them."""
+"""Tools of the agent: their results, and that no call leaves or breaks the workspace."""
 
 import os
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_the_tools_are_those_the_verifiers_know() -> None:
     assert set(names) == set(AGENT_TOOLS) == {"list_files", "read_file", "grep", "write_file"}
 
 
-def test_what_the_tools_give(space: Workspace) -> None:
+def test_tool_results(space: Workspace) -> None:
     assert space.call("list_files", {"rel_dir": "."}).text == ("README\nlatin\nlogo.bin\nsrc/a.py\nsrc/deep/b.py")
     cut = space.call("list_files", {"rel_dir": "./src//", "max_files": 1}).text
     assert cut == "src/a.py\n[1 more files; name a folder below, or raise max_files]"
@@ -111,7 +111,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "args", "told"), REFUSED)
-def test_what_cannot_be_done_is_told(space: Workspace, name: str, args: dict[str, Any], told: str) -> None:
+def test_an_invalid_call_is_refused_with_advice(space: Workspace, name: str, args: dict[str, Any], told: str) -> None:
     result = space.call(name, args)
     assert not result.ok
     assert told in result.text
@@ -137,7 +137,7 @@ def test_pipes_are_not_opened_and_huge_files_not_searched(tmp_path: Path) -> Non
     assert found == "(no hits)\n[1 files above 2000000 bytes were not searched]"
 
 
-def test_what_is_cut_still_fits_with_its_remark(space: Workspace) -> None:
+def test_a_truncated_file_fits_together_with_its_note(space: Workspace) -> None:
     space.call("write_file", {"rel_path": "long", "content": "x" * 5000})
     result = space.call("read_file", {"rel_path": "long", "max_chars": 4000})
     assert len(result.text) <= space.max_chars

@@ -16,7 +16,7 @@ that a test can stop anywhere, start again, and compare.
     chat = Chat(Endpoint("test", chat_server.url, "key"))
     assert [hit.fault for hit in chat_server.hits] == ["busy", "busy", None]
 
-`chat_server.trouble` decides about faults as a function of the body and of how often this body came
+`chat_server.choose_fault` decides about faults as a function of the body and of how often this body came
 before: `lambda body, before: drop() if before == 0 else None` breaks every first try.
 """
 

@@ -45,7 +45,7 @@ class ChatServer:
 
     url: str
     policy: Policy = echo
-    trouble: Callable[[Json, int], Fault | None] = lambda body, before: None
+    choose_fault: Callable[[Json, int], Fault | None] = lambda body, before: None
     hits: list[Hit] = field(default_factory=list)
     # Requests under way now, and the most there ever were.
     under_way: int = 0
@@ -87,7 +87,7 @@ class ChatServer:
             if queued[1](body):
                 self.queued.remove(queued)
                 return queued[0]
-        return self.trouble(body, before)
+        return self.choose_fault(body, before)
 
 
 def completion(body: Json, said: str | Json) -> Json:

@@ -1,4 +1,4 @@
-"""The original's rules against an example computed by hand."""
+"""The original rules on an example computed by hand."""
 
 import numpy as np
 import pytest
@@ -36,27 +36,27 @@ EXAMPLE = by_metric(
 def test_the_example_computed_by_hand() -> None:
     # x: metric means over its three turns 2/3, 2/3, 2/3, 5/6, 2/3, their mean 0.7.
     # y: over its two turns 3/4, 3/4, 3/4, 3/4, 1/4, their mean 0.65. Both: 67.5.
-    found = decide_by_original_rules(EXAMPLE, FEW)
-    assert found["challenger_score"] == 67.5
-    assert found["king_score"] == 32.5
+    verdict = decide_by_original_rules(EXAMPLE, FEW)
+    assert verdict["challenger_score"] == 67.5
+    assert verdict["king_score"] == 32.5
     # Two of four turns were read by all judges: just enough.
-    assert (found["valid"], found["turns"]) == (2, 4)
-    assert found["lcb"] is not None
-    assert not found["accepted"]
+    assert (verdict["valid"], verdict["turns"]) == (2, 4)
+    assert verdict["lcb"] is not None
+    assert not verdict["accepted"]
 
 
 def test_the_bound_is_the_quantile_of_resampled_turns() -> None:
-    found = decide_by_original_rules(EXAMPLE, FEW)
+    verdict = decide_by_original_rules(EXAMPLE, FEW)
     entropy = np.random.SeedSequence(0)
     rng = np.random.Generator(np.random.PCG64DXSM(entropy))
     deltas = np.array([0.1, -0.1, -0.5, 0.4])
     drawn = deltas[rng.integers(0, 4, size=(200, 4))].mean(axis=1)
-    assert found["lcb"] == pytest.approx(float(np.quantile(drawn, 0.05)))
+    assert verdict["lcb"] == pytest.approx(float(np.quantile(drawn, 0.05)))
 
 
 def test_too_few_turns_read_by_all_judges_refuse() -> None:
-    found = decide_by_original_rules(votes([[[1, NAN], [1, NAN]], [[1, NAN], [NAN, NAN]]] * 2), FEW)
-    assert found["accepted"]
+    verdict = decide_by_original_rules(votes([[[1, NAN], [1, NAN]], [[1, NAN], [NAN, NAN]]] * 2), FEW)
+    assert verdict["accepted"]
     strict = Duel(bootstrap_resamples=200, min_valid_turn_frac=0.51)
     refused = decide_by_original_rules(votes([[[1, NAN], [1, NAN]], [[1, NAN], [NAN, NAN]]] * 2), strict)
     assert refused["lcb"] is None

@@ -1,4 +1,4 @@
-"""Answers of king and challenger: what each may see, form, leaks, and what trouble leaves behind."""
+"""Answers of king and challenger: prompts, form, leaks and errors."""
 
 import asyncio
 from typing import Any
@@ -36,27 +36,27 @@ def answer(server: ChatServer, row: Json | None = None, **options: Any) -> Json:
     record = {"instance_id": "proj1-1", **make_record(pull_request("proj1-1"))}
     players = Duel(model="k", challenger="c")
     answering = AnswerStage(chat, players, {"proj1-1": record}, **options)
-    (found,) = asyncio.run(answering.run(row or turn()))
-    assert set(found) == set(ANSWER)
-    return found
+    (answered,) = asyncio.run(answering.run(row or turn()))
+    assert set(answered) == set(ANSWER)
+    return answered
 
 
 def test_the_king_is_blind_and_the_challenger_is_not(chat_server: ChatServer) -> None:
     chat_server.policy = play
-    found = answer(chat_server)
-    assert (found["drop_reason"], found["error"], found["leaked_terms"]) == (None, None, [])
-    assert ("quickly" in found["king"], "carefully" in found["challenger"]) == (True, True)
-    asked = {hit.body["model"]: hit.body for hit in chat_server.hits}
-    assert "flush_guard" not in str(asked["k"])
-    assert "flush_guard" in asked["c"]["messages"][-1]["content"]
+    answered = answer(chat_server)
+    assert (answered["drop_reason"], answered["error"], answered["leaked_terms"]) == (None, None, [])
+    assert ("quickly" in answered["king"], "carefully" in answered["challenger"]) == (True, True)
+    requests = {hit.body["model"]: hit.body for hit in chat_server.hits}
+    assert "flush_guard" not in str(requests["k"])
+    assert "flush_guard" in requests["c"]["messages"][-1]["content"]
     # All but the end is the same, so that a provider's cache knows it.
-    assert asked["k"]["messages"][:-1] == asked["c"]["messages"][:-1]
-    assert asked["c"]["messages"][-1]["content"].startswith(asked["k"]["messages"][-1]["content"])
-    assert "blind" in asked["c"]["messages"][-1]["content"]
-    assert asked["k"]["messages"][0]["content"].startswith("You are an agent that works in a shell")
-    assert found["privileged_context"].startswith("Problem:\nThe parser drops the last row.")
-    assert found["usage"]["prompt_tokens"] > 0
-    assert found["usage"]["cost"] is None
+    assert requests["k"]["messages"][:-1] == requests["c"]["messages"][:-1]
+    assert requests["c"]["messages"][-1]["content"].startswith(requests["k"]["messages"][-1]["content"])
+    assert "blind" in requests["c"]["messages"][-1]["content"]
+    assert requests["k"]["messages"][0]["content"].startswith("You are an agent that works in a shell")
+    assert answered["privileged_context"].startswith("Problem:\nThe parser drops the last row.")
+    assert answered["usage"]["prompt_tokens"] > 0
+    assert answered["usage"]["cost"] is None
 
 
 def test_terms_of_the_pull_request_alone_are_leaks(chat_server: ChatServer) -> None:
@@ -65,13 +65,13 @@ def test_terms_of_the_pull_request_alone_are_leaks(chat_server: ChatServer) -> N
         if is_informed(body)
         else step("look", "ls src")
     )
-    found = answer(chat_server)
-    assert found["leaked_terms"] == ["flush_pending_rows", "src/flush_guard.py"]
-    assert found["drop_reason"] is None
+    answered = answer(chat_server)
+    assert answered["leaked_terms"] == ["flush_pending_rows", "src/flush_guard.py"]
+    assert answered["drop_reason"] is None
 
 
 @pytest.mark.parametrize(
-    ("said", "reason", "calls"),
+    ("content", "reason", "calls"),
     [
         ("I am done.", "king_no_action", 4),
         ("", "king_empty", 4),
@@ -80,38 +80,38 @@ def test_terms_of_the_pull_request_alone_are_leaks(chat_server: ChatServer) -> N
         ("<think>\n```bash\nrm -rf /\n```\n</think>\n" + step("x", "ls"), None, 2),
     ],
 )
-def test_an_answer_of_bad_form_is_drawn_again_and_then_given_up(
-    chat_server: ChatServer, said: Any, reason: str | None, calls: int
+def test_a_malformed_answer_is_drawn_again_up_to_a_limit(
+    chat_server: ChatServer, content: Any, reason: str | None, calls: int
 ) -> None:
-    chat_server.policy = lambda body: said
-    found = answer(chat_server)
-    assert found["drop_reason"] == reason
-    assert found["king_ok"] is (reason is None)
+    chat_server.policy = lambda body: content
+    answered = answer(chat_server)
+    assert answered["drop_reason"] == reason
+    assert answered["king_ok"] is (reason is None)
     assert len(chat_server.hits) == calls
-    assert "rm -rf" not in found["king"]
+    assert "rm -rf" not in answered["king"]
 
 
 def test_one_draw_of_good_form_is_enough(chat_server: ChatServer) -> None:
     chat_server.policy = lambda body: "prose" if body["seed"] == 42 else step("x", "ls")
-    found = answer(chat_server)
-    assert (found["drop_reason"], found["challenger"]) == (None, step("x", "ls"))
+    answered = answer(chat_server)
+    assert (answered["drop_reason"], answered["challenger"]) == (None, step("x", "ls"))
 
 
-def test_trouble_is_an_error(chat_server: ChatServer) -> None:
+def test_a_failed_call_is_an_error(chat_server: ChatServer) -> None:
     chat_server.policy = play
-    chat_server.trouble = lambda body, before: busy(400) if body["model"] == "c" else None
-    found = answer(chat_server)
-    assert (found["drop_reason"], found["king_ok"], found["challenger_ok"]) == ("error", True, False)
-    assert "answered 400" in found["error"]
+    chat_server.choose_fault = lambda body, before: busy(400) if body["model"] == "c" else None
+    answered = answer(chat_server)
+    assert (answered["drop_reason"], answered["king_ok"], answered["challenger_ok"]) == ("error", True, False)
+    assert "answered 400" in answered["error"]
 
 
 def test_equals_are_the_king_twice_and_not_the_same_draw(chat_server: ChatServer) -> None:
     chat_server.policy = play
-    found = answer(chat_server, equals=True)
-    assert found["king"] != found["challenger"]
-    assert (found["king_model"], found["challenger_model"]) == ("k", "k")
+    answered = answer(chat_server, aa_test=True)
+    assert answered["king"] != answered["challenger"]
+    assert (answered["king_model"], answered["challenger_model"]) == ("k", "k")
     assert not any(is_informed(hit.body) for hit in chat_server.hits)
-    assert found["privileged_context"] == ""
+    assert answered["privileged_context"] == ""
 
 
 def test_the_hidden_part_has_a_bound() -> None:

@@ -40,37 +40,37 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.rglob("*.*")}
 
 
-def said(*arguments: str) -> str:
-    done = RUN.invoke(app, arguments, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output
+def run_command(*arguments: str) -> str:
+    result = RUN.invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def test_from_trajectories_to_rows(folder: Path, chat_server: ChatServer) -> None:
-    told = said("duel", "data", "--records", "prs.parquet", "--aa-test", "4", "--rules", "original")
-    assert "12 turns of " in told
-    assert "undecided after look 1 of 5: " in told
-    assert "score 100.0 from 2 turns" in told
-    assert "answers: 12 rows" in told
-    assert "panel: 48 rows" in told
-    assert "buckets: final 12, refined 0, defeat 0, parse_fail 0" in told
-    assert "final between equals: 0" in told
-    assert "by the original rules: accepted" in told
-    assert "\naccepted at look " in told
+    output = run_command("duel", "data", "--records", "prs.parquet", "--aa-test", "4", "--rules", "original")
+    assert "12 turns of " in output
+    assert "undecided after look 1 of 5: " in output
+    assert "score 100.0 from 2 turns" in output
+    assert "answers: 12 rows" in output
+    assert "panel: 48 rows" in output
+    assert "buckets: final 12, refined 0, defeat 0, parse_fail 0" in output
+    assert "final between equals: 0" in output
+    assert "by the original rules: accepted" in output
+    assert "\naccepted at look " in output
     report = json.loads((folder / "duel/result/report.json").read_text())
     assert report["aa_test"]["buckets"] == {"final": 0, "refined": 0, "defeat": 4, "parse_fail": 0}
 
     # Scored again by other rules: nobody is asked.
     hits = len(chat_server.hits)
     Path("chain.toml").write_text(Path("chain.toml").read_text().replace("= 3\n", "= 300\n"))
-    told = said("duel", "--stage", "score")
-    assert told.startswith("accepted at look ")
-    assert "by other rules, exploratory: " in told
-    assert "more repositories are needed" in told
+    output = run_command("duel", "--stage", "score")
+    assert output.startswith("accepted at look ")
+    assert "by other rules, exploratory: " in output
+    assert "more repositories are needed" in output
     assert len(chat_server.hits) == hits
 
     for kind in ("sft", "dpo", "sdpo"):
-        said("duel", "--to", kind, "--rows", kind)
+        run_command("duel", "--to", kind, "--rows", kind)
     steps = load_dataset("sft", "steps", split="train")
     assert set(steps.column_names) == set(STEP)
     assert "carefully" in steps[0]["completion"][0]["content"]
@@ -88,10 +88,10 @@ def test_from_trajectories_to_rows(folder: Path, chat_server: ChatServer) -> Non
 
 def test_the_same_command_again_asks_nothing_and_changes_nothing(folder: Path, chat_server: ChatServer) -> None:
     command = ("duel", "data", "--records", "prs.parquet", "--out", "one")
-    said(*command)
+    run_command(*command)
     before = {path: path.read_bytes() for path in Path("one/result").rglob("*.*")}
     hits = len(chat_server.hits)
-    said(*command)
+    run_command(*command)
     assert len(chat_server.hits) == hits
     assert {path: path.read_bytes() for path in Path("one/result").rglob("*.*")} == before
 
@@ -99,19 +99,19 @@ def test_the_same_command_again_asks_nothing_and_changes_nothing(folder: Path, c
 def test_an_estimate_prices_all_stages_and_stops(folder: Path, chat_server: ChatServer) -> None:
     with Path("chain.toml").open("a") as config:
         config.writelines(f"[prices.{name}]\ninput = 1\noutput = 2\n" for name in ("k", "judge-1", "judge-2"))
-    told = said("duel", "data", "--records", "prs.parquet", "--estimate")
-    assert "answers for the gate, at most 10 turns:\nestimate for 10 rows, from 8" in told
-    assert "judges of the gate, counted as turns of the panel:\nestimate for " in told
-    assert "k: 20 calls" in told
-    assert "with --export or on acceptance, answers to all 12 turns:\nestimate for 2 rows" in told
-    assert "estimate for 12 rows, from 8 that were run" in told
-    assert told.splitlines()[-1].startswith("all stages: $")
+    output = run_command("duel", "data", "--records", "prs.parquet", "--estimate")
+    assert "answers for the gate, at most 10 turns:\nestimate for 10 rows, from 8" in output
+    assert "judges of the gate, counted as turns of the panel:\nestimate for " in output
+    assert "k: 20 calls" in output
+    assert "with --export or on acceptance, answers to all 12 turns:\nestimate for 2 rows" in output
+    assert "estimate for 12 rows, from 8 that were run" in output
+    assert output.splitlines()[-1].startswith("all stages: $")
     assert not (folder / "duel/answers").exists()
     # What the estimate asked is in the journal and not asked again.
-    asked = len(chat_server.hits)
-    said("duel", "--stage", "answers", "--export")
-    assert asked == 16 + 8 * 4
-    assert len(chat_server.hits) == asked + 2 * 4
+    n_calls = len(chat_server.hits)
+    run_command("duel", "--stage", "answers", "--export")
+    assert n_calls == 16 + 8 * 4
+    assert len(chat_server.hits) == n_calls + 2 * 4
 
 
 def test_an_estimate_asks_no_judge_before_the_rules_are_registered(folder: Path, chat_server: ChatServer) -> None:
@@ -124,64 +124,62 @@ def test_an_estimate_asks_no_judge_before_the_rules_are_registered(folder: Path,
 
     chat_server.policy = watch
     command = ("duel", "data", "--records", "prs.parquet", "--estimate")
-    said(*command)
+    run_command(*command)
     assert registered == [True] * 32
     before = files_of(folder / "duel/turns")
     for other in (("--turns", "6"), ("--judge", "judge-9")):
-        with pytest.raises(OutputError, match="give another folder"):
-            said(*command, *other)
+        with pytest.raises(OutputError, match="use another folder"):
+            run_command(*command, *other)
     assert files_of(folder / "duel/turns") == before
 
 
-def test_an_estimate_of_which_no_call_was_answered_says_why(folder: Path, chat_server: ChatServer) -> None:
-    chat_server.trouble = lambda body, before: busy(503)
+def test_an_estimate_without_any_answer_says_why(folder: Path, chat_server: ChatServer) -> None:
+    chat_server.choose_fault = lambda body, before: busy(503)
     with pytest.raises(InferenceError, match="503"):
-        said("duel", "data", "--records", "prs.parquet", "--estimate")
+        run_command("duel", "data", "--records", "prs.parquet", "--estimate")
 
 
-def test_a_missing_price_of_a_judge_is_said_before_the_answers_are_paid_for(
-    folder: Path, chat_server: ChatServer
-) -> None:
+def test_a_missing_price_of_a_judge_is_reported_before_the_first_call(folder: Path, chat_server: ChatServer) -> None:
     with Path("chain.toml").open("a") as config:
         config.write("[prices.k]\ninput = 1\noutput = 1\n")
     with pytest.raises(InferenceError, match="needs the price of `judge-1`"):
-        said("duel", "data", "--records", "prs.parquet", "--max-cost", "5")
+        run_command("duel", "data", "--records", "prs.parquet", "--max-cost", "5")
     assert not chat_server.hits
 
 
 def test_judgments_of_other_answers_are_not_scored(folder: Path, chat_server: ChatServer) -> None:
-    said("duel", "data", "--records", "prs.parquet", "--aa-test", "4")
+    run_command("duel", "data", "--records", "prs.parquet", "--aa-test", "4")
     for other in (("--model", "k2"), ("--judge", "judge-1"), ("--seed", "2")):
         with pytest.raises(OutputError, match="before the first judge was called"):
-            said("duel", *other)
-    assert "final between equals" in said("duel", "--export")
+            run_command("duel", *other)
+    assert "final between equals" in run_command("duel", "--export")
 
 
 def test_the_recorded_agent_is_another_opponent_with_judgments_of_its_own(
     folder: Path, chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said("duel", "data", "--records", "prs.parquet", "--export")
+    run_command("duel", "data", "--records", "prs.parquet", "--export")
     kept = {path: path.read_bytes() for path in Path("duel/judgments").glob("*.parquet")}
     monkeypatch.setenv("DUEL_MODE", "1")
-    said("duel", "--export")
+    run_command("duel", "--export")
     report = json.loads(Path("duel/result/report.json").read_text())
     assert report["opponent"] == "reference"
     monkeypatch.setenv("DUEL_MODE", "2")
     hits = len(chat_server.hits)
-    said("duel", "--stage", "score")
+    run_command("duel", "--stage", "score")
     report = json.loads(Path("duel/result/report.json").read_text())
     assert report["opponent"] == "king"
     assert {path: path.read_bytes() for path in kept} == kept
     assert len(chat_server.hits) == hits
     monkeypatch.setenv("DUEL_MODE", "3")
     with pytest.raises(InferenceError, match="DUEL_MODE is `3`; use 1"):
-        said("duel", "--stage", "score")
+        run_command("duel", "--stage", "score")
 
 
 def test_thresholds_of_the_original_are_read_from_its_section(folder: Path, chat_server: ChatServer) -> None:
     config = Path("chain.toml")
     config.write_text(config.read_text().replace("turns = 12", "turns = 12\nwin_margin = 100.0"))
-    said("duel", "data", "--records", "prs.parquet", "--rules", "original")
+    run_command("duel", "data", "--records", "prs.parquet", "--rules", "original")
     report = json.loads(Path("duel/result/report.json").read_text())
     assert report["original"]["rules"]["win_margin"] == 100
     assert report["original"]["challenger_score"] - report["original"]["king_score"] == 100
@@ -196,20 +194,20 @@ def test_a_pair_never_prefers_an_answer_that_lost(folder: Path, chat_server: Cha
         return verdict(good["A"], good["B"])
 
     chat_server.policy = lost
-    said("duel", "data", "--records", "prs.parquet", "--export")
+    run_command("duel", "data", "--records", "prs.parquet", "--export")
     with pytest.raises(EmptySelection, match="12 not_better"):
         write_training_rows(folder / "duel", "dpo", folder / "rows", ("defeat",))
 
 
 def test_rows_that_were_written_again_are_loaded_again(folder: Path, chat_server: ChatServer) -> None:
     for limit in ("6", "12"):
-        said("duel", "data", "--records", "prs.parquet", "--limit", limit)
-        said("duel", "--to", "sdpo", "--rows", "rows")
+        run_command("duel", "data", "--records", "prs.parquet", "--limit", limit)
+        run_command("duel", "--to", "sdpo", "--rows", "rows")
         assert len(load_dataset("rows", "sdpo", split="train")) == int(limit)
 
 
-def test_what_leaks_is_not_imitated_but_taught_with_its_context(folder: Path, chat_server: ChatServer) -> None:
-    said("duel", "data", "--records", "prs.parquet")
+def test_leaking_answers_are_only_in_sdpo_rows(folder: Path, chat_server: ChatServer) -> None:
+    run_command("duel", "data", "--records", "prs.parquet")
     path = folder / "duel/result/data/final-00000-of-00001.parquet"
     table = pq.read_table(path)
     rows = table.to_pylist()
@@ -224,16 +222,14 @@ def test_what_leaks_is_not_imitated_but_taught_with_its_context(folder: Path, ch
     assert write_training_rows(folder / "duel", "sdpo", folder / "sdpo")["rows"] == 12
 
 
-def test_a_challenger_that_is_not_accepted_costs_no_panel_and_gives_no_rows(
-    folder: Path, chat_server: ChatServer
-) -> None:
+def test_a_challenger_that_is_not_accepted_is_not_judged_by_the_panel(folder: Path, chat_server: ChatServer) -> None:
     chat_server.policy = lambda body: verdict(5, 5) if is_judge(body) else play(body)
-    told = said("duel", "data", "--records", "prs.parquet")
-    assert "not accepted at look" in told
-    assert "the challenger leads by 0.0 points, fewer than 2" in told
-    assert "panel" not in told
+    output = run_command("duel", "data", "--records", "prs.parquet")
+    assert "not accepted at look" in output
+    assert "the challenger leads by 0.0 points, fewer than 2" in output
+    assert "panel" not in output
     assert not Path("duel/judgments").exists()
-    assert "buckets: final 0, refined 0, defeat 12, parse_fail 0" in said("duel", "--export")
+    assert "buckets: final 0, refined 0, defeat 12, parse_fail 0" in run_command("duel", "--export")
     with pytest.raises(EmptySelection, match="take another bucket"):
         write_training_rows(folder / "duel", "sft", folder / "rows")
     assert write_training_rows(folder / "duel", "sft", folder / "rows", ("defeat",))["rows"] == 12
@@ -241,8 +237,8 @@ def test_a_challenger_that_is_not_accepted_costs_no_panel_and_gives_no_rows(
 
 def test_a_judge_that_likes_the_first_answer_decides_nothing(folder: Path, chat_server: ChatServer) -> None:
     chat_server.policy = lambda body: verdict(9, 1) if is_judge(body) else play(body)
-    told = said("duel", "data", "--records", "prs.parquet", "--rules", "original")
-    assert "\naccepted" not in told
+    output = run_command("duel", "data", "--records", "prs.parquet", "--rules", "original")
+    assert "\naccepted" not in output
     report = json.loads((folder / "duel/result/report.json").read_text())
     assert [judge["first_bias"] for judge in report["panel"]["judges"]] == [50, 50]
     assert report["panel"]["buckets"]["defeat"] == 12

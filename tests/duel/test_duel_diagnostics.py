@@ -1,4 +1,4 @@
-"""What else could explain a verdict."""
+"""Other explanations of a verdict: agreement and bias of judges, and lengths of answers."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def summarize(values: object, complete: bool = True) -> dict[str, Any]:
     return summarize_judges(votes, names, dict.fromkeys(names, 2 * len(votes)), complete)
 
 
-def test_a_judge_that_likes_what_comes_first() -> None:
+def test_a_judge_that_prefers_the_first_answer() -> None:
     biased, fair = [0, 1], [1, 1]
     found = summarize([[biased, fair]] * 40)["judges"]
     assert (found[0]["first_bias"], found[0]["consistent"], found[0]["score"]) == (50, 0, 50)

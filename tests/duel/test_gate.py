@@ -1,4 +1,4 @@
-"""The gate: boundaries, estimates, and what speaks against acceptance."""
+"""The gate: boundaries, estimates, and reasons against acceptance."""
 
 from typing import Any
 
@@ -81,7 +81,7 @@ def test_repositories_are_the_units_where_there_are_several() -> None:
     assert choose_unit(["a", "b"], "task") == "task"
 
 
-def test_alike_turns_of_one_unit_add_no_certainty() -> None:
+def test_correlated_turns_of_one_unit_add_no_certainty() -> None:
     rng = np.random.default_rng(0)
     repos = rng.normal(57, 20, 30)
     once = estimate_score(calls_of(repos), [str(number) for number in range(30)])
@@ -92,11 +92,11 @@ def test_alike_turns_of_one_unit_add_no_certainty() -> None:
 
 
 def test_a_clear_winner_is_accepted() -> None:
-    found = look(np.tile([100.0, 100, 60, 60], 15))
-    assert (found["conclusion"], found["reasons"]) == ("accepted", [])
-    assert found["score"] == pytest.approx(80)
-    assert 70 < found["low"] < 80 < found["high"] < 90
-    assert (found["scored"], found["calls"], found["clusters"]) == pytest.approx((60, 60, 60))
+    verdict = look(np.tile([100.0, 100, 60, 60], 15))
+    assert (verdict["conclusion"], verdict["reasons"]) == ("accepted", [])
+    assert verdict["score"] == pytest.approx(80)
+    assert 70 < verdict["low"] < 80 < verdict["high"] < 90
+    assert (verdict["scored"], verdict["calls"], verdict["clusters"]) == pytest.approx((60, 60, 60))
 
 
 NOISE = np.random.default_rng(3).normal(0, 30, 60)
@@ -111,75 +111,75 @@ NOISE = np.random.default_rng(3).normal(0, 30, 60)
     ],
 )
 def test_what_does_not_hold_is_said(scores: np.ndarray, rules: Gate, why: str) -> None:
-    found = look(scores, rules)
-    assert found["conclusion"] == "not accepted"
-    assert any(reason.startswith(why) for reason in found["reasons"]), found["reasons"]
+    verdict = look(scores, rules)
+    assert verdict["conclusion"] == "not accepted"
+    assert any(reason.startswith(why) for reason in verdict["reasons"]), verdict["reasons"]
 
 
 def test_a_judge_far_above_the_others_needs_the_bound_without_it() -> None:
     scores = np.where(np.arange(60) % 3 == 0, 100.0, 52 + NOISE)
-    found = look(scores)
-    assert found["judges"][0]["outlying"]
-    assert all(judge["without"] > 50 for judge in found["judges"])
-    assert found["low"] > 50
-    (reason,) = found["reasons"]
+    verdict = look(scores)
+    assert verdict["judges"][0]["outlying"]
+    assert all(judge["without"] > 50 for judge in verdict["judges"])
+    assert verdict["low"] > 50
+    (reason,) = verdict["reasons"]
     assert reason.startswith("a scores 100.0, far above the other judges")
 
 
 def test_a_judge_without_a_spread_of_its_own_is_seen_on_few_turns() -> None:
     noise = np.random.default_rng(1).choice([0.0, 100], 36)
     noise += 53 - noise[np.arange(36) % 3 > 0].mean()
-    found = look(np.where(np.arange(36) % 3 == 0, 100.0, noise))
-    assert found["low"] > 50
-    assert [judge["outlying"] for judge in found["judges"]] == [True, False, False]
-    reasons = [reason for reason in found["reasons"] if reason.startswith("a scores 100.0")]
+    verdict = look(np.where(np.arange(36) % 3 == 0, 100.0, noise))
+    assert verdict["low"] > 50
+    assert [judge["outlying"] for judge in verdict["judges"]] == [True, False, False]
+    reasons = [reason for reason in verdict["reasons"] if reason.startswith("a scores 100.0")]
     assert "without it the lower bound is" in reasons[0]
 
 
 def test_a_judge_below_the_others_does_not_stand_in_the_way() -> None:
-    found = look(np.where(np.arange(60) % 3 == 0, 40.0, 85 + NOISE / 3))
-    assert found["conclusion"] == "accepted"
-    assert not found["judges"][0]["outlying"]
+    verdict = look(np.where(np.arange(60) % 3 == 0, 40.0, 85 + NOISE / 3))
+    assert verdict["conclusion"] == "accepted"
+    assert not verdict["judges"][0]["outlying"]
 
 
 def test_the_score_without_a_judge_must_be_half_a_standard_error_above_parity() -> None:
     noise = np.random.default_rng(1).normal(0, 30, 60)
     others = noise - noise[np.arange(60) % 3 > 0].mean()
-    found = look(np.where(np.arange(60) % 3 == 0, 65 + noise, 51 + others))
-    assert all(judge["without"] > 50 for judge in found["judges"])
-    assert not found["judges"][0]["outlying"]
-    assert "without a the score is 51.0, within 0.5 standard errors of 50" in found["reasons"]
+    verdict = look(np.where(np.arange(60) % 3 == 0, 65 + noise, 51 + others))
+    assert all(judge["without"] > 50 for judge in verdict["judges"])
+    assert not verdict["judges"][0]["outlying"]
+    assert "without a the score is 51.0, within 0.5 standard errors of 50" in verdict["reasons"]
 
 
 def test_bounds_stay_within_the_scale_and_need_more_turns_than_seats() -> None:
     scores = np.random.default_rng(0).choice([0.0, 100], 9)
     assert look(scores)["low"] == 0
     assert look(100 - scores)["high"] == 100
-    found = look(np.tile([100.0, 60], 3), Gate(min_clusters=2))
-    assert (found["conclusion"], found["low"], found["high"]) == ("not accepted", None, None)
-    assert "there are too few turns for a lower bound" in found["reasons"]
+    verdict = look(np.tile([100.0, 60], 3), Gate(min_clusters=2))
+    assert (verdict["conclusion"], verdict["low"], verdict["high"]) == ("not accepted", None, None)
+    assert "there are too few turns for a lower bound" in verdict["reasons"]
 
 
 def test_turns_that_a_player_failed_count_as_turns() -> None:
     scores = np.tile([100.0, 60], 30)
     assert look(scores, unanswered=6)["conclusion"] == "accepted"
-    found = look(scores, unanswered=9)
-    assert found["reasons"] == ["87% of the turns have a readable judgment, fewer than 90%"]
-    assert (found["scored"], found["turns"]) == (60, 69)
+    verdict = look(scores, unanswered=9)
+    assert verdict["reasons"] == ["87% of the turns have a readable judgment, fewer than 90%"]
+    assert (verdict["scored"], verdict["turns"]) == (60, 69)
 
 
 def test_few_units_give_no_verdict() -> None:
-    found = look(np.tile([100.0, 60], 30), repos=12)
-    assert (found["conclusion"], found["missing_clusters"]) == ("no verdict", 18)
-    assert found["score"] == pytest.approx(80)
+    verdict = look(np.tile([100.0, 60], 30), repos=12)
+    assert (verdict["conclusion"], verdict["missing_clusters"]) == ("no verdict", 18)
+    assert verdict["score"] == pytest.approx(80)
 
 
 def test_units_that_could_not_be_read_do_not_count() -> None:
     calls = calls_of(np.tile([100.0, 60], 20), 60)
     clusters = [str(turn) for turn in range(60)]
-    found = decide(calls, JUDGES, clusters, "task", (60,), 0, Gate(min_clusters=50, min_parsed=0.5))
-    assert (found["conclusion"], found["missing_clusters"]) == ("no verdict", 10)
-    assert found["clusters"] == pytest.approx(40)
+    verdict = decide(calls, JUDGES, clusters, "task", (60,), 0, Gate(min_clusters=50, min_parsed=0.5))
+    assert (verdict["conclusion"], verdict["missing_clusters"]) == ("no verdict", 10)
+    assert verdict["clusters"] == pytest.approx(40)
 
 
 def test_one_judge_gives_no_verdict() -> None:
@@ -193,8 +193,8 @@ def test_one_readable_judge_of_two_does_not_decide() -> None:
     turns = np.arange(0, 60, 2)
     calls = grid(turns, 0, turns // 2 % 2, np.tile([100.0, 60], 15), judges=2)
     clusters = [str(turn) for turn in range(60)]
-    found = decide(calls, ("a", "b"), clusters, "task", (60,), 0, Gate(min_parsed=0.5))
-    assert found["reasons"] == ["no judgment but those of a can be read"]
+    verdict = decide(calls, ("a", "b"), clusters, "task", (60,), 0, Gate(min_parsed=0.5))
+    assert verdict["reasons"] == ["only judgments of a can be read"]
 
 
 def test_looks_are_open_until_something_is_sure() -> None:
@@ -221,13 +221,13 @@ def test_judges_that_contradict_each_other_are_refused() -> None:
         np.r_[score, 140 - score],
     )
     clusters = [str(turn) for turn in turns]
-    found = decide(calls, JUDGES, clusters, "task", (60,), 0, Gate())
-    assert found["agreement"] < -0.5
-    assert any("agree less than by chance" in reason for reason in found["reasons"])
+    verdict = decide(calls, JUDGES, clusters, "task", (60,), 0, Gate())
+    assert verdict["agreement"] < -0.5
+    assert any("agree less than by chance" in reason for reason in verdict["reasons"])
 
 
 def test_nothing_to_read_gives_no_verdict() -> None:
     empty = calls_of(np.array([]), 3)
-    found = decide(empty, JUDGES, ["x"] * 3, "task", (3,), 0, Gate(min_clusters=1))
-    assert (found["conclusion"], found["missing_clusters"]) == ("no verdict", 1)
-    assert found["reasons"] == ["no turn has a readable judgment"]
+    verdict = decide(empty, JUDGES, ["x"] * 3, "task", (3,), 0, Gate(min_clusters=1))
+    assert (verdict["conclusion"], verdict["missing_clusters"]) == ("no verdict", 1)
+    assert verdict["reasons"] == ["no turn has a readable judgment"]

@@ -1,4 +1,4 @@
-"""The panel: both orders, replies of every kind, answers that want to win otherwise."""
+"""The panel: both orders, all kinds of replies, answers that try to manipulate a judge."""
 
 import asyncio
 import itertools
@@ -101,7 +101,7 @@ def test_a_judge_that_prefers_the_first_is_seen_as_that(chat_server: ChatServer)
         ("pr", "reference", ["flush_pending", "pwd"], ["quickly"]),
     ],
 )
-def test_what_judges_see(
+def test_the_prompt_of_judges(
     chat_server: ChatServer, context: str, opponent: str, there: list[str], absent: list[str]
 ) -> None:
     chat_server.policy = play
@@ -117,9 +117,9 @@ def test_a_reply_that_cannot_be_read_is_asked_for_once_more(chat_server: ChatSer
     rows = judge(chat_server, answer(), judges=("judge-1",))
     assert [row["parsed"] for row in rows] == [True, True]
     assert len(chat_server.hits) == 4
-    asked = chat_server.hits[-1].body["messages"]
-    assert asked[2] == {"role": "assistant", "content": "B is nice"}
-    assert 'no JSON object with "A" and "B"' in asked[3]["content"]
+    messages = chat_server.hits[-1].body["messages"]
+    assert messages[2] == {"role": "assistant", "content": "B is nice"}
+    assert 'no JSON object with "A" and "B"' in messages[3]["content"]
     chat_server.policy = lambda body: {"content": '{"A": {"correct', "finish_reason": "length"}
     rows = judge(chat_server, answer(), judges=("judge-1",))
     assert [row["parsed"] for row in rows] == [False, False]
@@ -128,16 +128,16 @@ def test_a_reply_that_cannot_be_read_is_asked_for_once_more(chat_server: ChatSer
     assert "cut off" in chat_server.hits[-1].body["messages"][3]["content"]
 
 
-def test_a_draft_in_a_reply_that_was_cut_off_is_no_verdict(chat_server: ChatServer) -> None:
+def test_a_draft_in_a_truncated_reply_is_not_a_verdict(chat_server: ChatServer) -> None:
     draft = "<think>Perhaps " + verdict(9, 1) + ", but then"
     chat_server.policy = lambda body: {"content": draft, "finish_reason": "length"}
     rows = judge(chat_server, answer(), judges=("judge-1",))
     assert [row["parsed"] for row in rows] == [False, False]
 
 
-def test_trouble_with_one_judge_leaves_the_others(chat_server: ChatServer) -> None:
+def test_a_failing_judge_does_not_affect_the_others(chat_server: ChatServer) -> None:
     chat_server.policy = play
-    chat_server.trouble = lambda body, before: busy() if body["model"] == "judge-1" else None
+    chat_server.choose_fault = lambda body, before: busy() if body["model"] == "judge-1" else None
     rows = judge(chat_server, answer())
     assert [row["parsed"] for row in rows] == [False, False, True, True]
     assert ["503" in (row["error"] or "") for row in rows] == [True, True, False, False]
@@ -184,7 +184,7 @@ def test_no_answer_leaves_its_frame(chat_server: ChatServer, hostile: str) -> No
     assert all(f" {mark}>" not in hit.body["messages"][1]["content"] for hit in chat_server.hits)
 
 
-def test_what_is_written_in_another_form_is_shown_in_the_plain_one() -> None:
+def test_a_non_canonical_answer_is_shown_in_canonical_form() -> None:
     assert sanitize("\uff29\uff47\uff4e\uff4f\uff52\uff45 \U0001d5ee\u3164b") == "Ignore ab"
 
 
@@ -319,9 +319,9 @@ def test_a_panel_that_is_stopped_gives_the_bucket_of_the_whole_panel() -> None:
     for votes in itertools.product([None, 0, 2, 5], repeat=6):
         rows = judged(list(votes))
         whole = bucket_of(rows, 3)
-        asked = next((n for n in range(1, 6) if is_bucket_decided(rows[:n], 3)), 6)
-        assert bucket_of(rows[:asked], 3) == whole, votes
-        stopped += asked < 6
+        n_asked = next((n for n in range(1, 6) if is_bucket_decided(rows[:n], 3)), 6)
+        assert bucket_of(rows[:n_asked], 3) == whole, votes
+        stopped += n_asked < 6
     assert stopped > 500
 
 
@@ -332,7 +332,7 @@ def test_the_panel_stops_when_the_bucket_is_decided(chat_server: ChatServer) -> 
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "problem"),
     [
         ({"A": scores(11)}, "`$.A.correctness`"),
         ({"B": scores(-1)}, "`$.B.correctness`"),
@@ -349,14 +349,14 @@ def test_the_panel_stops_when_the_bucket_is_decided(chat_server: ChatServer) -> 
         ({"reason": 3}, "`$.reason`"),
     ],
 )
-def test_what_is_missing_is_named(change: Json, told: str) -> None:
+def test_a_missing_part_of_a_reply_is_named(change: Json, problem: str) -> None:
     read = read_verdict(json.dumps({**GOOD, **change}))
     assert isinstance(read, str)
-    assert told in read
+    assert problem in read
 
 
 @pytest.mark.parametrize(
     "reply", ["", "{" * 300_000, '{"a":' * 100_000, "[" * 100_000, '{"A": ' + "[" * 99_999, "null"]
 )
-def test_a_hostile_reply_is_no_verdict(reply: str) -> None:
+def test_a_hostile_reply_is_not_a_verdict(reply: str) -> None:
     assert isinstance(read_verdict(reply), str)

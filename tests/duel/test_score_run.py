@@ -16,7 +16,7 @@ from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.llm.calls import Journal, Reply, Request
 from pimono_sdpo.llm.settings import load_settings
 from pimono_sdpo.schema import ANSWER
-from tests.duel.made import JUDGES, answer, settings, take_all_looks, write_duel, write_panel
+from tests.duel.stored_duel import JUDGES, answer, settings, take_all_looks, write_duel, write_panel
 
 
 def panel(turn: int, judge: str, order: int) -> tuple[int, int] | None:
@@ -104,7 +104,7 @@ def test_exploratory_rules_may_take_another_unit(tmp_path: Path) -> None:
     assert report["verdict"]["clusters"] < report["exploratory"]["clusters"]
 
 
-def test_what_was_registered_cannot_be_changed_afterwards(judged: Path) -> None:
+def test_registered_rules_cannot_be_changed_later(judged: Path) -> None:
     rules = judged / "rules.json"
     before = rules.read_text()
     rules.write_text(before.replace('"min_clusters": 30', '"min_clusters": 3'))
@@ -114,7 +114,7 @@ def test_what_was_registered_cannot_be_changed_afterwards(judged: Path) -> None:
     with pytest.raises(SourceError, match=r"rules.json` cannot be read"):
         score_duel(Duel(judged, settings()))
     rules.unlink()
-    with pytest.raises(OutputError, match="is gone, but there are judgments"):
+    with pytest.raises(OutputError, match="is missing, but there are judgments"):
         score_duel(Duel(judged, settings()))
 
 
@@ -177,7 +177,7 @@ def test_few_repositories_give_scores_without_a_verdict(tmp_path: Path) -> None:
     assert "tasks" in (tmp_path / "b" / "result" / "report.md").read_text()
 
 
-def test_equals_tell_how_much_of_the_best_bucket_chance_may_explain(judged: Path) -> None:
+def test_the_aa_test_shows_how_much_of_the_best_bucket_chance_explains(judged: Path) -> None:
     def alike(turn: int, judge: str, order: int) -> tuple[int, int]:
         return (6, 4) if turn % 4 == 0 else (4, 6)
 

@@ -1,4 +1,4 @@
-"""The stages one after the other: killed at random points, stopped by money, run again."""
+"""The stages of a duel: killed at random points, stopped by the cost limit, resumed."""
 
 import json
 import multiprocessing
@@ -76,23 +76,23 @@ def journaled(duel: Path) -> set[str]:
     return {body(json.loads(text)) for (text,) in found}
 
 
-def body(asked: Json) -> str:
-    return json.dumps({k: v for k, v in asked.items() if k not in ("stream", "sample")}, sort_keys=True)
+def body(request: Json) -> str:
+    return json.dumps({k: v for k, v in request.items() if k not in ("stream", "sample")}, sort_keys=True)
 
 
 def test_all_stages(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
-    told = Duel(duel, settings()).answer()
-    assert (told.rows, told.errors) == (TURNS, 0)
-    assert "k: 60 calls (0 from the journal, 0 failed)" in told.used
-    assert "$" in told.used
+    outcome = Duel(duel, settings()).answer()
+    assert (outcome.rows, outcome.errors) == (TURNS, 0)
+    assert "k: 60 calls (0 from the journal, 0 failed)" in outcome.used
+    assert "$" in outcome.used
     answers = rows(duel / "answers")
     assert [row["turn_id"] for row in answers] == [f"turns-00000_{n}" for n in range(1, TURNS + 1)]
     assert all(row["drop_reason"] is None and row["usage"]["cost"] > 0 for row in answers)
     assert pq.read_schema(duel / "answers/answers-00001.parquet").equals(ANSWER.arrow_schema)
-    told = Duel(duel, settings()).judge()
+    outcome = Duel(duel, settings()).judge()
     judgments = rows(duel / "judgments")
-    assert told.rows == len(judgments) == TURNS * 4
+    assert outcome.rows == len(judgments) == TURNS * 4
     assert all(row["parsed"] and row["verdict"] == "challenger" for row in judgments)
     assert pq.read_schema(duel / "judgments/judgments-00000.parquet").equals(JUDGMENT.arrow_schema)
     # A second run asks nothing and changes nothing.
@@ -110,15 +110,15 @@ def test_all_stages(folder: Path, chat_server: ChatServer) -> None:
 
 @pytest.mark.slow
 def test_killed_at_random_points_no_call_that_was_finished_is_repeated(folder: Path, chat_server: ChatServer) -> None:
-    duel, whole = folder / "duel", folder / "whole"
-    (whole / "turns").mkdir(parents=True)
-    (whole / "prs").mkdir()
+    duel, uninterrupted = folder / "duel", folder / "whole"
+    (uninterrupted / "turns").mkdir(parents=True)
+    (uninterrupted / "prs").mkdir()
     for path in [*(duel / "turns").iterdir(), *(duel / "prs").iterdir()]:
-        (whole / path.parent.name / path.name).write_bytes(path.read_bytes())
-    (whole / "turns.json").write_bytes((duel / "turns.json").read_bytes())
-    both_stages(whole)
+        (uninterrupted / path.parent.name / path.name).write_bytes(path.read_bytes())
+    (uninterrupted / "turns.json").write_bytes((duel / "turns.json").read_bytes())
+    both_stages(uninterrupted)
     chat_server.hits.clear()
-    chat_server.trouble = lambda asked, before: hang(0.02)
+    chat_server.choose_fault = lambda request, before: hang(0.02)
     spawn = multiprocessing.get_context("spawn")
     rng = random.Random(7)
     for more in [rng.randint(5, 45) for _ in range(4)]:
@@ -140,63 +140,63 @@ def test_killed_at_random_points_no_call_that_was_finished_is_repeated(folder: P
     # Only what was under way when the process died, at most four calls each time, came twice.
     repeated = sum(count - 1 for count in chat_server.answered().values())
     assert repeated <= 4 * 4
-    assert outputs(duel / "answers") == outputs(whole / "answers")
-    assert outputs(duel / "judgments") == outputs(whole / "judgments")
+    assert outputs(duel / "answers") == outputs(uninterrupted / "answers")
+    assert outputs(duel / "judgments") == outputs(uninterrupted / "judgments")
 
 
-def test_a_busy_and_broken_server_costs_no_answer(folder: Path, chat_server: ChatServer) -> None:
+def test_a_busy_and_broken_server_loses_no_answer(folder: Path, chat_server: ChatServer) -> None:
     faults = [busy(429, retry_after=0.01), busy(503), drop()]
     rng = random.Random(3)
-    chat_server.trouble = lambda asked, before: rng.choice(faults) if before == 0 else None
-    told = Duel(folder / "duel", settings()).answer()
-    assert told.errors == 0
+    chat_server.choose_fault = lambda request, before: rng.choice(faults) if before == 0 else None
+    outcome = Duel(folder / "duel", settings()).answer()
+    assert outcome.errors == 0
     assert set(chat_server.answered().values()) == {1}
 
 
-def test_what_failed_is_told_and_asked_again_alone(folder: Path, chat_server: ChatServer) -> None:
+def test_failed_rows_are_reported_and_only_they_are_asked_again(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
     third = iter(range(10_000))
-    chat_server.trouble = lambda asked, before: garbage() if next(third) % 3 == 0 else None
-    told = Duel(duel, settings()).answer()
-    assert 0 < told.errors < TURNS
-    assert "`127.0.0.1`" in (told.error or "")
+    chat_server.choose_fault = lambda request, before: garbage() if next(third) % 3 == 0 else None
+    outcome = Duel(duel, settings()).answer()
+    assert 0 < outcome.errors < TURNS
+    assert "`127.0.0.1`" in (outcome.error or "")
     failed = [row for row in rows(duel / "answers") if row["error"]]
-    assert len(failed) == told.errors
+    assert len(failed) == outcome.errors
     assert all(row["drop_reason"] == "error" for row in failed)
-    chat_server.trouble = lambda asked, before: None
+    chat_server.choose_fault = lambda request, before: None
     again = Duel(duel, settings()).answer()
     assert again.errors == 0
     assert set(chat_server.answered().values()) == {1}
 
 
 def test_an_endpoint_that_refuses_stops_the_stage(folder: Path, chat_server: ChatServer) -> None:
-    chat_server.trouble = lambda asked, before: busy(401)
-    told = Duel(folder / "duel", settings()).answer()
-    assert "answered 401" in (told.stopped or "")
+    chat_server.choose_fault = lambda request, before: busy(401)
+    outcome = Duel(folder / "duel", settings()).answer()
+    assert "answered 401" in (outcome.stopped or "")
     assert len(chat_server.hits) <= 4
 
 
-def test_money_stops_cleanly_and_more_goes_on(folder: Path, chat_server: ChatServer) -> None:
+def test_a_cost_limit_stops_a_stage_and_a_higher_one_resumes_it(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
-    chat_server.policy = lambda asked: {
-        "content": play(asked),
+    chat_server.policy = lambda request: {
+        "content": play(request),
         "usage": {"prompt_tokens": 1000, "completion_tokens": 500},
     }
     # 0.002 USD a call; what may come is set aside: 4096 tokens out, 0.0082, for each under way.
-    told = Duel(duel, settings(), 0.05).answer()
-    assert "The limit of $0.05" in (told.stopped or "")
-    made = len(chat_server.hits)
-    assert 15 <= made <= 25
-    told = Duel(duel, settings(), 5.0).answer()
-    assert (told.stopped, told.errors) == (None, 0)
+    outcome = Duel(duel, settings(), 0.05).answer()
+    assert "The limit of $0.05" in (outcome.stopped or "")
+    n_calls = len(chat_server.hits)
+    assert 15 <= n_calls <= 25
+    outcome = Duel(duel, settings(), 5.0).answer()
+    assert (outcome.stopped, outcome.errors) == (None, 0)
     assert set(chat_server.answered().values()) == {1}
     with pytest.raises(InferenceError, match=r'\[prices\."judge-1"\]'):
         Duel(duel, settings(), 5.0).judge()
 
 
-def test_a_limit_of_less_than_a_cent_is_named(folder: Path) -> None:
-    told = Duel(folder / "duel", settings(), 0.00123).answer()
-    assert (told.stopped or "").startswith("The limit of $0.0012 is reached ($0.00 spent)")
+def test_a_limit_of_less_than_a_cent_is_shown_exactly(folder: Path) -> None:
+    outcome = Duel(folder / "duel", settings(), 0.00123).answer()
+    assert (outcome.stopped or "").startswith("The limit of $0.0012 is reached ($0.00 spent)")
 
 
 def progress(duel: Path, given: Settings) -> list[tuple[str, Outcome | Json]]:
@@ -276,7 +276,7 @@ def test_a_full_disk_is_one_sentence(folder: Path) -> None:
 def test_a_conclusion_is_not_made_again(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
     given = load_settings(gate={"min_clusters": 3, "min_parsed": 0.5})
-    chat_server.policy = lambda asked: "none" if "carefully" in str(play(asked)) else play(asked)
+    chat_server.policy = lambda request: "none" if "carefully" in str(play(request)) else play(request)
     with_faults = list(Duel(duel, given).run_gate())
     first = with_faults[-1][1]
     assert isinstance(first, dict)
@@ -286,16 +286,16 @@ def test_a_conclusion_is_not_made_again(folder: Path, chat_server: ChatServer) -
     assert [str(done) for _, done in progress(duel, given)] == [str(first)]
 
 
-def test_a_look_waits_for_calls_that_failed(folder: Path, chat_server: ChatServer) -> None:
+def test_a_look_waits_for_failed_calls(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
     given = load_settings(gate={"min_clusters": 3})
-    chat_server.trouble = lambda asked, before: busy() if is_judge(asked) else None
+    chat_server.choose_fault = lambda request, before: busy() if is_judge(request) else None
     (*_, (name, stopped)) = progress(duel, given)
     assert isinstance(stopped, Outcome)
     assert name == "gate"
     assert "calls for look 1 failed" in (stopped.stopped or "")
     assert not (duel / "looks.json").exists()
-    chat_server.trouble = lambda asked, before: None
+    chat_server.choose_fault = lambda request, before: None
     last = progress(duel, given)[-1][1]
     assert isinstance(last, dict)
     assert last["conclusion"] == "accepted"
@@ -310,7 +310,7 @@ def test_one_judge_or_few_tasks_are_judged_in_one_look(folder: Path) -> None:
 
 def test_a_malformed_answer_is_asked_again_by_the_next_run(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
-    chat_server.policy = lambda asked: "no action" if "quickly" in str(play(asked)) else play(asked)
+    chat_server.policy = lambda request: "no action" if "quickly" in str(play(request)) else play(request)
     first = Duel(duel, settings()).answer()
     assert first.errors == TURNS
     assert "the king's answer does not have the required form (no_action)" in str(first.error)
@@ -330,28 +330,28 @@ def test_a_malformed_answer_is_asked_again_by_the_next_run(folder: Path, chat_se
 def test_malformed_answers_of_a_stopped_run_are_those_of_an_undisturbed_one(
     folder: Path, chat_server: ChatServer
 ) -> None:
-    duel, whole = folder / "duel", folder / "whole"
-    shutil.copytree(duel, whole)
+    duel, uninterrupted = folder / "duel", folder / "whole"
+    shutil.copytree(duel, uninterrupted)
     # Well-formed at the third draw, which the first run does not reach.
-    chat_server.policy = lambda asked: "no action" if asked["seed"] < 44 else play(asked)
-    Duel(whole, settings()).answer()
+    chat_server.policy = lambda request: "no action" if request["seed"] < 44 else play(request)
+    Duel(uninterrupted, settings()).answer()
     chat_server.hits.clear()
-    chat_server.trouble = lambda asked, before: busy(401) if len(chat_server.hits) > 40 else None
+    chat_server.choose_fault = lambda request, before: busy(401) if len(chat_server.hits) > 40 else None
     assert "answered 401" in str(Duel(duel, settings()).answer().stopped)
     assert 0 < len(journaled(duel)) < TURNS * 4
-    chat_server.trouble = lambda asked, before: None
+    chat_server.choose_fault = lambda request, before: None
     assert Duel(duel, settings()).answer().stopped is None
-    assert outputs(duel / "answers") == outputs(whole / "answers")
+    assert outputs(duel / "answers") == outputs(uninterrupted / "answers")
 
 
 def test_the_king_against_itself(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
     Duel(duel, settings()).answer()
     hits = len(chat_server.hits)
-    Duel(duel, settings()).answer(25, equals=True)
+    Duel(duel, settings()).answer(25, aa_test=True)
     # The king's own answers are known; the other king is new.
     assert len(chat_server.hits) == hits + 25
-    Duel(duel, settings()).judge(equals=True)
+    Duel(duel, settings()).judge(aa_test=True)
     judgments = rows(duel / "aa-judgments")
     assert len(judgments) == 25 * 4
     assert {row["verdict"] for row in judgments} == {"tie"}
@@ -384,7 +384,7 @@ def test_bad_order_and_other_turns_are_one_sentence(folder: Path) -> None:
     assert outputs(duel) == before
 
 
-def test_all_hostile_players_leave_a_run_whole(folder: Path, chat_server: ChatServer) -> None:
+def test_hostile_players_do_not_break_a_run(folder: Path, chat_server: ChatServer) -> None:
     said = iter(range(10_000))
     answers = [
         "",
@@ -396,11 +396,11 @@ def test_all_hostile_players_leave_a_run_whole(folder: Path, chat_server: ChatSe
         step("\ud800 half", "echo \x00"),
         "```" * 5_000,
     ]
-    chat_server.policy = lambda asked: answers[next(said) % len(answers)]
+    chat_server.policy = lambda request: answers[next(said) % len(answers)]
     duel = folder / "duel"
-    told = Duel(duel, settings()).answer()
-    assert told.rows == TURNS
+    outcome = Duel(duel, settings()).answer()
+    assert outcome.rows == TURNS
     assert any(row["drop_reason"] for row in rows(duel / "answers"))
-    told = Duel(duel, settings()).judge()
-    assert told.errors == 0
+    outcome = Duel(duel, settings()).judge()
+    assert outcome.errors == 0
     assert not any(row["parsed"] for row in rows(duel / "judgments") if "no judge" not in (row["reason"] or ""))

@@ -1,4 +1,4 @@
-"""Turns are drawn by a seed, from few row groups, with what is hidden from them."""
+"""Turns are drawn by seed and from few row groups, with their pull requests."""
 
 from collections import Counter
 from dataclasses import replace
@@ -196,14 +196,14 @@ def test_a_hub_dataset_gives_the_turns_of_its_files(loopback_hub: LoopbackHub, t
     assert found.read_bytes() == (tmp_path / "local/turns/turns-00000.parquet").read_bytes()
 
 
-def test_what_is_no_source_is_one_sentence(tmp_path: Path) -> None:
+def test_an_invalid_source_is_reported_in_one_sentence(tmp_path: Path) -> None:
     other = tmp_path / "other.parquet"
     pq.write_table(pa.Table.from_pylist([{"id": 1}]), other)
     source = str(write_trajectories(tmp_path / "data"))
     known = str(write_pull_requests(tmp_path / "prs.parquet"))
     broken = tmp_path / "broken.parquet"
     broken.write_text("no parquet")
-    for given, records, told in (
+    for given, records, message in (
         (source, str(broken), "broken.parquet` cannot be read"),
         (source, source, "no column that describes a change"),
         (str(other), known, "column"),
@@ -211,7 +211,7 @@ def test_what_is_no_source_is_one_sentence(tmp_path: Path) -> None:
         (source, "/nowhere", "does not exist"),
         (str(tmp_path / "none"), known, "does not exist"),
     ):
-        with pytest.raises(SourceError, match=told) as problem:
+        with pytest.raises(SourceError, match=message) as problem:
             draw_turns(given, records, Options(), tmp_path / "out")
         assert "\n" not in str(problem.value)
     assert not (tmp_path / "out").exists()

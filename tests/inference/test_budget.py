@@ -1,4 +1,4 @@
-"""Money: the limit holds with many calls at once, estimates scale, prices that are missing stop."""
+"""Costs: the limit holds with concurrent calls, estimates scale, missing prices are refused."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ def questions(count: int) -> list[Request]:
 
 def run(server: ChatServer, journal: Path, most: float, count: int) -> tuple[Chat, list[Reply]]:
     server.policy = lambda body: {"content": "pong", "usage": {"prompt_tokens": 10, "completion_tokens": 20}}
-    server.trouble = lambda body, before: hang(0.01)
+    server.choose_fault = lambda body, before: hang(0.01)
     book = Journal(journal)
     budget = Budget(most, ["m"], PRICES, book)
     limits = Limits(concurrency=8)
@@ -41,12 +41,12 @@ def test_the_limit_holds_and_a_higher_one_goes_on_without_repeating(chat_server:
     journal = tmp_path / "calls.sqlite"
     most = REAL * 10.5
     chat, replies = run(chat_server, journal, most, 40)
-    made = len(chat_server.hits)
-    assert 8 <= made <= 10
+    n_calls = len(chat_server.hits)
+    assert 8 <= n_calls <= 10
     assert chat.budget is not None
-    assert chat.budget.spent == pytest.approx(made * REAL)
+    assert chat.budget.spent == pytest.approx(n_calls * REAL)
     refused = [reply for reply in replies if reply.error]
-    assert len(refused) == 40 - made
+    assert len(refused) == 40 - n_calls
     assert "The limit of $" in (refused[0].error or "")
     # The same limit again spends nothing: it is of the journal, not of the run.
     run(chat_server, journal, most, 40)

@@ -1,4 +1,4 @@
-"""Chat against a real server: answers, faults, limits, and what the journal replays."""
+"""The chat client against a local server: answers, faults, limits, and replay from the journal."""
 
 import asyncio
 import gc
@@ -33,7 +33,7 @@ def chat_of(server: ChatServer, journal: Path | None = None, limits: Limits = FA
     return Chat(Endpoint("test", server.url, KEY), held, limits=limits)
 
 
-def asked(chat: Chat, *requests: Request) -> list[Reply]:
+def ask_all(chat: Chat, *requests: Request) -> list[Reply]:
     async def all_of_them() -> list[Reply]:
         try:
             return await asyncio.gather(*map(chat.ask, requests))
@@ -49,7 +49,7 @@ def test_an_answer_has_text_calls_tokens_and_cost(chat_server: ChatServer) -> No
     chat_server.policy = lambda body: {**tool_call("grep", pattern="x"), "content": "look", "usage": usage | details}
     chat = chat_of(chat_server)
     chat.prices = {"m": Price(input=1.0, output=10.0, cached=0.5)}
-    (reply,) = asked(chat, question(seed=7, temperature=0.5, max_tokens=9))
+    (reply,) = ask_all(chat, question(seed=7, temperature=0.5, max_tokens=9))
     assert (reply.text, reply.finish_reason, reply.error) == ("look", "tool_calls", None)
     (call,) = reply.tool_calls
     assert call["function"] == {"name": "grep", "arguments": '{"pattern": "x"}'}
@@ -78,16 +78,18 @@ def test_an_answer_has_text_calls_tokens_and_cost(chat_server: ChatServer) -> No
     ],
     ids=["429", "429 for an hour", "429 until a date", "503 soon", "502", "drop"],
 )
-def test_what_passes_is_tried_again(chat_server: ChatServer, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transient_failure_is_tried_again(
+    chat_server: ChatServer, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pimono_sdpo.llm.chat.LONGEST_WAIT", 0.05)
     chat_server.fail_next(fault, times=2)
-    (reply,) = asked(chat_of(chat_server), question())
+    (reply,) = ask_all(chat_of(chat_server), question())
     assert (reply.text, reply.error) == ("ping", None)
     assert len(chat_server.hits) == 3
 
 
 @pytest.mark.parametrize(
-    ("fault", "told", "tries"),
+    ("fault", "message", "tries"),
     [
         (busy(429), "`test` answered 429: Injected fault", 3),
         (busy(500, body={"message": "no"}), "`test` answered 500: no", 3),
@@ -112,25 +114,25 @@ def test_what_passes_is_tried_again(chat_server: ChatServer, fault: Any, monkeyp
     ],
     ids=lambda value: value.name if hasattr(value, "name") else str(value),
 )
-def test_what_stays_is_an_error_and_is_asked_again_by_the_next_run(
-    chat_server: ChatServer, tmp_path: Path, fault: Any, told: str, tries: int
+def test_a_lasting_failure_is_an_error_and_tried_again_by_the_next_run(
+    chat_server: ChatServer, tmp_path: Path, fault: Any, message: str, tries: int
 ) -> None:
     # Only what never answers is waited for.
     timeout = 0.3 if fault.name in LATE else 60
     limits = Limits(timeout=timeout, attempts=3)
     chat_server.fail_next(fault, times=tries)
-    (reply,) = asked(chat_of(chat_server, tmp_path / "calls.sqlite", limits), question())
+    (reply,) = ask_all(chat_of(chat_server, tmp_path / "calls.sqlite", limits), question())
     assert reply.error is not None
-    assert told in reply.error
+    assert message in reply.error
     assert (reply.text, len(chat_server.hits)) == ("", tries)
-    (again,) = asked(chat_of(chat_server, tmp_path / "calls.sqlite"), question())
+    (again,) = ask_all(chat_of(chat_server, tmp_path / "calls.sqlite"), question())
     assert (again.text, again.error, again.from_journal) == ("ping", None, False)
 
 
 def test_an_answer_with_odd_parts_is_still_an_answer(chat_server: ChatServer) -> None:
     body = b'{"choices": [{"message": {"content": "\\ud800ok"}, "finish_reason": 3}], "usage": 7}'
     chat_server.fail_next(garbage(body))
-    (reply,) = asked(chat_of(chat_server), question("half a pair \ud83d"))
+    (reply,) = ask_all(chat_of(chat_server), question("half a pair \ud83d"))
     assert (reply.text, reply.error, reply.finish_reason) == ("\ufffdok", None, None)
     assert chat_server.hits[0].body["messages"][0]["content"] == "half a pair ?"
 
@@ -139,8 +141,8 @@ def test_the_journal_answers_without_the_server(chat_server: ChatServer, tmp_pat
     journal = tmp_path / "calls.sqlite"
     chat_server.policy = lambda body: tool_call("read_file", rel_path=f"{body['seed']}.py")
     requests = [question(seed=seed) for seed in range(6)]
-    first = asked(chat_of(chat_server, journal), *requests)
-    second = asked(chat_of(chat_server, journal), *requests)
+    first = ask_all(chat_of(chat_server, journal), *requests)
+    second = ask_all(chat_of(chat_server, journal), *requests)
     assert len(chat_server.hits) == 6
     assert [reply.from_journal for reply in second] == [True] * 6
     assert [reply.tool_calls for reply in second] == [reply.tool_calls for reply in first]
@@ -149,24 +151,24 @@ def test_the_journal_answers_without_the_server(chat_server: ChatServer, tmp_pat
 
 def test_equal_questions_are_paid_once_and_samples_are_not_equal(chat_server: ChatServer, tmp_path: Path) -> None:
     chat = chat_of(chat_server, tmp_path / "calls.sqlite")
-    asked(chat, question(), question(), question(sample=1), question(sample=1))
+    ask_all(chat, question(), question(), question(sample=1), question(sample=1))
     assert len(chat_server.hits) == 2
     assert chat_server.hits[0].body == chat_server.hits[1].body
 
 
 def test_no_more_calls_at_once_than_allowed(chat_server: ChatServer) -> None:
-    chat_server.trouble = lambda body, before: hang(0.1)
-    replies = asked(chat_of(chat_server), *[question(seed=seed) for seed in range(24)])
+    chat_server.choose_fault = lambda body, before: hang(0.1)
+    replies = ask_all(chat_of(chat_server), *[question(seed=seed) for seed in range(24)])
     assert all(reply.error is None for reply in replies)
     assert 1 < chat_server.most_under_way <= FAST.concurrency
 
 
 @pytest.mark.parametrize(("status", "most"), [(401, 4), (500, 12)])
-def test_an_endpoint_that_only_fails_is_left_alone(chat_server: ChatServer, status: int, most: int) -> None:
-    chat_server.trouble = lambda body, before: busy(status)
+def test_an_endpoint_that_always_fails_is_not_called_any_more(chat_server: ChatServer, status: int, most: int) -> None:
+    chat_server.choose_fault = lambda body, before: busy(status)
     limits = Limits(concurrency=4, attempts=1, give_up=9)
     chat = chat_of(chat_server, limits=limits)
-    replies = asked(chat, *[question(seed=seed) for seed in range(50)])
+    replies = ask_all(chat, *[question(seed=seed) for seed in range(50)])
     assert all(reply.error == f"`test` answered {status}: Injected fault" for reply in replies)
     assert chat.stopped
     assert len(chat_server.hits) <= most
@@ -199,11 +201,9 @@ def test_one_chat_serves_several_event_loops(chat_server: ChatServer) -> None:
     assert len(loops) <= 1
 
 
-def test_a_server_of_one_s_own_is_asked_in_offline_mode(
-    chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_own_server_is_called_in_offline_mode(chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    (reply,) = asked(chat_of(chat_server), question())
+    (reply,) = ask_all(chat_of(chat_server), question())
     assert (reply.text, reply.error) == ("ping", None)
 
 
@@ -221,7 +221,7 @@ def test_a_reset_connection_is_called_so() -> None:
         server = Thread(target=reset)
         server.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        (reply,) = asked(Chat(Endpoint("test", url, KEY), limits=Limits(attempts=2)), question())
+        (reply,) = ask_all(Chat(Endpoint("test", url, KEY), limits=Limits(attempts=2)), question())
         server.join()
     assert reply.error == "`test` gave no usable answer (the connection was reset)"
 
@@ -230,6 +230,6 @@ def test_a_server_that_is_down_ends_all_calls() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
     chat = Chat(Endpoint("test", url, KEY), limits=Limits(concurrency=2, attempts=2))
-    replies = asked(chat, *[question(seed=seed) for seed in range(6)])
+    replies = ask_all(chat, *[question(seed=seed) for seed in range(6)])
     assert all("gave no usable answer (ConnectError" in (reply.error or "") for reply in replies)
     assert chat.stopped

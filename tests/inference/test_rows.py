@@ -1,4 +1,4 @@
-"""Rows mapped through a chat: order, bounds, columns; several processes and one journal."""
+"""Rows mapped through a chat: order, concurrency, columns; several processes and one journal."""
 
 import asyncio
 import multiprocessing
@@ -50,13 +50,13 @@ def test_results_come_in_order_and_a_failure_is_a_row(
         number = int(body["messages"][0]["content"].split()[1])
         return busy() if number == 7 else hang((20 - number) / 200)
 
-    chat_server.trouble = trouble
+    chat_server.choose_fault = trouble
     asker = Asker(chat_of(chat_server.url, tmp_path / "calls.sqlite"))
-    found = map_rows(rows(20), asker.one, ANSWER, in_flight=5, desc="ask")
-    assert found.features == ANSWER
-    assert found["n"] == list(range(20))
-    assert [n for n, error in enumerate(found["error"]) if error] == [7]
-    assert found["text"][:2] == ["question 0", "question 1"]
+    result = map_rows(rows(20), asker.one, ANSWER, in_flight=5, desc="ask")
+    assert result.features == ANSWER
+    assert result["n"] == list(range(20))
+    assert [n for n, error in enumerate(result["error"]) if error] == [7]
+    assert result["text"][:2] == ["question 0", "question 1"]
     assert chat_server.most_under_way <= 5
     assert "ask" not in capfd.readouterr().err
 
@@ -74,7 +74,7 @@ def test_ctrl_c_ends_a_run_at_once_and_what_was_answered_is_kept(
     chat_server: ChatServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     journal = tmp_path / "calls.sqlite"
-    chat_server.trouble = lambda body, before: hang(0.1 if len(chat_server.hits) < 20 else 600)
+    chat_server.choose_fault = lambda body, before: hang(0.1 if len(chat_server.hits) < 20 else 600)
     spawn = multiprocessing.get_context("spawn")
     heard, said = spawn.Pipe()
     worker = spawn.Process(target=interrupted, args=(chat_server.url, journal, said))
@@ -103,8 +103,8 @@ def test_a_bug_ends_all_and_is_raised_as_it_is(chat_server: ChatServer, tmp_path
 def ask_some(url: str, journal: Path, numbers: range) -> None:
     asker = Asker(chat_of(url, journal))
     some = Dataset.from_list([{"n": n} for n in numbers])
-    found = map_rows(some, asker.one, ANSWER, in_flight=8, desc="ask")
-    assert found["error"] == [None] * len(numbers)
+    result = map_rows(some, asker.one, ANSWER, in_flight=8, desc="ask")
+    assert result["error"] == [None] * len(numbers)
 
 
 def test_processes_share_a_journal(chat_server: ChatServer, tmp_path: Path) -> None:
@@ -125,14 +125,14 @@ def test_processes_share_a_journal(chat_server: ChatServer, tmp_path: Path) -> N
 
 def test_of_two_answers_the_first_is_kept(tmp_path: Path) -> None:
     one, other = Journal(tmp_path / "calls.sqlite"), Journal(tmp_path / "calls.sqlite")
-    asked = Request("m", [{"role": "user", "content": "ping"}])
-    one.put(asked, Reply(text="first", tool_calls=[{"id": "1"}]), "test")
-    other.put(asked, Reply(text="second"), "test")
-    kept = other.get(asked)
+    request = Request("m", [{"role": "user", "content": "ping"}])
+    one.put(request, Reply(text="first", tool_calls=[{"id": "1"}]), "test")
+    other.put(request, Reply(text="second"), "test")
+    kept = other.get(request)
     assert kept == Reply(text="first", tool_calls=[{"id": "1"}], from_journal=True)
 
 
-def test_a_journal_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+def test_an_invalid_journal_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "calls.sqlite").write_text("not a database at all, only a text " * 9)
     (tmp_path / "file").touch()
     other = sqlite3.connect(tmp_path / "other.sqlite")

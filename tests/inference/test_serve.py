@@ -1,4 +1,4 @@
-"""Against a real server: `transformers serve` with a tiny model. It is slow to start."""
+"""The chat client against `transformers serve` with a tiny model, which is slow to start."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Settings: who wins, what is refused, and that keys stay out of sight."""
+"""Settings: precedence, refused values, and that keys are never shown."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def test_the_environment_wins_then_dotenv_then_toml_then_defaults(monkeypatch: p
         ("", "CHAIN_DUEL__TRUNS=1", "`duel.truns`"),
     ],
 )
-def test_what_is_unknown_or_wrong_is_one_sentence(toml: str, dotenv: str, named: str) -> None:
+def test_an_unknown_or_wrong_setting_is_refused_in_one_sentence(toml: str, dotenv: str, named: str) -> None:
     Path("chain.toml").write_text(toml)
     Path(".env").write_text(dotenv)
     with pytest.raises(InferenceError, match=r"[^\n]+\.$") as told:
@@ -75,8 +75,8 @@ def test_a_file_that_is_named_must_be_there() -> None:
 def test_the_hub_s_router_takes_the_token_of_the_login() -> None:
     with pytest.raises(InferenceError, match="HF_TOKEN or HUGGINGFACE_API_KEY"):
         find_endpoint("hf", {})
-    found = find_endpoint("hf", {"HUGGINGFACE_API_KEY": "hf_1"})
-    assert (found.key, found.base_url) == ("hf_1", "https://router.huggingface.co/v1")
+    endpoint = find_endpoint("hf", {"HUGGINGFACE_API_KEY": "hf_1"})
+    assert (endpoint.key, endpoint.base_url) == ("hf_1", "https://router.huggingface.co/v1")
 
 
 @pytest.mark.parametrize("provider", [name for name in PRESETS if name != "hf"])
@@ -85,9 +85,9 @@ def test_a_preset_names_the_variable_of_its_key(provider: str) -> None:
     with pytest.raises(InferenceError, match=variables[0]):
         find_endpoint(provider, {})
     for variable in variables:
-        found = find_endpoint(provider, {variable: "sk-1"})
-        assert found.key == "sk-1"
-        assert "sk-1" not in repr(found)
+        endpoint = find_endpoint(provider, {variable: "sk-1"})
+        assert endpoint.key == "sk-1"
+        assert "sk-1" not in repr(endpoint)
 
 
 def test_an_address_may_be_moved() -> None:
@@ -95,7 +95,7 @@ def test_an_address_may_be_moved() -> None:
     assert moved.base_url == "https://x.org/v1"
 
 
-def test_a_url_of_one_s_own_never_gets_the_hub_s_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_own_url_never_gets_the_token_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_real")
     own = find_endpoint("http://localhost:8000/v1", read_environment())
     assert (own.key, own.base_url) == (NO_KEY, "http://localhost:8000/v1")
@@ -103,7 +103,7 @@ def test_a_url_of_one_s_own_never_gets_the_hub_s_token(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("provider", ["opnai", "ftp://x/v1", "http://", "http://[::1", "https:///v1"])
-def test_what_is_no_provider_is_one_sentence(provider: str) -> None:
+def test_an_unknown_provider_is_refused_in_one_sentence(provider: str) -> None:
     with pytest.raises(InferenceError, match=r"^`[^\n]+\.$"):
         find_endpoint(provider, {})
 

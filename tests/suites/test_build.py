@@ -1,4 +1,4 @@
-"""A suite is made from what a source is; the same source gives the same bytes."""
+"""A suite is built from each kind of source; the same source gives the same bytes."""
 
 import json
 from pathlib import Path
@@ -116,7 +116,7 @@ def test_what_a_killed_run_left_is_no_obstacle(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "repos" / "old").exists()
 
 
-def test_what_is_not_ours_is_not_replaced(checkout: Path, tmp_path: Path) -> None:
+def test_a_foreign_folder_is_not_replaced(checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "suite.json").write_text('{"tasks": []}')
     (tmp_path / "mine" / "notes").touch()
@@ -153,7 +153,7 @@ def test_a_bad_source_is_one_sentence(tmp_path: Path, content: str, said: str) -
     assert not (tmp_path / "out").exists()
 
 
-def test_what_a_source_is_is_told_by_its_content(tmp_path: Path) -> None:
+def test_the_kind_of_a_source_is_detected_by_its_content(tmp_path: Path) -> None:
     with pytest.raises(PimonoError, match="is not a QuixBugs checkout"):
         build_suite(str(tmp_path / "none"), tmp_path / "out", hide_tests=False)
     (tmp_path / "empty").mkdir()

@@ -1,4 +1,4 @@
-"""Tasks in Harbor's layout become a suite, or are refused with a reason."""
+"""Harbor tasks are converted to a suite, or refused with a reason."""
 
 import json
 from pathlib import Path

@@ -34,7 +34,7 @@ def test_the_fixed_program_passes_and_the_buggy_one_fails(name: str, tasks: dict
     assert (fixed.ok, fixed.error) == (True, None), fixed
 
 
-def test_a_command_says_the_same(tasks: dict[str, TaskRow]) -> None:
+def test_a_repeated_command_has_the_same_output(tasks: dict[str, TaskRow]) -> None:
     name = "notes_file"
     by_command: TaskRow = {**tasks[name], "verifier_spec": None}
     assert run_tests(by_command, {}).ok is False
@@ -51,7 +51,7 @@ def test_there_are_many_kinds_of_bugs() -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_no_agent_sees_what_mends_it(name: str, tasks: dict[str, TaskRow]) -> None:
+def test_agents_do_not_see_the_fix(name: str, tasks: dict[str, TaskRow]) -> None:
     task, program = tasks[name], PROGRAMS[name]
     assert files_of(Path(task["repo"]), task["hide"]) == {**program.files, **program.tests}
     seen = json.dumps([*files_of(Path(task["repo"])).values(), task["goal"], task["verifier_spec"]])

@@ -1,4 +1,4 @@
-"""A suite is divided by task; nothing of the test side is trained on."""
+"""A suite is split by task; tasks of the test side are not trained on."""
 
 import hashlib
 import json
@@ -108,7 +108,7 @@ def test_what_has_no_tests_is_never_tested() -> None:
         ((TASKS, 0.5, "rank", "family"), "No task has `family`"),
     ],
 )
-def test_what_cannot_be_divided_is_said(arguments: Any, said: str) -> None:
+def test_a_suite_that_cannot_be_split_is_refused(arguments: Any, said: str) -> None:
     with pytest.raises(PimonoError, match=said):
         divide(*arguments)
 
@@ -185,9 +185,9 @@ def test_rows_are_read_as_they_are_stored(tmp_path: Path) -> None:
     assert list(read_task_ids(tmp_path)) == expected * 2
     # Of a command's output among others, neither rejects nor traces are rows.
     for name in ("data", "rejects", "traces"):
-        made = tmp_path / "pairs" / name / "train.jsonl"
-        made.parent.mkdir(parents=True)
-        made.write_text('{"task_id": "e"}\n')
+        path = tmp_path / "pairs" / name / "train.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_text('{"task_id": "e"}\n')
     assert list(read_task_ids(tmp_path / "pairs")) == [{"task_id": "e"}]
     for content, said in (('{"other": 1}', "no `task_id`"), ("{", "cannot be read"), ("", "no rows")):
         (tmp_path / "one.jsonl").write_text(content)

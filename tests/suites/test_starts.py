@@ -1,4 +1,4 @@
-"""A task from several states of its repo: a task for each, all on one side of the split."""
+"""A task with several start states becomes one task per state, all on one side of the split."""
 
 import json
 import re

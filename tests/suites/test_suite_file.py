@@ -1,4 +1,4 @@
-"""A suite is read, checked, written; what is wrong is one sentence."""
+"""A suite is read, checked and written; errors are one sentence."""
 
 import json
 import math
@@ -118,7 +118,7 @@ def test_a_bad_suite_is_one_sentence(tmp_path: Path, name: str) -> None:
     assert len(str(caught.value)) < 400 + len(str(tmp_path))
 
 
-def test_what_is_no_file_is_said(tmp_path: Path) -> None:
+def test_a_path_without_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="give a suite's JSON file"):
         suite.load_suite(tmp_path / "none.json")
     (tmp_path / "latin.json").write_bytes(b'{"name": "\xff"}')

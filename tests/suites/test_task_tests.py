@@ -1,4 +1,4 @@
-"""What judges an agent's files: the spec where there is one, else the command; pristine tests."""
+"""Tests of a task: by spec, else by command, with the original test files."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ def test_the_fix_passes_the_bug_fails_and_tests_stay_as_they_are(repo: Path, how
     assert run_tests(task, split).ok is True
 
 
-def test_what_hangs_is_cut_by_cpu_time(repo: Path) -> None:
+def test_a_hanging_command_is_stopped_by_cpu_time(repo: Path) -> None:
     task = task_of(repo, verifier_spec=json.dumps(SPEC))
     hangs = left(double_py="def double(n):\n    while n: pass\n    return 0\n")
     ran = run_tests(task, hangs)
@@ -116,7 +116,7 @@ def test_what_is_removed_is_missing(repo: Path) -> None:
         ({"test_cmd": "true", "metadata": {"test_files": "tests"}}, "got `str` - at `$.test_files`"),
     ],
 )
-def test_what_is_no_fault_of_the_agent_is_an_error(repo: Path, more: dict[str, Any], why: str) -> None:
+def test_a_failure_that_is_not_the_agents_is_an_error(repo: Path, more: dict[str, Any], why: str) -> None:
     task = task_of(repo, **more)
     ran = run_tests(task, left())
     assert ran.ok is None

@@ -1,4 +1,4 @@
-"""What an agent may see of a repo, and nothing else."""
+"""Agents see only the files of a repo that are not hidden."""
 
 import os
 from pathlib import Path
@@ -51,14 +51,14 @@ def test_only_texts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert files_of(repo) == {"é.py": "# ü\r\n"}
 
 
-def test_what_cannot_be_listed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_listed_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repo = repo_with(tmp_path / "repo", {"a": "1", "b": "2"})
     with pytest.raises(SourceError, match="does not exist"):
         list_files(tmp_path / "nothing")
     for limit in ("MAX_FILES", "MAX_BYTES"):
         with monkeypatch.context() as patch:
             patch.setattr(suite, limit, 1)
-            with pytest.raises(SourceError, match="hide what no task"):
+            with pytest.raises(SourceError, match="hide files that no task"):
                 list_files(repo)
 
 

@@ -1,4 +1,4 @@
-"""Stored answers and judgments of a made-up duel."""
+"""Stored answers and judgments of a synthetic duel."""
 
 from collections.abc import Callable
 from pathlib import Path
