@@ -130,7 +130,7 @@ class AdapterUpload(Upload):
     def publish(self) -> str:
         """Push the folder as one commit; return a sentence on it. On any refusal the folder stays as it is."""
         push = f"push the folder with `hf upload {self.repo_id} {self.folder}`"
-        self.again = f"; the adapter is in `{self.folder}`: {push}"
+        self.advice = f"; the adapter is in `{self.folder}`: {push}"
         texts = filter(Path.is_file, map(self.folder.joinpath, TEXTS))
         check_texts(texts, f"remove it from the rows and train again, or from the file and {push}")
         return self.push()
@@ -151,7 +151,7 @@ def open_destination(args: Any, mode: str) -> AdapterUpload | None:
         repo_id=args.hub_model_id,
         options=PushOptions(public=args.hub_private_repo is False),
         folder=Path(args.output_dir) / ADAPTER,
-        again="; or leave out --hub_model_id and HUB_MODEL_ID",
+        advice="; or leave out --hub_model_id and HUB_MODEL_ID",
     )
     upload.open()
     args.hub_model_id = upload.repo_id
