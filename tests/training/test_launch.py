@@ -150,7 +150,7 @@ from pimono_sdpo.training import callbacks
 importlib.reload(callbacks)
 left = []
 for os.environ["JOB_ID"] in {jobs}:
-    left.append(callbacks.time_limit_of("3h").ends - callbacks.IMPORTED)
+    left.append(callbacks.time_limit_of("3h").end - callbacks.IMPORTED)
 print(json.dumps(left))
 """
 

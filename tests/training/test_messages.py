@@ -173,7 +173,7 @@ def test_a_report_no_card_can_be_made_from_is_refused_before_training(
     rows = Path(shutil.copytree(filtered, tmp_path / "rows"))
     (rows / "report.json").write_text(text)
     given = ("--dataset", str(rows), "--output_dir", str(tmp_path / "out"))
-    refused(given, tmp_path, capsys, "report.json` is not as this project writes it")
+    refused(given, tmp_path, capsys, "report.json` was not written by pimono-sdpo")
 
 
 @pytest.mark.slow
