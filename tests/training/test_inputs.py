@@ -39,7 +39,7 @@ def test_rows_edited_by_hand_are_read_again(tmp_path: Path) -> None:
         ({}, "doesn't contain any data files"),
         ({"prompt": []}, "corresponds to no data"),
         ("not parquet", "magic bytes not found"),
-        ({"text": ["hi"]}, "has no column `prompt` but text; give rows that"),
+        ({"text": ["hi"]}, "has no column `prompt`, only text; give rows that"),
     ],
 )
 def test_unusable_rows_are_one_sentence(
@@ -163,7 +163,7 @@ def test_rows_for_testing_alone_are_told(tmp_path: Path) -> None:
 
 def test_sessions_in_place_of_rows_are_sent_to_the_filter(tmp_path: Path) -> None:
     write_samples(tmp_path)
-    with pytest.raises(TrainingInputError, match="give what `filter`, `steps` or `pairs` made of sessions"):
+    with pytest.raises(TrainingInputError, match="give the output of `filter`, `steps` or `pairs`, or of `filter --merge`"):
         rows.load_rows(str(tmp_path))
 
 
