@@ -163,7 +163,9 @@ def test_rows_for_testing_alone_are_told(tmp_path: Path) -> None:
 
 def test_sessions_in_place_of_rows_are_sent_to_the_filter(tmp_path: Path) -> None:
     write_samples(tmp_path)
-    with pytest.raises(TrainingInputError, match="give the output of `filter`, `steps` or `pairs`, or of `filter --merge`"):
+    with pytest.raises(
+        TrainingInputError, match="give the output of `filter`, `steps` or `pairs`, or of `filter --merge`"
+    ):
         rows.load_rows(str(tmp_path))
 
 
