@@ -77,7 +77,7 @@ def test_what_python_gives_wrongly_is_one_sentence(given: Any, options: dict[str
     ("changes", "words"),
     [
         ({"model_name_or_path": "nowhere/at/all"}, "no model in the folder `nowhere/at/all`"),
-        ({"model_name_or_path": None}, "No base model is named"),
+        ({"model_name_or_path": None}, "There is no base model"),
         ({"use_peft": False}, "`use_peft` is off"),
     ],
 )
