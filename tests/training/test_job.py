@@ -278,7 +278,7 @@ def test_the_job_tells_for_how_many_rows_there_is_no_reward(
     assert script().main([*argv, "--output_dir", str(tmp_path / "out")]) == 0
     assert "2 rows name no concrete term and were left out" in capsys.readouterr().out
     card = (tmp_path / "out" / "adapter" / "README.md").read_text()
-    assert "\n2 rows have no concrete token beside their categories:" in card
+    assert "\n2 rows have no concrete token besides their categories:" in card
     assert json.loads((tmp_path / "out" / "run.json").read_text())["dataset"]["rows_used"] == 4
 
 
