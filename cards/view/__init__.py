@@ -26,6 +26,9 @@ def render_page(view: Json) -> str:
     """Return the page of a view, such as that of `rows_view` or `run_view`; the same view gives the same bytes."""
     style = _read_asset("page.css")
     script = "".join(map(_read_asset, ("charts.js", "review.js", "page.js")))
+    content = json.dumps(view, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # By default gzip stores the time.
+    packed = gzip.compress(show_overrides(content).encode(), mtime=0)
     environment = Environment(loader=PackageLoader("cards", "view"), undefined=StrictUndefined, autoescape=True)
     return environment.get_template("page.html.j2").render(
         title=show_overrides(view["title"]),
@@ -33,15 +36,8 @@ def render_page(view: Json) -> str:
         script=script,
         style_hash=_hash_source(style),
         script_hash=_hash_source(script),
-        data=_pack(view),
+        data=base64.b64encode(packed).decode(),
     )
-
-
-def _pack(view: Json) -> str:
-    content = json.dumps(view, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # By default gzip stores the time.
-    packed = gzip.compress(show_overrides(content).encode(), mtime=0)
-    return base64.b64encode(packed).decode()
 
 
 def show_overrides(text: str) -> str:

@@ -198,7 +198,7 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
         self.monitors = Monitors(config.guard_window, config.WATCHED_LOSS)
         self.alerts: list[Json] = []
         self.stopped_by: str | None = None
-        self.went_back_to: int | None = None
+        self.restored_step: int | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Replay the metrics logged before a resume; a new run removes an older best adapter."""
@@ -210,8 +210,8 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Json, **_: Any) -> None:
         """Add the metrics of a step, and raise alerts. Evaluations log under other names."""
-        for alert in self._add(state.global_step, logs):
-            guard, text, level = alert["guard"], alert["text"], trackio.AlertLevel.WARN
+        for guard, text in self._add(state.global_step, logs).items():
+            level = trackio.AlertLevel.WARN
             if guard in self.stopping:
                 control.should_training_stop = True
                 control.should_save = args.save_strategy != "no"
@@ -221,13 +221,12 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
                 if "trackio" in args.report_to:
                     trackio.alert(guard, text, level=level)
 
-    def _add(self, step: int, logs: Logs) -> list[Json]:
-        """Record and return the alerts that the metrics of a step raise."""
+    def _add(self, step: int, logs: Logs) -> dict[str, str]:
+        """Record and return the alerts that the metrics of a step raise, a sentence by guard."""
         raised = self.monitors.add(step, logs)
-        alerts = [{"step": step, "guard": guard, "text": text} for guard, text in raised.items()]
-        self.alerts += alerts
+        self.alerts += [{"step": step, "guard": guard, "text": text} for guard, text in raised.items()]
         self.stopped_by = self.stopped_by or next((guard for guard in raised if guard in self.stopping), None)
-        return alerts
+        return raised
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Copy the adapter of the checkpoint just written if its mean reward is the best so far."""
@@ -250,12 +249,16 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
         worse = best is not None and (mean is None or mean < best["reward_mean"])
         if best is not None and (self.stopped_by is not None or (collapsed and worse)):
             set_peft_model_state_dict(model, load_file(self.best / WEIGHTS[0]))
-            self.went_back_to = best["step"]
+            self.restored_step = best["step"]
 
     def record(self) -> Json:
         """Return the entry of the run log: alerts, what ended the run, and the best adapter."""
-        names = ("alerts", "stopped_by", "went_back_to")
-        return {name: getattr(self, name) for name in names} | {"best": self._read_best()}
+        return {
+            "alerts": self.alerts,
+            "stopped_by": self.stopped_by,
+            "went_back_to": self.restored_step,
+            "best": self._read_best(),
+        }
 
     def _read_best(self) -> Json | None:
         """Return step and reward_mean of the adapter in best/."""

@@ -53,7 +53,11 @@ def launch(flavor: str, method: str, rows: str, argv: list[str], wheel: Path | N
     options = _parse_options(method, argv)
     limit = options.time_limit or DEFAULT_LIMIT
     api = HfApi()
-    account = _check_account_and_flavor(api, flavor)
+    with hub_errors("No job can be submitted"):
+        for attempt in retry_hub(connected=False):
+            with attempt:
+                find_flavor(api, flavor)
+                account = str(api.whoami()["name"])
     folder = Path(rows) if Path(rows).exists() else None
     dataset = f"{account}/{folder.resolve().name}" if folder else rows
     adapter = options.hub_model_id or environ.get("HUB_MODEL_ID") or f"{account}/{dataset.partition('/')[2]}-{method}"
@@ -119,16 +123,6 @@ def _parse_options(method: str, argv: list[str]) -> Namespace:
             )
     seconds_of(options.time_limit or DEFAULT_LIMIT)
     return options
-
-
-def _check_account_and_flavor(api: HfApi, flavor: str) -> str:
-    """Return the name of the account; raises TrainingInputError for an unknown flavor."""
-    with hub_errors("No job can be submitted"):
-        for attempt in retry_hub(connected=False):
-            with attempt:
-                find_flavor(api, flavor)
-                account = str(api.whoami()["name"])
-    return account
 
 
 def find_flavor(api: HfApi, flavor: str) -> Any:

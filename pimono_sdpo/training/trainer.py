@@ -104,15 +104,9 @@ class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no typ
         self, model: Any, inputs: Batch, distillation_logits: DistillationLogits
     ) -> Tensor:
         """Return TRL's mean over rows of the mean over tokens, and log the loss and the metrics of collapse."""
-        mode = "train" if model.training else "eval"
-        mask = distillation_logits.loss_mask
-        parts = list(
-            chunks(
-                distillation_logits.student_logits,
-                distillation_logits.teacher_logits,
-                distillation_logits.completion_ids,
-            )
-        )
+        mode, d = "train" if model.training else "eval", distillation_logits
+        mask = d.loss_mask
+        parts = list(chunks(d.student_logits, d.teacher_logits, d.completion_ids))
         by_part = [recomputed(self._token_losses, *part) for part in parts]
         losses, log_probs = (torch.cat(values, dim=1) for values in zip(*by_part, strict=True))
         old_log_probs, clip = inputs.get("old_per_token_logps"), self.args.distillation_is_clip
@@ -134,22 +128,14 @@ class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no typ
         args = self.args
         student, teacher = (logits.float() / self.temperature for logits in (student, teacher))
         log_probs = selective_log_softmax(student, ids)
+        alpha = {"distillation_alpha": args.distillation_alpha}
         if args.distillation_mode == "topk_logits":
-            losses = compute_topk_self_distillation_loss(
-                student,
-                teacher,
-                distillation_topk=args.distillation_topk,
-                distillation_alpha=args.distillation_alpha,
-                distillation_add_tail=args.distillation_add_tail,
-            )
+            topk = {"distillation_topk": args.distillation_topk, "distillation_add_tail": args.distillation_add_tail}
+            losses = compute_topk_self_distillation_loss(student, teacher, **topk, **alpha)
         elif args.distillation_mode == "full_logits":
-            losses = compute_full_logit_self_distillation_loss(
-                student, teacher, distillation_alpha=args.distillation_alpha
-            )
+            losses = compute_full_logit_self_distillation_loss(student, teacher, **alpha)
         else:
-            losses = compute_sampled_token_self_distillation_loss(
-                student, teacher, ids, distillation_alpha=args.distillation_alpha
-            )
+            losses = compute_sampled_token_self_distillation_loss(student, teacher, ids, **alpha)
         return losses, log_probs
 
     @torch.no_grad()
