@@ -28,6 +28,16 @@ from pimono_sdpo.text import shorten
 Json = dict[str, Any]
 PREVIEW_CHARS = 1200
 REJECTS = {"train": "rejects/rejects-*.parquet"}
+PLOT, PAGE = "training.svg", "training.html"
+# The tag of a dataset, by the stage that made its rows.
+TAGS = {"steps": "sft", "pairs": "dpo", "sdpo": "sdpo"}
+# The scores of the buckets of a duel.
+RANGES = (
+    ("final", f">= {FINAL_SCORE:g}"),
+    ("refined", f"{REFINED_SCORE:g} to {FINAL_SCORE:g}"),
+    ("defeat", f"< {REFINED_SCORE:g}"),
+    ("parse_fail", "none"),
+)
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
 # Descriptions of the columns, by the kind of rows.
@@ -217,6 +227,11 @@ def fence_text(text: str) -> str:
     return f"{marks}text\n{text}\n{marks}"
 
 
+def format_figure(value: float | None, spec: str) -> str:
+    """Format a number by a format specification; None is a dash."""
+    return "-" if value is None else format(value, spec).replace("%", " %")
+
+
 def format_number(value: object) -> str:
     """Format a number with four significant digits; None is a dash."""
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -225,9 +240,6 @@ def format_number(value: object) -> str:
 def name_type(feature: Any) -> str:
     """Return the type of a column for the card."""
     return escape_cell(feature.dtype if type(feature).__name__ == "Value" else "list")
-
-
-TAGS = {"steps": "sft", "pairs": "dpo", "sdpo": "sdpo"}
 
 
 def render_stage_card(report: Json, features: Features) -> str:
@@ -248,9 +260,6 @@ def _combine(hashes: list[str]) -> str:
     return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
-PLOT, PAGE = "training.svg", "training.html"
-
-
 def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
     """Write README.md, its plots and the page that it links to; return the problems found in the card."""
     write_run_plot(run, folder / PLOT)
@@ -264,14 +273,6 @@ def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
 def render_comparison(report: Json) -> str:
     """Return the report of an evaluation in Markdown: how two models compare on a suite."""
     return make_environment().get_template("comparison.md.j2").render(report)
-
-
-RANGES = (
-    ("final", f">= {FINAL_SCORE:g}"),
-    ("refined", f"{REFINED_SCORE:g} to {FINAL_SCORE:g}"),
-    ("defeat", f"< {REFINED_SCORE:g}"),
-    ("parse_fail", "none"),
-)
 
 
 def render_duel_report(summary: Json, rows: Iterable[Mapping[str, Any]], singles: Sequence[Mapping[str, Any]]) -> str:
@@ -289,8 +290,3 @@ def render_duel_card(report: Json) -> str:
     columns = [(name, COLUMNS["duel"][name]) for name in DUEL]
     rows = sum(report["configs"].values())
     return _render_rows_card("duel_card", report, rows, configs, metadata, columns=columns)
-
-
-def format_figure(value: float | None, spec: str) -> str:
-    """Format a number; None is a dash."""
-    return "-" if value is None else format(value, spec).replace("%", " %")
