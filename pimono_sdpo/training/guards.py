@@ -86,7 +86,7 @@ class GuardOptions:
         f"Guards that end the training, separated by commas, or all: {', '.join(GUARDS)}.", default=""
     )
     guard_window: int = argument(
-        "Number of logged values in the moving mean of the reward, and in a row that raises an alert.", default=10
+        "Number of logged values in the moving mean of the reward, and in a streak that raises an alert.", default=10
     )
 
     def __post_init__(self) -> None:

@@ -219,8 +219,8 @@ def teacher_gap(student: list[list[float]], teacher: list[list[float]]) -> Json 
 def step_time(generation: float, update: float, args: SDPOConfig, rows: int, hardware: Hardware) -> Json:
     """Estimate the seconds of a step, and the hours and dollars of the training.
 
-    generation   seconds to sample the completions of a step
-    update       seconds of a micro-batch
+    generation   seconds to sample a batch of completions
+    update       seconds of loss and gradient on a micro-batch
     """
     micro = args.gradient_accumulation_steps
     step = max(1, micro // args.steps_per_generation) * generation + micro * update
