@@ -53,7 +53,6 @@ def parser() -> argparse.ArgumentParser:
 
 def build_request(job: argparse.Namespace, file_id: str) -> Json:
     """Return the arguments of `fine_tuning.create`."""
-    dpo = {"dpo_beta": job.dpo_beta, "rpo_alpha": job.rpo_alpha}
     return {
         "training_file": file_id,
         "model": job.model,
@@ -63,9 +62,15 @@ def build_request(job: argparse.Namespace, file_id: str) -> Json:
         "lora": job.lora,
         "training_method": job.method,
         **({"suffix": job.suffix} if job.suffix else {}),
-        # SFT trains only on turns of the assistant with weight 1.
-        **(dpo if job.method == "dpo" else {"train_on_inputs": False}),
+        **method_settings(job),
     }
+
+
+def method_settings(job: argparse.Namespace) -> Json:
+    """Return the settings of SFT, which trains only on turns of the assistant with weight 1, or of DPO."""
+    if job.method == "dpo":
+        return {"dpo_beta": job.dpo_beta, "rpo_alpha": job.rpo_alpha}
+    return {"train_on_inputs": False}
 
 
 def check_file(path: Path, method: str) -> int:
@@ -99,14 +104,11 @@ def find_problem(line: bytes, method: str) -> str | None:
 def start(client: Any, job: argparse.Namespace) -> str:
     """Upload the file, compare the price with --max-cost, start the job and return its id."""
     uploaded = client.files.upload(file=str(job.dataset), purpose="fine-tune")
-    arguments = build_request(job, uploaded.id)
-    names = ("dpo_beta", "rpo_alpha", "train_on_inputs")
-    settings = {name: arguments[name] for name in names if name in arguments}
     estimate = client.fine_tuning.estimate_price(
         training_file=uploaded.id,
         model=job.model,
         n_epochs=job.epochs,
-        training_method=settings | {"method": job.method},
+        training_method={"method": job.method, **method_settings(job)},
         # Without a type, the price is that of LoRA.
         **({} if job.lora else {"training_type": {"type": "Full"}}),
     )
@@ -118,7 +120,7 @@ def start(client: Any, job: argparse.Namespace) -> str:
             f"The price {known} and --max-cost is {job.max_cost:.2f}, so nothing was started (the "
             f"file is {uploaded.id}); raise it, or leave it out."
         )
-    started = client.fine_tuning.create(**arguments)
+    started = client.fine_tuning.create(**build_request(job, uploaded.id))
     say(f"job {started.id} is {started.status}")
     return str(started.id)
 

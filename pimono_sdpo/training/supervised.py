@@ -258,8 +258,8 @@ class Supervised(Method):
             weights = {
                 name: one.detach().float().clone() for name, one in model.named_parameters() if one.requires_grad
             }
-        # Of other columns, the trainers would take some for inputs of their own.
-        columns = ["prompt", *self.TARGETS, "tools", TEMPLATE]
+        # The trainers would take some of the other columns for inputs of their own.
+        columns = list(self.COLUMNS)
         evaluated = self.fitted.held_out if args.eval_strategy != "no" else None
         with uncached():
             trainer = self.TRAINER(
