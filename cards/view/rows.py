@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The rows to list, and how many there are in all; the `score` of a reject may be None."""
+    """The rows to list, and how many there are in all; `score` is None in a reject that was not scored."""
 
     kept: list[Json]
     rejected: list[Json]
