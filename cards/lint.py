@@ -1,4 +1,4 @@
-"""Check a card offline by the rules that the Hub applies on upload."""
+"""Check a card offline by the rules that the Hub applies to uploads."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def lint_card(text: str) -> list[str]:
     lists = {
         key: value if isinstance(value, list) or key == "model-index" else [value] for key, value in metadata.items()
     }
-    # A filter needs licences only, and this import takes a tenth of its start.
+    # Imported here: `filter` only checks licences, and this would add a tenth to its start-up time.
     from jsonschema import Draft202012Validator, FormatChecker
 
     formats = FormatChecker(())
@@ -52,7 +52,7 @@ def lint_file(path: Path) -> list[str]:
 
 
 def check_licence(licence: str | None) -> str | None:
-    """Return a licence in lower case; raises OutputError for one the Hub does not know."""
+    """Return a licence in lower case; raises OutputError for one that the Hub does not support."""
     licence = licence.lower() if licence else None
     known = _read_schema()["properties"]["license"]["items"]["enum"]
     if licence is not None and licence not in known:
@@ -73,8 +73,8 @@ def is_repo_id(name: object) -> bool:
 
 
 def _is_tag(tag: object) -> bool:
-    mark = _BASE_TAG.match(str(tag))
-    return mark is None or is_repo_id(str(tag)[mark.end() :])
+    match = _BASE_TAG.match(str(tag))
+    return match is None or is_repo_id(str(tag)[match.end() :])
 
 
 @cache
@@ -89,5 +89,5 @@ def _describe_error(error: Any) -> str:
     if error.validator == "enum":
         return f"`{key}` is `{error.instance}`, which is not a known value."
     if error.validator == "format":
-        return f"`{key}` holds `{error.instance}`, which does not name a repository id."
+        return f"`{key}` holds `{error.instance}`, which is not a valid repository id."
     return f"{f'`{where}`: ' * bool(where)}{error.message}."

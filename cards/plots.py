@@ -1,4 +1,4 @@
-"""Draw the pictures of cards and reports as small SVGs; the same numbers give the same bytes.
+"""Draw the plots of cards and reports as small SVGs; the same numbers give the same bytes.
 
 reads   report.json, run.json
 """
@@ -17,7 +17,7 @@ Point = tuple[float, float]
 INK, COLOUR, PALE, CUT, GREY = "#222222", "#4a6fa5", "#ccd3df", "#b06a00", "#808080"
 FUNNEL, SCORES, CATEGORIES = "funnel.svg", "scores.svg", "categories.svg"
 REWARD = "self_distillation/reward_mean"
-# What is drawn of a method: the metric of a step, and its title.
+# The curves of a method: the metric logged at each step, and its title.
 CURVES = {
     "sdpo": (
         (REWARD, "mean reward"),
@@ -97,12 +97,12 @@ class Panel:
         self.write(self.title, ((self.x[0] + self.x[1]) / 2, self.y[1]), (0, -10), size=14)
 
 
-def choose_ticks(low: float, high: float, whole: bool = False) -> list[float]:
+def choose_ticks(low: float, high: float, integers: bool = False) -> list[float]:
     """Return about five round numbers from `low` to `high`."""
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough * 0.99)
-    if whole:
+    if integers:
         step = max(1.0, step)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(number * step, 10) for number in range(first, last + 1)]
@@ -122,7 +122,7 @@ def save_picture(path: Path, width: float, height: float, panels: Iterable[Panel
 
 def write_report_plots(report: Json, folder: Path) -> None:
     """Draw the funnel from sessions to rows, the histogram of scores and the categories."""
-    # A bar per stage that dropped rows: rows out, and behind it rows dropped.
+    # A bar for each stage that changed the number of rows: rows out, and rows dropped.
     bars = [("sessions", report["sessions"], 0)]
     for stage in report["stages"]:
         before, after = stage["rows_in"], stage["rows_out"]
@@ -136,20 +136,19 @@ def write_report_plots(report: Json, folder: Path) -> None:
 
 
 def _save_bars(title: str, bars: Sequence[tuple[str, int, int]], path: Path) -> None:
-    """Draw a bar for each name from the top down: its number, and a pale one behind it."""
+    """Draw horizontal bars, from the top down: name, count, and a pale extension of the bar."""
     height = ROW_HEIGHT * len(bars)
     left = 20 + CHAR_WIDTH * max((len(name) for name, *_ in bars), default=0)
-    most = max((count + behind for _, count, behind in bars), default=1)
-    size = (800 - left - 70, height)
-    panel = Panel(left, HEAD, *size, title, (0, most or 1), (0, len(bars) or 1))
-    for place, (name, count, behind) in enumerate(bars):
-        middle = len(bars) - place - 0.5
+    longest = max((count + extra for _, count, extra in bars), default=1)
+    panel = Panel(left, HEAD, 800 - left - 70, height, title, (0, longest or 1), (0, len(bars) or 1))
+    for index, (name, count, extra) in enumerate(bars):
+        middle = len(bars) - index - 0.5
         edges = middle - 0.4, middle + 0.4
         panel.draw_bar((0, count), edges, COLOUR)
-        if behind:
-            panel.draw_bar((count, count + behind), edges, PALE)
+        if extra:
+            panel.draw_bar((count, count + extra), edges, PALE)
         panel.write(name, (0, middle), (-6, 4), "end")
-        panel.write(f"{count:,.0f}", (count + behind, middle), (5, 4), "start")
+        panel.write(f"{count:,.0f}", (count + extra, middle), (5, 4), "start")
     panel.write_title()
     save_picture(path, 800, height + HEAD + 10, [panel])
 
@@ -157,16 +156,16 @@ def _save_bars(title: str, bars: Sequence[tuple[str, int, int]], path: Path) -> 
 def _draw_scores(score: Json, path: Path) -> None:
     """Draw stacked bars of selected and rejected rows by score, and the cut between them."""
     bins = score["histogram"]
-    most = max(one["rows"] + one["rejected"] for one in bins)
-    panel = Panel(60, HEAD, 720, 220, "rows by score", (bins[0]["from"], bins[-1]["to"]), (0, 1.12 * most or 1))
+    highest = max(one["rows"] + one["rejected"] for one in bins)
+    panel = Panel(60, HEAD, 720, 220, "rows by score", (bins[0]["from"], bins[-1]["to"]), (0, 1.12 * highest or 1))
     for one in bins:
         for kind, bottom, colour in (("rows", 0, COLOUR), ("rejected", one["rows"], PALE)):
             if one[kind]:
                 panel.draw_bar((one["from"], one["to"]), (bottom, bottom + one[kind]), colour)
-    panel.draw_axes(_label(choose_ticks(*panel.x)), choose_ticks(*panel.y, whole=True))
+    panel.draw_axes(_label(choose_ticks(*panel.x)), choose_ticks(*panel.y, integers=True))
     legend = [("selected", COLOUR), ("rejected", GREY)] if any(one["rejected"] for one in bins) else []
     if score["cut"] is not None:
-        # What a row had to reach may lie outside of what any row reached.
+        # The cut may lie outside the range of the scores.
         cut = min(max(score["cut"], panel.x[0]), panel.x[1])
         panel.draw_line([(cut, 0), (cut, panel.y[1])], CUT, dashed=True)
         legend.append((f"cut {score['cut']:g}", CUT))
@@ -195,68 +194,68 @@ def write_run_plot(run: Json, path: Path) -> None:
         panel.draw_line(points, COLOUR)
         for x, y in points:
             panel.draw_dot(x, y)
-        panel.draw_axes(_label(choose_ticks(*panel.x, whole=True)), choose_ticks(*panel.y))
+        panel.draw_axes(_label(choose_ticks(*panel.x, integers=True)), choose_ticks(*panel.y))
         panels.append(panel)
     save_picture(path, 1200, 300, panels)
 
 
 def _widen(values: Sequence[float]) -> Point:
-    """Return a range that shows all values, with some room around them."""
+    """Return a range that contains all values, with a margin."""
     low, high = min(values, default=0.0), max(values, default=1.0)
-    room = 0.06 * (high - low) or 0.5
-    return low - room, high + room
+    margin = 0.06 * (high - low) or 0.5
+    return low - margin, high + margin
 
 
 def write_comparison_plot(report: Json, path: Path) -> None:
     """Draw each metric of an evaluation per model, with its interval."""
     panels, labels = [], list(report["runs"])
-    for number, (metric, of_runs) in enumerate(report["metrics"].items()):
+    for number, (metric, by_run) in enumerate(report["metrics"].items()):
         row, column = divmod(number, 3)
-        values = [of_runs[label] for label in labels]
-        known = [one[end] for one in values for end in ("mean", "low", "high") if one[end] is not None]
-        place = (60 + 390 * column, HEAD + 270 * row, 320, 190)
-        panel = Panel(*place, metric, (-0.5, len(values) - 0.5), _widen(known))
-        for at, value in enumerate(values):
+        values = [by_run[label] for label in labels]
+        known = [value[key] for value in values for key in ("mean", "low", "high") if value[key] is not None]
+        left, top = 60 + 390 * column, HEAD + 270 * row
+        panel = Panel(left, top, 320, 190, metric, (-0.5, len(values) - 0.5), _widen(known))
+        for x, value in enumerate(values):
             if value["low"] is not None:
-                panel.draw_line([(at, value["low"]), (at, value["high"])], COLOUR)
+                panel.draw_line([(x, value["low"]), (x, value["high"])], COLOUR)
             if value["mean"] is not None:
-                panel.draw_dot(at, value["mean"])
+                panel.draw_dot(x, value["mean"])
         panel.draw_axes(enumerate(labels), choose_ticks(*panel.y))
         panels.append(panel)
     save_picture(path, 1200, 20 + 270 * math.ceil(len(panels) / 3), panels)
 
 
 def write_duel_plot(summary: Json, path: Path) -> None:
-    """Draw the scores of the duel and its judges, and those per turn, over which those of the A/A test go."""
+    """Draw the scores of the duel and of each judge, and the histograms of turns in duel and A/A test."""
     verdict = summary["verdict"]
     rows = [("score", verdict["score"])]
     rows += [(judge["name"].rpartition("/")[2], judge["score"]) for judge in verdict["judges"]]
     left = 20.0 + CHAR_WIDTH * max(len(name) for name, _ in rows)
     scores = Panel(left, HEAD, 340, ROW_HEIGHT * 1.4 * len(rows), verdict["conclusion"], (0, 100), (0, len(rows)))
     scores.draw_line([(PARITY, 0), (PARITY, len(rows))], GREY, dashed=True)
-    for place, (name, value) in enumerate(rows):
-        middle = len(rows) - place - 0.5
+    for index, (name, value) in enumerate(rows):
+        middle = len(rows) - index - 0.5
         scores.write(name, (0, middle), (-6, 4), "end")
         if value is None:
             scores.write("missing", (0, middle), (6, 4), "start", GREY)
             continue
-        if place == 0 and verdict["low"] is not None and verdict["high"] is not None:
+        if index == 0 and verdict["low"] is not None and verdict["high"] is not None:
             scores.draw_line([(max(verdict["low"], 0), middle), (min(verdict["high"], 100), middle)], COLOUR)
         scores.draw_dot(value, middle)
         scores.write(f"{value:.1f}", (value, middle), (0, -8), size=11)
     scores.draw_axes([(0, "0"), (PARITY, "parity"), (100, "100")], [])
-    shown = summary["panel"] or summary
-    kinds = [(shown["histogram"], "whole panel" if summary["panel"] else "single judges", COLOUR)]
+    judged = summary["panel"] or summary
+    histograms = [(judged["histogram"], "whole panel" if summary["panel"] else "single judges", COLOUR)]
     if summary["aa_test"]:
-        kinds.append((summary["aa_test"]["histogram"], "king against itself", CUT))
-    shares = [[count / max(sum(counts), 1) for count in counts] for counts, *_ in kinds]
-    most, width = max(map(max, shares)), 100 / len(shares[0])
-    turns = Panel(left + 420, HEAD, 340, 200, "share of turns by score", (0, 100), (0, 1.12 * most or 1))
-    for place, share in enumerate(shares[0]):
-        turns.draw_bar((place * width, (place + 1) * width), (0, share), PALE)
-    for number, ((_, name, colour), counts) in enumerate(zip(kinds, shares, strict=True)):
-        edges = [((place + side) * width, y) for place, y in enumerate(counts) for side in (0, 1)]
-        turns.draw_line(edges, colour)
+        histograms.append((summary["aa_test"]["histogram"], "king against itself", CUT))
+    shares = [[count / max(sum(counts), 1) for count in counts] for counts, *_ in histograms]
+    highest, width = max(map(max, shares)), 100 / len(shares[0])
+    turns = Panel(left + 420, HEAD, 340, 200, "share of turns by score", (0, 100), (0, 1.12 * highest or 1))
+    for index, share in enumerate(shares[0]):
+        turns.draw_bar((index * width, (index + 1) * width), (0, share), PALE)
+    for number, ((_, name, colour), heights) in enumerate(zip(histograms, shares, strict=True)):
+        outline = [((index + side) * width, height) for index, height in enumerate(heights) for side in (0, 1)]
+        turns.draw_line(outline, colour)
         turns.write(name, (0, turns.y[1]), (6, 12 + 15 * number), "start", colour, 11)
     for limit in (REFINED_SCORE, FINAL_SCORE) if summary["panel"] else ():
         turns.draw_line([(limit, 0), (limit, turns.y[1])], GREY, dashed=True)

@@ -27,11 +27,22 @@ from pimono_sdpo.text import shorten
 
 Json = dict[str, Any]
 PREVIEW_CHARS = 1200
+REJECTS = {"train": "rejects/rejects-*.parquet"}
+PLOT, PAGE = "training.svg", "training.html"
+# The tag of a dataset, by the stage that made its rows.
+TAGS = {"steps": "sft", "pairs": "dpo", "sdpo": "sdpo"}
+# The scores of the buckets of a duel.
+RANGES = (
+    ("final", f">= {FINAL_SCORE:g}"),
+    ("refined", f"{REFINED_SCORE:g} to {FINAL_SCORE:g}"),
+    ("defeat", f"< {REFINED_SCORE:g}"),
+    ("parse_fail", "none"),
+)
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
-# What each column holds, by the kind of rows.
+# Descriptions of the columns, by the kind of rows.
 COLUMNS: dict[str, dict[str, str]] = tomllib.loads(files("cards").joinpath("columns.toml").read_text(encoding="utf-8"))
-# What the metrics of a training mean, those of the whole run and those of its steps by method.
+# Descriptions of training metrics: of the whole run, and of a step by method.
 METRICS: dict[str, dict[str, str]] = tomllib.loads(files("cards").joinpath("metrics.toml").read_text(encoding="utf-8"))
 
 
@@ -42,10 +53,12 @@ def render_dataset_card(report: Json) -> str:
     data = {split: f"data/{split}-*.parquet" for split in ("train", "test") if split in splits}
     configs = [{**describe_config("default", data, hashes["data"]), "default": True}]
     if report["rejected"]:
-        files = {"train": "rejects/rejects-*.parquet"}
-        configs.append(describe_config("rejects", files, hashes["rejects"]))
-    metadata: Json = {"pretty_name": f"SDPO rows from {source}", "tags": ["sdpo", "trl"]}
-    metadata["source_datasets"] = source.split(", ") if report["input"]["kind"] == "hub" else None
+        configs.append(describe_config("rejects", REJECTS, hashes["rejects"]))
+    metadata = {
+        "pretty_name": f"SDPO rows from {source}",
+        "tags": ["sdpo", "trl"],
+        "source_datasets": source.split(", ") if report["input"]["kind"] == "hub" else None,
+    }
     columns = [(name, name_type(feature), COLUMNS["filter"][name]) for name, feature in SDPO_ROW.items()]
     sample = _shorten_sample(report["first_sample"])
     return _render_rows_card("dataset_card", report, report["kept"], configs, metadata, columns=columns, sample=sample)
@@ -54,7 +67,7 @@ def render_dataset_card(report: Json) -> str:
 def _render_rows_card(
     template: str, report: Json, rows: int, configs: list[Json], metadata: Json, **values: Any
 ) -> str:
-    """Render the card of a dataset with the front matter that all of them have in common."""
+    """Render a dataset card, with the metadata that all of them have in common."""
     tags = ["agent-traces", "pimono-sdpo", *metadata.pop("tags")]
     data = DatasetCardData(
         configs=configs,
@@ -74,9 +87,9 @@ def _render(template: str, data: CardData, **values: Any) -> str:
 
 
 def render_model_card(report: Json | None, run: Json) -> str:
-    """Return the model card of a training run; `report` is None when the rows had none."""
+    """Return the model card of a training run; `report` is that of its rows, None if they have none."""
     base, arguments, method = run["base_model"], run["arguments"], run["method"]
-    # A run pins the commit of a model that is on the Hub.
+    # Only a model on the Hub has a revision.
     on_hub = run["base_model_revision"] is not None and is_repo_id(base)
     tags = ["trl", method, "lora", "pimono-sdpo", "agent-traces", "trackio"]
     if arguments["load_in_4bit"] or arguments["load_in_8bit"]:
@@ -103,7 +116,7 @@ def render_model_card(report: Json | None, run: Json) -> str:
     )
     metrics = _summarize_metrics(run["log_history"], METRICS[method])
     means = {metric: mean for metric, _, _, mean in metrics}
-    # A finished run may not have logged each of its steps.
+    # Not every step of a finished run may have been logged.
     steps = max((entry["step"] for entry in run["log_history"]), default=0)
     if arguments["max_steps"] > 0 and run["guards"]["stopped_by"] is None:
         steps = arguments["max_steps"]
@@ -117,11 +130,11 @@ def render_model_card(report: Json | None, run: Json) -> str:
         report=report,
         run=run,
         arguments=arguments,
-        how=arguments.get("method", "sdpo"),
-        found=run.get("preflight") or {},
+        objective=arguments.get("method", "sdpo"),
+        preflight=run.get("preflight") or {},
         steps=steps,
         completions=steps * batch * run["hardware"]["count"] // arguments.get("num_iterations", 1),
-        # One line, so that nothing in it can end the code block.
+        # On one line, so that it cannot close the code block.
         command=" ".join(shlex.join(run["command"]).split("\n")),
         metrics=metrics,
         meanings=METRICS,
@@ -134,7 +147,7 @@ def render_model_card(report: Json | None, run: Json) -> str:
 
 
 def _list_results(run: Json) -> list[EvalResult]:
-    """Return the scores on held-out rows as the Hub shows them."""
+    """Return the scores on held-out rows for the metadata of the card."""
     evaluation, dataset = run["evaluation"], run["dataset"]["id"]
     return [
         EvalResult(
@@ -151,7 +164,7 @@ def _list_results(run: Json) -> list[EvalResult]:
 
 
 def _summarize_metrics(history: list[Json], names: Iterable[str]) -> list[tuple[str, float, float, float]]:
-    """Return name, first, last and mean of those values that were logged with the loss."""
+    """Return name, first, last and mean value of each metric that was logged with the loss."""
     steps = [entry for entry in history if "loss" in entry]
     rows = []
     for name in names:
@@ -162,8 +175,8 @@ def _summarize_metrics(history: list[Json], names: Iterable[str]) -> list[tuple[
 
 
 def describe_config(name: str, data: dict[str, str], sha256: str) -> Json:
-    """Describe a configuration for `load_dataset`."""
-    # `datasets` caches a local folder by this: the hash makes it reload one that was written again.
+    """Return the description of a config for `load_dataset`."""
+    # `datasets` caches a local folder by this description; the hash makes it reload changed files.
     files = [{"split": split, "path": path} for split, path in data.items()]
     return {"config_name": name, "data_files": files, "description": f"sha256 {sha256}"}
 
@@ -189,21 +202,21 @@ def make_environment() -> Environment:
         lstrip_blocks=True,
         autoescape=False,  # Markdown, not HTML; values go through `cell` and `fence`
     )
-    forms = {"points": ".1f", "signed": "+.1f", "percent": ".0%", "share": ".2f"}
-    environment.filters |= {name: partial(format_figure, form=form) for name, form in forms.items()}
+    formats = {"points": ".1f", "signed": "+.1f", "percent": ".0%", "share": ".2f"}
+    environment.filters |= {name: partial(format_figure, spec=spec) for name, spec in formats.items()}
     environment.filters |= {"cell": escape_cell, "fence": fence_text, "number": format_number, "title": escape_title}
     return environment
 
 
 def escape_cell(value: object) -> str:
-    """Make a value safe inside a Markdown table or heading."""
+    """Escape a value for a Markdown table or heading."""
     text = " ".join(str(value).split()).replace("`", "'")
-    # A backslash before the pipe would escape the one that escapes the pipe.
+    # A backslash before a pipe would escape the backslash that escapes the pipe.
     return re.sub(r"\\(?=\|)", r"\\ ", text).replace("|", r"\|")
 
 
 def escape_title(value: object) -> str:
-    """Make a value safe inside a heading, where HTML would be rendered."""
+    """Escape a value for a heading, where HTML would be rendered."""
     return escape_cell(value).replace("<", "&lt;")
 
 
@@ -214,19 +227,19 @@ def fence_text(text: str) -> str:
     return f"{marks}text\n{text}\n{marks}"
 
 
+def format_figure(value: float | None, spec: str) -> str:
+    """Format a number by a format specification; None is a dash."""
+    return "-" if value is None else format(value, spec).replace("%", " %")
+
+
 def format_number(value: object) -> str:
     """Format a number with four significant digits; None is a dash."""
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def name_type(feature: Any) -> str:
-    """Name the type of a column."""
+    """Return the type of a column for the card."""
     return escape_cell(feature.dtype if type(feature).__name__ == "Value" else "list")
-
-
-TAGS = {"steps": "sft", "pairs": "dpo", "sdpo": "sdpo"}
 
 
 def render_stage_card(report: Json, features: Features) -> str:
@@ -235,44 +248,31 @@ def render_stage_card(report: Json, features: Features) -> str:
     configs: list[Json] = []
     if report["rows"]:
         files = {split: f"data/{split}-*.parquet" for split in report["splits"]}
-        configs.append({**describe_config(stage, files, _hash_files(report["sha256"]["data"])), "default": True})
+        configs.append({**describe_config(stage, files, _combine(report["sha256"]["data"])), "default": True})
     if report["rejected"]:
-        rejects, digest = {"train": "rejects/rejects-*.parquet"}, _hash_files(report["sha256"]["rejects"])
-        configs.append(describe_config(f"{stage}_rejects", rejects, digest))
+        configs.append(describe_config(f"{stage}_rejects", REJECTS, _combine(report["sha256"]["rejects"])))
     metadata = {"pretty_name": f"Agent {stage} from {report['source']}", "tags": [TAGS[stage], "trl"]}
     columns = [(name, name_type(feature), COLUMNS["stage"][name]) for name, feature in features.items()]
     return _render_rows_card("stage_card", report, report["rows"], configs, metadata, columns=columns)
 
 
-def _hash_files(of_files: list[str]) -> str:
-    return hashlib.sha256(" ".join(of_files).encode()).hexdigest()
-
-
-PLOT, PAGE = "training.svg", "training.html"
+def _combine(hashes: list[str]) -> str:
+    return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
 def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
-    """Write README.md, its plots and the page that it links; return the problems of the card."""
+    """Write README.md, its plots and the page that it links to; return the problems found in the card."""
     write_run_plot(run, folder / PLOT)
     if report is not None:
         write_report_plots(report, folder)
     (folder / PAGE).write_text(render_page(run_view(run)), encoding="utf-8")
-    card = render_model_card(report, run)
-    (folder / "README.md").write_text(card)
+    (folder / "README.md").write_text(render_model_card(report, run))
     return lint_file(folder / "README.md")
 
 
 def render_comparison(report: Json) -> str:
     """Return the report of an evaluation in Markdown: how two models compare on a suite."""
     return make_environment().get_template("comparison.md.j2").render(report)
-
-
-RANGES = (
-    ("final", f">= {FINAL_SCORE:g}"),
-    ("refined", f"{REFINED_SCORE:g} to {FINAL_SCORE:g}"),
-    ("defeat", f"< {REFINED_SCORE:g}"),
-    ("parse_fail", "none"),
-)
 
 
 def render_duel_report(summary: Json, rows: Iterable[Mapping[str, Any]], singles: Sequence[Mapping[str, Any]]) -> str:
@@ -290,8 +290,3 @@ def render_duel_card(report: Json) -> str:
     columns = [(name, COLUMNS["duel"][name]) for name in DUEL]
     rows = sum(report["configs"].values())
     return _render_rows_card("duel_card", report, rows, configs, metadata, columns=columns)
-
-
-def format_figure(value: float | None, form: str) -> str:
-    """Format a number; None is a dash."""
-    return "-" if value is None else format(value, form).replace("%", " %")

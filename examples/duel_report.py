@@ -1,4 +1,4 @@
-"""Print who won a duel, how sure that is, and the turns on which the judges disagree most.
+"""Print who won a duel, the score of each judge, and the turns on which the judges disagree most.
 
     python examples/duel_report.py duel
 
@@ -18,22 +18,22 @@ def main(folder: str) -> None:
     report = json.loads((result / "report.json").read_text())
     print(report["verdict"]["sentence"])
     for judge in report["verdict"]["judges"]:
-        print(f"{judge['name']}: score {points(judge['score'])}, without it {points(judge['without'])}")
+        print(f"{judge['name']}: score {format_score(judge['score'])}, without it {format_score(judge['without'])}")
     turns = []
     for bucket in report["configs"]:
         turns += list(load_dataset(str(result), bucket, split="train"))
-    for turn in sorted(turns, key=spread, reverse=True)[:5]:
+    for turn in sorted(turns, key=measure_spread, reverse=True)[:5]:
         reason = turn["reason"].splitlines()[0]
         print(f"{turn['turn_id']} {turn['score']:.0f} {turn['bucket']}: {reason}")
 
 
-def points(score: float | None) -> str:
-    """Return a score as text; without a judgment there is none."""
+def format_score(score: float | None) -> str:
+    """Format a score, which is None without judgments."""
     return "none" if score is None else f"{score:.1f}"
 
 
-def spread(turn: dict[str, list[dict[str, float]]]) -> float:
-    """Return how far apart the judges' scores of a turn are."""
+def measure_spread(turn: dict[str, list[dict[str, float]]]) -> float:
+    """Return the difference between the highest and the lowest score of a turn."""
     scores = [one["score"] for one in turn["per_judge"] if one["score"] is not None]
     return max(scores, default=0) - min(scores, default=0)
 

@@ -11,7 +11,7 @@ from pimono_sdpo import load_sessions, pipeline, run_pipeline
 
 
 def main(source: str) -> None:
-    """Filter a folder of sessions and print what was found."""
+    """Filter a folder of sessions and print the best row."""
     sessions = load_sessions(source)
     rows = run_pipeline(sessions, pipeline(min_score=2.0))
     print(f"{len(sessions)} sessions, {len(rows)} rows")

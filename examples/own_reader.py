@@ -3,8 +3,8 @@
     python examples/own_reader.py chat.log
 
 The log has lines such as `user: ...`, `agent: ...`, `$ command` and `! output of a failed command`.
-It is translated into the Hub's Session Trace Simple Format, which every command reads. To have a
-format recognised by itself, write a harness instead: see CONTRIBUTING.md.
+It is translated into the Hub's Session Trace Simple Format, which every command reads. To add a
+format that is recognised automatically, write a harness: see CONTRIBUTING.md.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""Write a reward of your own, try it on what must not win, and use it as a verifier.
+"""Write your own reward, test it on answers that must not win, and use it as a verifier.
 
     python examples/own_reward.py rows
 
-In TRL it is used like any reward: `GRPOTrainer(reward_funcs=[checks_first_reward], ...)`. In the
-folder of this file, it trains here, and the same check as a verifier scores stored completions:
+TRL uses it like any reward: `GRPOTrainer(reward_funcs=[checks_first_reward], ...)`. In the folder of
+this file, these commands train with the reward and score stored completions with the verifier:
 
     pimono-sdpo train rows --reward own_reward:checks_first_reward
     pimono-sdpo rescore rollouts --out scored --gate own_reward:verify
@@ -32,7 +32,7 @@ def checks_first_reward(completions: list[Any], **_: object) -> list[float]:
 
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
-    """Say the same as a verifier; `spec` is the row's `verifier_spec`, not needed here."""
+    """Check the same as a verifier; `spec` is the row's `verifier_spec`, which is not needed here."""
     if CHECK.search(completion):
         return passed("checks_first")
     feedback = "Run the tests or the type checker before you change anything."
@@ -40,7 +40,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
 
 
 def main(folder: str) -> None:
-    """Try the reward on empty answers, copies, refusals and lists of terms."""
+    """Test the reward on empty answers, copies, refusals and lists of terms."""
     rows = load_dataset(folder, split="train")
     findings = self_test(checks_first_reward, list(rows), threshold=1.0)
     for finding in findings:

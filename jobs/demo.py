@@ -1,9 +1,9 @@
-"""The main job end to end on a CPU: rows from sample traces, and two models trained with SDPO.
+"""Run the whole job on a CPU: filter sample traces, and train two models with SDPO.
 
 python jobs/demo.py [--out build/demo]
 
-The first is a small model that learns, with three of its answers before and after. The second is a
-tiny random one of the class of Gemma 4 12B, which proves that NF4, LoRA and reload fit together.
+The first is a small model that learns; three of its answers are shown before and after. The second is
+a tiny random model of the class of Gemma 4 12B, which tests NF4, LoRA and reloading.
 """
 
 import argparse
@@ -20,26 +20,26 @@ from pimono_sdpo.training import quiet_libraries
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-# Requests of a split, and those that are shown.
+# Requests per split, and requests shown.
 ROWS, SHOWN = 240, 3
-# Says that a folder was filled by an earlier demo and may be emptied by the next.
+# The file that identifies the output of a demo, which the next one may delete.
 MARK = ".pimono-sdpo-demo"
-PARTS = ("traces", "rows", "learner", "task", "learned", "tiny-gemma4", "run", "trackio")
+FOLDERS = ("traces", "rows", "learner", "task", "learned", "tiny-gemma4", "run", "trackio")
 
 
 def empty_folder(out: Path) -> None:
-    """Make the folder and take an earlier demo out of it, or end where it is of anything else."""
+    """Create the folder, or delete the files of an earlier demo in it; exit if it holds anything else."""
     if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / MARK).is_file()):
-        print(f"demo: `{out}` is not of an earlier demo; give another folder as --out.", file=sys.stderr)
+        print(f"demo: `{out}` was not written by an earlier demo; give another folder as --out.", file=sys.stderr)
         sys.exit(2)
     out.mkdir(parents=True, exist_ok=True)
     (out / MARK).touch()
-    for name in PARTS:
+    for name in FOLDERS:
         shutil.rmtree(out / name, ignore_errors=True)
 
 
-def step(title: str, command: str) -> None:
-    """Run one command of the README and stop at its first failure."""
+def run(title: str, command: str) -> None:
+    """Print and run a command; exit if it fails."""
     print(f"\n== {title}\n$ {command}", flush=True)
     environment = {
         **os.environ,
@@ -49,52 +49,52 @@ def step(title: str, command: str) -> None:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
-        # The task and the weights of the small model lie beside the tests.
+        # The task and the weights of the small model are in the folder of the tests.
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     done = subprocess.run(shlex.split(command), env=environment, check=False)
     if done.returncode:
-        sys.exit(f"demo: this command ended with exit code {done.returncode}, see above.")
+        sys.exit(f"demo: this command failed with exit code {done.returncode}, see above.")
 
 
 def main() -> None:
-    """Run the steps and say what is where."""
+    """Run all commands and print where the results are."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="folder to write to")
     out = parser.parse_args().out
     started = time.monotonic()
     empty_folder(out)
     os.environ["TRACKIO_DIR"] = str((out / "trackio").resolve())
-    at = {name: shlex.quote(str(out / name)) for name in PARTS}
+    paths = {name: shlex.quote(str(out / name)) for name in FOLDERS}
     train = f"{shlex.quote(sys.executable)} {shlex.quote(str(HERE / 'train_sdpo.py'))}"
 
-    step("sample sessions", f"pimono-sdpo demo sessions --out {at['traces']}")
-    step("filter", f"pimono-sdpo filter {at['traces']} --out {at['rows']}")
+    run("sample sessions", f"pimono-sdpo demo sessions --out {paths['traces']}")
+    run("filter", f"pimono-sdpo filter {paths['traces']} --out {paths['rows']}")
     print("\n== a small model and its task", flush=True)
     write_task(out / "learner", out / "task")
-    step(
+    run(
         "SDPO with feedback, until it learns",
-        f"{train} --config demo --run-name learned --dataset {at['task']} "
-        f"--model_name_or_path {at['learner']} --output_dir {at['learned']}",
+        f"{train} --config demo --run-name learned --dataset {paths['task']} "
+        f"--model_name_or_path {paths['learner']} --output_dir {paths['learned']}",
     )
     print(before_and_after(out / "learned"), flush=True)
-    tiny = at["tiny-gemma4"]
-    step("a tiny random model of the class of Gemma 4 12B", f"pimono-sdpo demo model --out {tiny}")
-    step(
-        "SDPO with NF4 QLoRA: do the pieces fit?",
-        f"{train} --config tiny --mode train --run-name demo --dataset {at['rows']} "
-        f"--model_name_or_path {tiny} --output_dir {at['run']}",
+    tiny = paths["tiny-gemma4"]
+    run("a tiny random model of the class of Gemma 4 12B", f"pimono-sdpo demo model --out {tiny}")
+    run(
+        "SDPO with NF4 QLoRA: does the whole job run?",
+        f"{train} --config tiny --mode train --run-name demo --dataset {paths['rows']} "
+        f"--model_name_or_path {tiny} --output_dir {paths['run']}",
     )
     from pimono_sdpo.training.models import largest_difference
 
-    print("\n== the adapter on its base, in a process that has not trained it", flush=True)
+    print("\n== the adapter on its base model, in another process than the training", flush=True)
     print(f"largest difference of the logits: {largest_difference(out / 'run'):g}")
     print(summary(out / "rows", out / "run", out, time.monotonic() - started))
 
 
 def write_task(model: Path, rows: Path) -> None:
-    """Write the small model, and requests to train on and held out."""
+    """Write the small model, and rows of requests: a train and a test split."""
     sys.path.insert(0, str(ROOT))
     os.environ["TQDM_DISABLE"] = "1"
     quiet_libraries()
@@ -102,9 +102,9 @@ def write_task(model: Path, rows: Path) -> None:
     from tests.benchmarks.learning_model import unpack
 
     unpack(ROOT / "tests" / "training" / "learned_base.safetensors", model)
-    for split, asked in zip(("train", "test"), learning_task.requests(), strict=True):
-        part = learning_task.rows(learning_task.RARE, asked[:ROWS])
-        part.to_parquet(rows / "data" / f"{split}-00000-of-00001.parquet")
+    for split, requests in zip(("train", "test"), learning_task.requests(), strict=True):
+        dataset = learning_task.rows(learning_task.RARE, requests[:ROWS])
+        dataset.to_parquet(rows / "data" / f"{split}-00000-of-00001.parquet")
 
 
 def before_and_after(run: Path) -> str:
@@ -130,7 +130,7 @@ def before_and_after(run: Path) -> str:
 
 
 def summary(rows: Path, run: Path, out: Path, seconds: float) -> str:
-    """Say what was made, with the numbers the run itself wrote down."""
+    """Return what was written where, with numbers from report and run log."""
     report = json.loads((rows / "report.json").read_text())
     log = json.loads((run / "run.json").read_text())
     last = log["log_history"][-1]

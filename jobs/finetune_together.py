@@ -4,7 +4,7 @@
 #     "together>=3.1,<4",
 # ]
 # ///
-"""Fine-tune on Together with a file of `pimono-sdpo steps` or `pairs` in its format.
+"""Fine-tune on Together with a file that `pimono-sdpo steps` or `pairs` wrote in its format.
 
     finetune_together.py --dataset sft.jsonl --model MODEL --suffix NAME [--method dpo] [--watch]
 
@@ -30,10 +30,11 @@ ENDED = frozenset({"completed", "error", "cancelled", "user_error"})
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
-    about = argparse.RawDescriptionHelpFormatter
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=about, allow_abbrev=False)
-    add = found.add_argument
+    """Return the parser of the command line."""
+    command_line = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = command_line.add_argument
     add("--dataset", type=Path, required=True, help="JSONL file in Together's format")
     add("--model", required=True, help="base model, as Together calls it")
     add("--suffix", help="end of the new model's name")
@@ -44,15 +45,14 @@ def parser() -> argparse.ArgumentParser:
     add("--lora", action=argparse.BooleanOptionalAction, default=True, help="train an adapter (default)")
     add("--dpo-beta", type=float, default=0.1, help="of DPO; default 0.1")
     add("--rpo-alpha", type=float, default=0.2, help="of DPO: weight of the SFT loss; default 0.2")
-    add("--max-cost", type=float, help="dollars; start no job above")
-    add("--watch", action="store_true", help="wait for the end of the job")
+    add("--max-cost", type=float, help="in dollars; start no job that costs more")
+    add("--watch", action="store_true", help="wait until the job ends")
     add("--dry-run", action="store_true", help="print the request, send nothing")
-    return found
+    return command_line
 
 
 def build_request(job: argparse.Namespace, file_id: str) -> Json:
     """Return the arguments of `fine_tuning.create`."""
-    dpo = {"dpo_beta": job.dpo_beta, "rpo_alpha": job.rpo_alpha}
     return {
         "training_file": file_id,
         "model": job.model,
@@ -62,31 +62,37 @@ def build_request(job: argparse.Namespace, file_id: str) -> Json:
         "lora": job.lora,
         "training_method": job.method,
         **({"suffix": job.suffix} if job.suffix else {}),
-        # SFT trains on turns of the assistant with the weight 1 alone.
-        **(dpo if job.method == "dpo" else {"train_on_inputs": False}),
+        **method_settings(job),
     }
 
 
+def method_settings(job: argparse.Namespace) -> Json:
+    """Return the settings of SFT, which trains only on turns of the assistant with weight 1, or of DPO."""
+    if job.method == "dpo":
+        return {"dpo_beta": job.dpo_beta, "rpo_alpha": job.rpo_alpha}
+    return {"train_on_inputs": False}
+
+
 def check_file(path: Path, method: str) -> int:
-    """Return the number of lines; refuse a file that Together would, or that holds secrets."""
+    """Return the number of lines; raises SourceError if Together would refuse one or one holds a secret."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise SourceError(f"`{path}` cannot be read ({error.strerror}); use a JSONL file as --dataset.") from error
     if not lines:
         raise SourceError(f"`{path}` holds no lines; use a file with rows.")
-    wrong = {number: problem for number, line in enumerate(lines, 1) if (problem := find_problem(line, method))}
-    if wrong:
-        first = ", ".join(f"line {number}: {problem}" for number, problem in [*wrong.items()][:3])
+    problems = [(number, problem) for number, line in enumerate(lines, 1) if (problem := find_problem(line, method))]
+    if problems:
+        first = ", ".join(f"line {number}: {problem}" for number, problem in problems[:3])
         raise SourceError(
-            f"{len(wrong)} of {len(lines)} lines of `{path}` cannot be sent for {method} ({first}); correct or drop "
-            "them, or give the other --method."
+            f"{len(problems)} of {len(lines)} lines of `{path}` cannot be sent for {method} ({first}); correct or "
+            "remove them, or give the other --method."
         )
     return len(lines)
 
 
 def find_problem(line: bytes, method: str) -> str | None:
-    """Return why a line cannot be sent, None for one that can."""
+    """Return why a line cannot be sent, None if it can."""
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):
@@ -96,33 +102,31 @@ def find_problem(line: bytes, method: str) -> str | None:
 
 
 def start(client: Any, job: argparse.Namespace) -> str:
-    """Upload the file, hold the price against --max-cost, start the job and return its id."""
+    """Upload the file, compare the price with --max-cost, start the job and return its id."""
     uploaded = client.files.upload(file=str(job.dataset), purpose="fine-tune")
-    arguments = build_request(job, uploaded.id)
-    method = {n: arguments[n] for n in ("dpo_beta", "rpo_alpha", "train_on_inputs") if n in arguments}
     estimate = client.fine_tuning.estimate_price(
         training_file=uploaded.id,
         model=job.model,
         n_epochs=job.epochs,
-        training_method=method | {"method": job.method},
-        # Without a type the price is that of LoRA.
+        training_method={"method": job.method, **method_settings(job)},
+        # Without a type, the price is that of LoRA.
         **({} if job.lora else {"training_type": {"type": "Full"}}),
     )
     price = estimate.estimated_total_price if estimate.estimation_available else None
     say("price: not known" if price is None else f"price: {price:.2f} dollars by Together's count")
     if job.max_cost is not None and (price is None or price > job.max_cost):
-        found = "is not known" if price is None else f"is {price:.2f} dollars"
+        known = "is not known" if price is None else f"is {price:.2f} dollars"
         raise TrainingInputError(
-            f"The price {found} and --max-cost is {job.max_cost:.2f}, so nothing was started (the "
+            f"The price {known} and --max-cost is {job.max_cost:.2f}, so nothing was started (the "
             f"file is {uploaded.id}); raise it, or leave it out."
         )
-    started = client.fine_tuning.create(**arguments)
+    started = client.fine_tuning.create(**build_request(job, uploaded.id))
     say(f"job {started.id} is {started.status}")
     return str(started.id)
 
 
 def watch(client: Any, job_id: str, seconds: float = 30.0) -> str:
-    """Report each change of a job's status until it has ended; return the last status."""
+    """Print each change of a job's status until it ends; return the last status."""
     status = ""
     while status not in ENDED:
         if status:
@@ -138,7 +142,7 @@ def run(job: argparse.Namespace) -> int:
     lines = check_file(job.dataset, job.method)
     if job.dry_run:
         upload = {"file": str(job.dataset), "purpose": "fine-tune", "lines": lines}
-        # The price depends on Together's own count of tokens, which needs the upload.
+        # Together counts the tokens, and so knows the price, only after the upload.
         request = {"upload": upload, "create": build_request(job, "ID_OF_THE_UPLOAD"), "price": None}
         print(json.dumps(request, indent=2, ensure_ascii=False))
         return 0
@@ -149,7 +153,7 @@ def run(job: argparse.Namespace) -> int:
         client = Together()
         job_id = start(client, job)
         return int(job.watch and watch(client, job_id) != "completed")
-    # The client compares numbers with the limits of the model and raises ValueError.
+    # The client raises ValueError for numbers beyond the limits of the model.
     except (TogetherError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise TrainingInputError(
@@ -158,16 +162,16 @@ def run(job: argparse.Namespace) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line at once: a job is watched for hours."""
+    """Print a line without buffering, since a job is watched for hours."""
     print(f"[finetune] {text}", flush=True)
 
 
 def main(argv: list[str]) -> int:
-    """Run; bad input is one sentence on stderr and exit code 2."""
+    """Run the job and return the exit code; a PimonoError is printed on stderr."""
     try:
         return run(parser().parse_args(argv))
-    except PimonoError as problem:
-        print(f"finetune_together: {problem}", file=sys.stderr)
+    except PimonoError as error:
+        print(f"finetune_together: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("finetune_together: interrupted; a started job keeps running", file=sys.stderr)

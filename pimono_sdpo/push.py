@@ -4,11 +4,11 @@
     rejects/                    ->  steps_rejects/
     report.json                 ->  steps/report.json
 
-Rows of the filter keep their places. The card of the dataset has a section for each stage; a push
-replaces its own and leaves the others.
+Rows of the filter keep their paths. The dataset card has a section for each stage; a push replaces
+its own section and leaves the others.
 
-Whoever loads the dataset always finds one whole push: new and changed files and the removal of an
-earlier push's shards are one commit, made on the commit they were compared with or not at all.
+A push is atomic: one commit adds new and changed files and removes the shards of an earlier push. Its
+parent is the commit that the files were compared with; if the branch has moved on, nothing is committed.
 """
 
 import logging
@@ -27,10 +27,9 @@ import yaml
 from datasets import Features
 from httpx2 import HTTPError
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
-from cards.lint import lint_file
+from cards.lint import is_repo_id, lint_file
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.options import flag_of, option, options
 from pimono_sdpo.runs.folders import PICTURES, REPORT, mark_of, read_json
@@ -40,29 +39,29 @@ from pimono_sdpo.traces.hub import explain_error, is_transient, retry_hub
 from processors.secrets import redact_secrets
 
 CARD = "README.md"
-# Files beside the shards that are published.
+# Files that are published besides the shards.
 SINGLE_FILES = (CARD, REPORT, "report.md", *PICTURES)
 SHARDS = ("data", "rejects")
-# Stages whose rows are configs of their own; others, such as those of the filter, are the default.
+# Stages whose rows get a config of their own; rows of any other stage are the default config.
 STAGES = ("steps", "pairs")
 BATCH_ROWS = 1024
 PLACEHOLDER = '"PATH_OR_ID"'
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 _PLACEHOLDER = re.compile(r"\[REDACTED:\w+\]")
 _SECTION = re.compile(r"<!-- pimono-sdpo:(\w+) -->\n.*?<!-- /pimono-sdpo:\1 -->\n", re.DOTALL)
-# What the Hub, the token or the network refuse.
+# Errors of the Hub, the token or the network.
 HUB_ERRORS = (HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled)
 Json = dict[str, Any]
 Operation = CommitOperationAdd | CommitOperationDelete
 
-# Retries have a line of their own.
 logger = logging.getLogger(__name__)
+# `retry_hub` logs each retry itself.
 logging.getLogger("stamina").setLevel(logging.ERROR)
 
 
 @contextmanager
 def hub_errors(what: str) -> Iterator[None]:
-    """Raise OutputError with `what` and a reason for what the Hub or the network refuse."""
+    """Turn errors of the Hub and the network into an OutputError that starts with `what`."""
     try:
         yield
     except HUB_ERRORS as error:
@@ -76,9 +75,9 @@ class PushOptions:
     public: bool = option("Make a new dataset public; an existing one keeps its visibility.", default=False)
     allow_findings: bool = option("Push even if the second scanner reports a secret.", default=False)
 
-    def given(self) -> list[str]:
-        """Return the options that were given, as words of a command line."""
-        return [flag_of(one) for one in fields(PushOptions) if getattr(self, one.name)]
+    def flags(self) -> list[str]:
+        """Return the command-line flags of the options that are set."""
+        return [flag_of(option) for option in fields(PushOptions) if getattr(self, option.name)]
 
 
 @options
@@ -90,23 +89,23 @@ class PushResult(PushOptions):
     def check_push(self) -> None:
         """Check that the result can be pushed, before any work is done.
 
-        A dataset that is missing is created for a moment, to find out whether the token may.
+        A missing dataset is created and deleted again, to find out whether the token allows it.
         """
         if self.push is not None:
             upload = RowsUpload(repo_id=self.push, options=self, folder=Path())
             upload.open()
             upload.remove_empty()
-        elif given := self.given():
-            raise OutputError(f"{given[0]} needs --push.")
+        elif flags := self.flags():
+            raise OutputError(f"{flags[0]} needs --push.")
 
 
 @dataclass(kw_only=True)
 class Upload(ABC):
     """The upload of a folder to a repository, in one commit.
 
-    again      ends the sentence on a failure
-    created    whether this upload made the repository
-    in_doubt   whether a commit may have been made whose answer was lost
+    advice        ends the error message of a failed upload
+    created       whether this upload created the repository
+    unconfirmed   whether a commit may have been made although its response was lost
     """
 
     KIND: ClassVar[str]
@@ -115,27 +114,26 @@ class Upload(ABC):
     repo_id: str
     options: PushOptions
     folder: Path
-    again: str = ""
+    advice: str = ""
     api: HfApi = field(default_factory=HfApi)
     created: bool = False
-    in_doubt: bool = False
+    unconfirmed: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what is not the name of a repository; raises OutputError."""
-        try:
-            validate_repo_id(self.repo_id)
-        except HFValidationError as error:
-            what = f"Nothing can be pushed to `{self.repo_id}`"
-            raise OutputError(f"{what}: that cannot name a repository; use ns/name.") from error
+        """Raise OutputError unless `repo_id` is a valid repository name."""
+        if not is_repo_id(self.repo_id):
+            raise OutputError(
+                f"Nothing can be pushed to `{self.repo_id}`: it is not a valid repository name; use ns/name."
+            )
 
     @abstractmethod
     def operations(self, info: Any) -> list[Operation]:
-        """Return what is to be added and deleted, compared with a repository as `repo_info` describes it."""
+        """Return the files to add and delete in the repository that `info`, from `repo_info`, describes."""
 
     def open(self) -> None:
-        """Create the repository if it is missing, and write to it.
+        """Create the repository if it is missing, and check write access; raises OutputError.
 
-        A fine-grained token may list an account and yet not write to its repositories.
+        A branch is created and deleted: a fine-grained token may see a repository and not write to it.
         """
         problem: str | None = None
         branch = f"pimono-sdpo-check-{uuid4().hex[:8]}"
@@ -150,7 +148,7 @@ class Upload(ABC):
             problem = explain_error(error)
         if problem is not None:
             self.remove_empty()
-            raise OutputError(f"Nothing can be pushed to `{self.repo_id}`: {problem}{self.again}.")
+            raise OutputError(f"Nothing can be pushed to `{self.repo_id}`: {problem}{self.advice}.")
 
     def _exists(self) -> bool:
         return self.api.repo_exists(self.repo_id, repo_type=self.KIND)
@@ -176,7 +174,7 @@ class Upload(ABC):
 
     def remove_empty(self) -> None:
         """Delete the repository if this upload created it and nothing was committed to it."""
-        if not self.created or self.in_doubt:
+        if not self.created or self.unconfirmed:
             return
         try:
             if len(self.api.list_repo_commits(self.repo_id, repo_type=self.KIND)) == 1:
@@ -197,85 +195,90 @@ class Upload(ABC):
             if not isinstance(error, (*HUB_ERRORS, _FileRefused)):
                 raise
             what = f"Nothing was pushed to `{self.repo_id}`"
-            if self.in_doubt:
+            if self.unconfirmed:
                 what = f"The Hub did not confirm whether the files are in `{self.repo_id}`"
             reason = f"{error}; fix this" if isinstance(error, _FileRefused) else explain_error(error)
-            raise OutputError(f"{what}: {reason}{self.again}.") from error
+            raise OutputError(f"{what}: {reason}{self.advice}.") from error
         raise AssertionError("the last attempt returns or raises")
 
-    def _describe(self) -> Any:
+    def _fetch_info(self) -> Any:
         return self.api.repo_info(self.repo_id, repo_type=self.KIND, revision="main")
 
     def _commit(self) -> str:
-        """Compare with the branch as it is now, and commit the difference onto that commit."""
-        info = self._describe()
+        """Compare the folder with the head of `main`, and commit the difference on top of it."""
+        info = self._fetch_info()
         operations = self.operations(info)
         try:
-            # The client leaves out files that are there already, and makes no empty commit.
-            done = self.api.create_commit(
+            # The client skips unchanged files and makes no empty commit.
+            commit = self.api.create_commit(
                 self.repo_id, operations, commit_message=self.MESSAGE, repo_type=self.KIND, parent_commit=info.sha
             )
         except HTTPError as error:
             if is_transient(error):
-                # Its answer may have been lost; the next attempt then finds the files.
-                self.in_doubt = True
-                self.in_doubt = self._describe().sha != info.sha
+                # The commit may exist although its response was lost; the next attempt then finds the
+                # files. Set first, since asking the Hub can fail, too.
+                self.unconfirmed = True
+                self.unconfirmed = self._fetch_info().sha != info.sha
             raise
         except (ValueError, RuntimeError) as error:
-            # The client hides why a card or a file was refused behind errors of its own.
+            # The client wraps the reason for which a card or a file was refused.
             raise _FileRefused(" ".join(f"{error} {error.__cause__ or ''}".split())) from error
         kind = "" if self.KIND == "model" else f"{self.KIND}s/"
         where = f"{self.api.endpoint}/{kind}{self.repo_id} ({'private' if info.private else 'public'})"
         if self.options.public and info.private:
             where += ", which stays private until its settings are changed"
-        if done.oid == info.sha and not self.in_doubt:
+        if commit.oid == info.sha and not self.unconfirmed:
             return f"{where} has these files already, in commit {info.sha}; nothing was uploaded"
-        gone = sum(isinstance(one, CommitOperationDelete) for one in operations)
-        removed = f", {gone} removed" * (gone > 0)
-        return f"pushed {len(operations) - gone} files to {where}{removed}, in commit {done.oid}"
+        deleted = sum(isinstance(operation, CommitOperationDelete) for operation in operations)
+        removed = f", {deleted} removed" * (deleted > 0)
+        return f"pushed {len(operations) - deleted} files to {where}{removed}, in commit {commit.oid}"
 
 
 class _FileRefused(RuntimeError):
-    """The client could not upload a file, or the Hub does not accept the card."""
+    """A file could not be uploaded, or the Hub does not accept the card."""
 
 
 @dataclass(kw_only=True)
 class RowsUpload(Upload):
-    """The upload of a folder of rows; a public dataset is refused if `only_private`."""
+    """The upload of a folder of rows.
+
+    files          paths on this machine, by path in the folder
+    stage          the stage that wrote the rows, None for the filter
+    only_private   whether a public dataset is refused
+    """
 
     KIND = "dataset"
     MESSAGE = "Push rows made by pimono-sdpo"
 
     files: dict[str, Path] = field(default_factory=dict)
-    # What made the rows; None for the filter.
     stage: str | None = None
     only_private: bool = False
 
     def operations(self, info: Any) -> list[Operation]:
-        """Add our files, and delete the shards of an earlier push; raises OutputError."""
+        """Add the files, and delete the shards of an earlier push; raises OutputError."""
         repo_id, head = self.repo_id, info.sha
         if self.only_private and not info.private:
             raise OutputError(
                 f"The dataset `{repo_id}` is public; rename the folder, or push it yourself and give the id of the "
                 "dataset."
             )
-        there = set(self.api.list_repo_files(repo_id, repo_type=self.KIND, revision=head))
+        present = set(self.api.list_repo_files(repo_id, repo_type=self.KIND, revision=head))
 
         def download(name: str) -> Path:
             return Path(hf_hub_download(repo_id, name, repo_type=self.KIND, revision=head))
 
-        starts = tuple(path_in_repo(f"{folder}/", self.stage) for folder in SHARDS)
-        shards = {name for name in there if name.startswith(starts) and name.endswith(".parquet")}
-        report = path_in_repo(REPORT, self.stage)
-        if shards or report in there:
-            known = read_json(download(report)) if report in there else {}
-            if "pimono_sdpo" not in known or known.get("stage") != self.stage:
-                raise OutputError(f"`{repo_id}` holds data that is not of an earlier such run; use another name.")
-        # The example of the card is copied from the Hub.
-        mine = (self.folder / CARD).read_text().replace(PLACEHOLDER, f'"{repo_id}"')
+        folders = tuple(path_in_repo(f"{folder}/", self.stage) for folder in SHARDS)
+        shards = {name for name in present if name.startswith(folders) and name.endswith(".parquet")}
+        report_path = path_in_repo(REPORT, self.stage)
+        if shards or report_path in present:
+            report = read_json(download(report_path)) if report_path in present else {}
+            if "pimono_sdpo" not in report or report.get("stage") != self.stage:
+                raise OutputError(f"`{repo_id}` holds data that no such run has pushed; use another name.")
+        # The card on the Hub shows how to load the rows from there.
+        new_card = (self.folder / CARD).read_text().replace(PLACEHOLDER, f'"{repo_id}"')
         # A dataset that was just created may have a card, but no data.
-        has_card = CARD in there and there - {CARD, ".gitattributes"}
-        card = merge_cards(mine, download(CARD).read_bytes() if has_card else None, self.stage, repo_id)
+        has_card = CARD in present and present - {CARD, ".gitattributes"}
+        card = merge_cards(new_card, download(CARD).read_bytes() if has_card else None, self.stage, repo_id)
         files = {path_in_repo(name, self.stage): path for name, path in self.files.items()}
         return [
             *(CommitOperationAdd(name, card.encode() if name == CARD else path) for name, path in files.items()),
@@ -284,7 +287,7 @@ class RowsUpload(Upload):
 
 
 def push_folder(folder: Path, repo_id: str, options: PushOptions, only_private: bool = False) -> str:
-    """Push what differs from the dataset's present commit; return a sentence on what was done.
+    """Push the files that differ from the dataset's current commit; return a sentence on what was done.
 
     A missing dataset is created, private unless `public`; a public one is refused if `only_private`.
     """
@@ -293,7 +296,7 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions, only_private: 
         repo_id=repo_id,
         options=options,
         folder=folder,
-        again=f"; then `{shlex.join(['pimono-sdpo', 'push', str(folder), repo_id, *options.given()])}`",
+        advice=f"; then `{shlex.join(['pimono-sdpo', 'push', str(folder), repo_id, *options.flags()])}`",
         files=files,
         stage=read_json(folder / REPORT).get("stage"),
         only_private=only_private,
@@ -305,11 +308,8 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions, only_private: 
     return upload.push()
 
 
-# What is published, and the check that it may be.
-
-
 def check_files(folder: Path, allow_findings: bool = False) -> dict[str, Path]:
-    """Return the files to publish by their path in the folder, in order."""
+    """Return the files to publish by their path in the folder; raises OutputError as `check_texts` does."""
     if mark_of(folder) != REPORT or not (folder / CARD).is_file():
         raise OutputError(
             f"`{folder}` was not written by a finished `filter`, `steps` or `pairs`; push such a folder, unchanged."
@@ -322,9 +322,9 @@ def check_files(folder: Path, allow_findings: bool = False) -> dict[str, Path]:
 
 
 def check_texts(files: Iterable[Path], advice: str, allow_findings: bool = True) -> None:
-    """Refuse a card that the Hub would refuse, and what looks like a secret.
+    """Raise OutputError for a card that the Hub would refuse and for anything that looks like a secret.
 
-    Where the scanner kingfisher is installed, it searches as well, unless its findings are allowed; it sends nothing.
+    Unless `allow_findings`, the scanner kingfisher searches as well if it is installed. It works offline.
     """
     scanner = None
     if not allow_findings:
@@ -336,21 +336,21 @@ def check_texts(files: Iterable[Path], advice: str, allow_findings: bool = True)
         if path.name == CARD and (problems := lint_file(path)):
             raise OutputError(f"The Hub may refuse `{path}`: {problems[0]} Correct it and push again.")
         for text, where in _texts_of(path):
-            found, more = set(redact_secrets(text)[1]), ""
-            if not found and scanner is not None:
+            kinds, alternative = set(redact_secrets(text)[1]), ""
+            if not kinds and scanner is not None:
                 findings = scanner.scan(_PLACEHOLDER.sub("", text))
-                # Low is what any address with a user has, such as those of examples.
-                found = {one.rule_id for one in findings if one.visible and one.confidence != "low"}
-                more = ", or use --allow-findings if it is not one"
-            if found:
+                # Any URL with a user name, as in examples, is a finding of low confidence.
+                kinds = {one.rule_id for one in findings if one.visible and one.confidence != "low"}
+                alternative = ", or use --allow-findings if it is not one"
+            if kinds:
                 raise OutputError(
-                    f"`{path}` holds what looks like a secret ({', '.join(sorted(found))}){where}, so nothing was "
-                    f"pushed; {advice}{more}."
+                    f"`{path}` holds what looks like a secret ({', '.join(sorted(kinds))}){where}, so nothing was "
+                    f"pushed; {advice}{alternative}."
                 )
 
 
 def _texts_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the texts of a file, each once per batch of rows, with a phrase on where it is."""
+    """Yield the texts of a file, each once per batch of rows, with a phrase that locates it."""
     if path.suffix == ".md":
         yield path.read_text(), ""
     elif path.suffix == ".json":
@@ -360,79 +360,77 @@ def _texts_of(path: Path) -> Iterator[tuple[str, str]]:
     elif path.suffix == ".parquet":
         first = 1
         for table in read_tables(path, BATCH_ROWS):
-            places: dict[str, str] = {}
+            locations: dict[str, str] = {}
             for number, row in enumerate(iterate_rows(table, Features.from_arrow_schema(table.schema)), first):
                 for name, value in row.items():
-                    places.update((text, f" in its column `{name}`, row {number}") for text in _texts_in(value))
-            yield from places.items()
+                    locations.update((text, f" in its column `{name}`, row {number}") for text in _texts_in(value))
+            yield from locations.items()
             first += table.num_rows
 
 
 def _texts_in(value: object) -> Iterator[str]:
-    """Yield every text in a value, keys included."""
+    """Yield every string in a JSON value, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
-        for below in [*value, *value.values()] if isinstance(value, dict) else value:
-            yield from _texts_in(below)
-
-
-# Where the files of a stage are in the dataset, and its card.
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _texts_in(item)
 
 
 def path_in_repo(name: str, stage: str | None) -> str:
-    """Return the path in the dataset of a file of a folder."""
+    """Return the path in the dataset of a file of the pushed folder."""
     if stage not in STAGES or name == CARD:
         return name
     folder, _, rest = name.rpartition("/")
     return f"{stage}_rejects/{rest}" if folder == "rejects" else f"{stage}/{rest}"
 
 
-def merge_cards(mine: str, theirs: bytes | None, stage: str | None, repo_id: str) -> str:
-    """Return the card of a dataset after a push: of all stages whose rows are there then, in any order of pushes.
+def merge_cards(new_card: str, old_card: bytes | None, stage: str | None, repo_id: str) -> str:
+    """Return the dataset card after a push of `stage`; it describes every stage, in any order of pushes.
 
-    A dataset whose files no config names is refused: a new config would hide them.
+    A dataset with files that no config names is refused: a new config would hide them.
     """
-    own, body = _split_card(mine)
+    new, body = _split_card(new_card)
     try:
-        metadata, their_body = _split_card((theirs or b"").decode())
+        old, old_body = _split_card((old_card or b"").decode())
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise OutputError(f"The card of `{repo_id}` cannot be read ({reason}); correct it there.") from error
-    front, sections = own, {match[1]: match[0] for match in _SECTION.finditer(their_body)}
+    metadata, sections = new, {match[1]: match[0] for match in _SECTION.finditer(old_body)}
     if stage in STAGES:
-        if theirs is not None and "configs" not in metadata:
+        if old_card is not None and "configs" not in old:
             raise OutputError(
                 f"The card of `{repo_id}` has no `configs`, so one for {stage} would hide the files that are there; "
                 "add a config for them, or push to another name."
             )
         mark = f"pimono-sdpo:{stage} -->\n"
         sections[stage] = f"<!-- {mark}{body.strip()}\n<!-- /{mark}"
-        front, body = {**own, **metadata}, _SECTION.sub("", their_body)
+        metadata, body = {**new, **old}, _SECTION.sub("", old_body)
     elif not sections:
-        return mine
+        return new_card
 
-    def place(name: str | None) -> int:
-        of_stage = str(name).removesuffix("_rejects")
-        return STAGES.index(of_stage) + 1 if of_stage in STAGES else 0
+    def rank(config_name: str | None) -> int:
+        name = str(config_name).removesuffix("_rejects")
+        return STAGES.index(name) + 1 if name in STAGES else 0
 
     configs = [
         {**one, "data_files": [{**file, "path": path_in_repo(file["path"], stage)} for file in one["data_files"]]}
-        for one in own["configs"]
+        for one in new["configs"]
     ]
-    configs += [one for one in metadata.get("configs", []) if place(one.get("config_name")) != place(stage)]
-    configs.sort(key=lambda one: place(one.get("config_name")))
+    configs += [one for one in old.get("configs", []) if rank(one.get("config_name")) != rank(stage)]
+    configs.sort(key=lambda one: rank(one.get("config_name")))
     # Only one config of a dataset may be the default.
     for config in [one for one in configs if one.get("default")][1:]:
         del config["default"]
-    tags = sorted({*own["tags"], *metadata.get("tags", [])})
-    head = yaml.safe_dump({**front, "configs": configs, "tags": tags}, sort_keys=True, allow_unicode=True)
+    tags = sorted({*new["tags"], *old.get("tags", [])})
+    header = yaml.safe_dump({**metadata, "configs": configs, "tags": tags}, sort_keys=True, allow_unicode=True)
     parts = [body, *(sections[name] for name in STAGES if name in sections)]
-    rest = "\n\n".join(part.strip() for part in parts if part.strip())
-    return f"---\n{head}---\n\n{rest}\n"
+    text = "\n\n".join(part.strip() for part in parts if part.strip())
+    return f"---\n{header}---\n\n{text}\n"
 
 
 def _split_card(card: str) -> tuple[Json, str]:
+    """Return the metadata of a card and its text."""
     match = _FRONT_MATTER.match(card)
-    found = yaml.safe_load(match[1]) if match else None
-    return (found if isinstance(found, dict) else {}), card[match.end() :] if match else card
+    metadata = yaml.safe_load(match[1]) if match else None
+    return (metadata if isinstance(metadata, dict) else {}), card[match.end() :] if match else card

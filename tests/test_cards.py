@@ -98,9 +98,9 @@ REFERENCE = [
     "| prompt / completion budget | 768 / 160 tokens |",
     "Metrics: [Trackio](https://huggingface.co/spaces/me/trackio)",
     "sessions of `lab/traces` (commit `aaaa",
-    "at least one concrete failure that a tool or the environment reported, or a later message in",
-    "What raises its score: failed tests and builds, exceptions, missing files or commands, corrections "
-    "by the user, and a session that went on after the failure",
+    "at least one concrete failure that a tool or the environment reported, or by a message in",
+    "These raise its score: failed tests and builds, exceptions, missing files or commands, corrections "
+    "by the user, and a session that continued after the failure",
     "dataset viewer's Parquet export: the raw session files change their fields from one version",
     "| source sessions | 3 |",
     "| source files | 2 |",
@@ -143,7 +143,7 @@ def test_a_reward_of_ones_own_is_named_and_not_described_as_ours() -> None:
     log = run()
     log["teaching"]["reward"] = "my_reward:tests_pass"
     card = render_model_card(report(), log)
-    assert "`my_reward:tests_pass`, a function of whoever trained this" in card
+    assert "`my_reward:tests_pass`, a custom reward function" in card
     assert "trace_grounding" not in card
     assert "heuristic" not in card
 
@@ -172,7 +172,7 @@ def test_each_of_at_most_ten_metrics_has_a_meaning() -> None:
         ),
         (
             {"dataset": {**run()["dataset"], "without_reward": 40}},
-            "40 rows have no concrete token beside their categories: "
+            "40 rows have no concrete token besides their categories: "
             "`trace_grounding_reward` cannot score them, and they were left out.",
         ),
     ],

@@ -26,7 +26,7 @@ from tests.loopback_hub.card import problems as problems_on_the_hub
         ("---\nlicense: mine\n---\n# T\n", "`license` is `mine`"),
         (
             "---\nbase_model: /home/a/m\n---\n# T\n",
-            "`base_model` holds `/home/a/m`, which does not name a repository id",
+            "`base_model` holds `/home/a/m`, which is not a valid repository id",
         ),
         ("---\nbase_model: a/b\n---\n# T\n", "'base_model_relation' is a dependency of 'base_model'"),
         ("---\npipeline_tag: chat\n---\n# T\n", "`pipeline_tag` is `chat`"),
@@ -36,7 +36,7 @@ from tests.loopback_hub.card import problems as problems_on_the_hub
         ("---\ndatasets: a/b.git\n---\n# T\n", "`datasets` holds `a/b.git`"),
         ("---\ndatasets: .a/b\n---\n# T\n", "`datasets` holds `.a/b`"),
         ("---\nlibrary_name: mine\n---\n# T\n", "`library_name` is `mine`"),
-        ("---\ntags: ['base_model:adapter:/a/b']\n---\n# T\n", "does not name a repository id"),
+        ("---\ntags: ['base_model:adapter:/a/b']\n---\n# T\n", "is not a valid repository id"),
     ],
 )
 def test_lint_names_what_is_wrong(card: str, problem: str) -> None:

@@ -76,12 +76,12 @@ def demo(out: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess
 @pytest.mark.parametrize(
     ("out", "words"),
     [
-        ("mine", "is not of an earlier demo"),
-        ("half", "is not of an earlier demo"),
-        (".", "is not of an earlier demo"),
-        ("..", "is not of an earlier demo"),
-        ("/", "is not of an earlier demo"),
-        ("file", "is not of an earlier demo"),
+        ("mine", "was not written by an earlier demo"),
+        ("half", "was not written by an earlier demo"),
+        (".", "was not written by an earlier demo"),
+        ("..", "was not written by an earlier demo"),
+        ("/", "was not written by an earlier demo"),
+        ("file", "was not written by an earlier demo"),
     ],
 )
 def test_the_demo_empties_no_folder_but_its_own(tmp_path: Path, out: str, words: str) -> None:

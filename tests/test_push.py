@@ -317,9 +317,9 @@ def test_no_token_is_found_out_before_the_work(loopback_hub: LoopbackHub, made: 
     done = front(loopback_hub, home, *arguments, "nobody/rows")
     assert "the Hub answers 403, You cannot create a dataset under" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments, "")
-    assert "Nothing can be pushed to ``: that cannot name a repository" in refused(done, rows, before)
+    assert "Nothing can be pushed to ``: it is not a valid repository name" in refused(done, rows, before)
     done = front(loopback_hub, home, "push", str(rows), "two words")
-    assert "Nothing can be pushed to `two words`: that cannot name a repository" in refused(done, rows, before)
+    assert "Nothing can be pushed to `two words`: it is not a valid repository name" in refused(done, rows, before)
     assert "leaves this machine" not in done.stdout
     for wrong in (EXPIRED_TOKEN, "hf_mistyped"):
         done = front(loopback_hub, home, *arguments, NAME, token=wrong)
@@ -356,7 +356,7 @@ def test_data_of_others_is_not_replaced(loopback_hub: LoopbackHub, rows: Path) -
     theirs = {"data/train-00000-of-00001.parquet": b"theirs"}
     loopback_hub.seed(NAME, "dataset", theirs)
     before = as_pushed(rows)
-    assert "not of an earlier such run" in refused(push(loopback_hub, rows), rows, before)
+    assert "that no such run has pushed" in refused(push(loopback_hub, rows), rows, before)
     assert pushed(loopback_hub) == theirs
 
 

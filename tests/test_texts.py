@@ -51,7 +51,7 @@ def test_numbers_and_names_are_short() -> None:
         "-",
     ]
     assert choose_ticks(0, 0.93) == [0.0, 0.2, 0.4, 0.6, 0.8]
-    assert choose_ticks(1, 3, whole=True) == [1.0, 2.0, 3.0]
+    assert choose_ticks(1, 3, integers=True) == [1.0, 2.0, 3.0]
     long = "a/b/0190f3a2-7e1c-7000-8000-00000000c0de.jsonl"
     assert name_sessions([long, "a/b/x.jsonl"]) == {long: "0190f3a2…0000c0de", "a/b/x.jsonl": "x"}
 

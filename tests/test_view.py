@@ -64,7 +64,7 @@ def test_the_page_holds_funnel_charts_and_every_row(rows: Path) -> None:
     (funnel,), charts = view["groups"]
     # The correction opens a request of its own, after which nothing failed.
     assert [bar["value"] for bar in funnel["bars"]] == [3, 4, 1]
-    assert funnel["bars"][2]["said"] == "after dropping no_evidence 3"
+    assert funnel["bars"][2]["note"] == "after dropping no_evidence 3"
     assert [chart["kind"] for chart in charts] == ["histogram", "bars", "bars"]
     assert [row["outcome"] for row in view["rows"]] == ["selected", *["no_evidence"] * 3]
     row = view["rows"][0]

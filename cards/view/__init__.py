@@ -1,7 +1,7 @@
-"""The HTML page of `view`, one self-contained file, and how a training run is laid out on it.
+"""Render the self-contained HTML page of `view`, and build its data from a training run.
 
-The data are compressed JSON in base64, which cannot contain markup, and the page's content security
-policy allows only our own script: text of a trace is never executed.
+The data is compressed JSON in base64, which cannot contain markup, and the page's content security
+policy allows only the page's own script, so text of a trace is never executed.
 
 reads   run.json
 """
@@ -23,9 +23,12 @@ Json = dict[str, Any]
 
 
 def render_page(view: Json) -> str:
-    """Return the page of `rows_view`, `review_view` or `run_view`; the same view gives the same bytes."""
+    """Return the page of a view, such as that of `rows_view` or `run_view`; the same view gives the same bytes."""
     style = _read_asset("page.css")
     script = "".join(map(_read_asset, ("charts.js", "review.js", "page.js")))
+    content = json.dumps(view, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # By default gzip stores the time.
+    packed = gzip.compress(show_overrides(content).encode(), mtime=0)
     environment = Environment(loader=PackageLoader("cards", "view"), undefined=StrictUndefined, autoescape=True)
     return environment.get_template("page.html.j2").render(
         title=show_overrides(view["title"]),
@@ -33,19 +36,12 @@ def render_page(view: Json) -> str:
         script=script,
         style_hash=_hash_source(style),
         script_hash=_hash_source(script),
-        data=_pack(view),
+        data=base64.b64encode(packed).decode(),
     )
 
 
-def _pack(view: Json) -> str:
-    content = json.dumps(view, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # gzip would store the time.
-    packed = gzip.compress(show_overrides(content).encode(), mtime=0)
-    return base64.b64encode(packed).decode()
-
-
 def show_overrides(text: str) -> str:
-    """Show the characters that would change the direction of the text after them."""
+    """Make characters visible that override the direction of the text after them."""
     return re.sub("[\u202a-\u202e\u2066-\u2069]", lambda m: f"⟨U+{ord(m[0]):04X}⟩", text)
 
 
@@ -63,28 +59,25 @@ LIST = {
     "kept": "Successes",
     "dropped": "Below",
     "columns": {"score": "Reward", "where": "Step"},
-    "blocks": "The answer, and what its teacher read",
+    "blocks": "Answer and feedback",
     "sort": ["where", 1],
 }
 
 
 def run_view(run: Json) -> Json:
-    """Lay out a training run: before and after, curves, sampled answers, alerts and arguments."""
-    names = dict.fromkeys(key for entry in run["log_history"] for key in entry)
-    known = dict(CURVES[run["method"]])
-    others = sorted(key for key in names if key not in NO_CURVES and key not in known)
-    first = [_build_curve(run, key, f"{title[:1].upper()}{title[1:]}") for key, title in known.items()]
-    more = [_build_curve(run, key, key) for key in others]
-    drawn = [[chart for chart in group if chart["points"]] for group in (first, more)]
+    """Return the view of a training run: before and after, curves, sampled answers, alerts and arguments."""
+    titles = {name: f"{title[:1].upper()}{title[1:]}" for name, title in CURVES[run["method"]]}
+    others = sorted({name for entry in run["log_history"] for name in entry} - titles.keys() - NO_CURVES)
+    main_curves = _build_curves(run, titles)
     rows = _build_rollouts(run)
-    shown = f"{len(rows)} answers from steps across the training, with what the teacher of each read."
+    shown = f"{len(rows)} answers from steps across the training, with the feedback that the teacher read."
     return {
         "title": f"Training {run['run_name']}",
         "subtitle": f"{run['base_model']} trained on {run['dataset']['rows_used']:,} rows of "
         f"{run['dataset']['id']}; recipe {run['recipe']}, mode {run['mode']}.",
         "categories": [],
-        "groups": [group for group in ([_compare(run, drawn[0])], drawn[0]) if group],
-        "folded": drawn[1],
+        "groups": [group for group in ([_compare(run, main_curves)], main_curves) if group],
+        "folded": _build_curves(run, {name: name for name in others}),
         "tables": _build_tables(run),
         "list": LIST | {"shown": shown},
         "rows": rows,
@@ -92,7 +85,7 @@ def run_view(run: Json) -> Json:
 
 
 def _compare(run: Json, curves: list[Json]) -> Json:
-    """Lay out what the model did before and after: on held-out rows, else in its own steps."""
+    """Return the scores before and after training, on held-out rows or else at the first and last steps."""
     evaluation = run["evaluation"]
     if evaluation:
         note = f"{evaluation['completions']} held-out answers, with 95 % intervals."
@@ -105,15 +98,14 @@ def _compare(run: Json, curves: list[Json]) -> Json:
         changes = []
         for chart in curves[:1]:
             values = [value for _, value in chart["points"]]
-            part = max(1, len(values) // 10)
-            ends = {"before": values[:part], "after": values[-part:]}
-            means = {when: {"mean": sum(those) / part} for when, those in ends.items()}
-            changes.append({"name": chart["title"], **means})
+            tenth = max(1, len(values) // 10)
+            before, after = sum(values[:tenth]) / tenth, sum(values[-tenth:]) / tenth
+            changes.append({"name": chart["title"], "before": {"mean": before}, "after": {"mean": after}})
     return {"kind": "changes", "title": "Before and after", "note": note, "changes": changes}
 
 
 def _build_rollouts(run: Json) -> list[Json]:
-    """Lay out the sampled answers like rows of the filter."""
+    """Return the sampled answers in the form of the filter's rows."""
     rows = []
     for number, rollout in enumerate(run["rollouts"], 1):
         reward = rollout["reward"]
@@ -136,20 +128,26 @@ def _build_rollouts(run: Json) -> list[Json]:
 
 
 def build_block(title: str, text: str) -> Json:
-    """Lay out a text without marks."""
+    """Return a block of text without marks."""
     return {"title": title, "categories": [], "parts": [[text, None]]}
 
 
-def _build_curve(run: Json, name: str, title: str) -> Json:
-    points = [[entry["step"], entry[name]] for entry in run["log_history"] if isinstance(entry.get(name), int | float)]
-    threshold = run["arguments"]["success_reward_threshold"] if name == REWARD else None
-    return {"kind": "curve", "title": title, "points": points, "threshold": threshold}
+def _build_curves(run: Json, titles: dict[str, str]) -> list[Json]:
+    """Return the charts of the metrics that were logged."""
+    curves = []
+    for name, title in titles.items():
+        values = ((entry["step"], entry.get(name)) for entry in run["log_history"])
+        points = [[step, value] for step, value in values if isinstance(value, int | float)]
+        threshold = run["arguments"]["success_reward_threshold"] if name == REWARD else None
+        if points:
+            curves.append({"kind": "curve", "title": title, "points": points, "threshold": threshold})
+    return curves
 
 
 def _build_tables(run: Json) -> list[Json]:
     alerts = [(f"step {item['step']}", item["guard"]) for item in run["guards"]["alerts"]]
     arguments = [(key, value) for key, value in run["arguments"].items() if value is not None]
     return [
-        {"title": "Alerts", "rows": alerts or [("none", "no guard raised one")]},
+        {"title": "Alerts", "rows": alerts or [("none", "no guard raised an alert")]},
         {"title": "Arguments", "rows": arguments},
     ]

@@ -1,5 +1,5 @@
 "use strict";
-// Small drawing helpers. Text goes in as text nodes only, never as markup.
+// Drawing helpers. Text is inserted as text nodes only, never as markup.
 
 function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -23,14 +23,14 @@ const short = (value) =>
     : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en")
     : String(Number(value.toPrecision(4)));
 
-/** Round steps of 1, 2 or 5 that cover low to high in about `count` parts. */
+/** Ticks from low to high, about `count`, at a distance of 1, 2 or 5 times a power of ten. */
 function ticks(low, high, count) {
   const rough = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999) * power;
-  const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i += 1) found.push(i * step);
-  return found;
+  const values = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i += 1) values.push(i * step);
+  return values;
 }
 
 function legend(entries) {
@@ -66,14 +66,14 @@ function histogram(chart) {
   const { root, x, y } = frame(chart.title, [bins[0].from, bins.at(-1).to], [0, most], true);
   for (const bin of bins) {
     const place = { x: x(bin.from) + 1, width: Math.max(x(bin.to) - x(bin.from) - 2, 1) };
-    const said = `${bin.from} to ${bin.to}: ${bin.rows} selected, ${bin.rejected} rejected`;
-    let under = 0;
+    const title = `${bin.from} to ${bin.to}: ${bin.rows} selected, ${bin.rejected} rejected`;
+    let bottom = 0;
     for (const [kind, count] of [["", bin.rows], ["rejected", bin.rejected]]) {
       if (!count) continue;
-      const [low, high] = [y(under), y(under + count)];
+      const [low, high] = [y(bottom), y(bottom + count)];
       root.append(svg("rect", { class: `bar ${kind}`, ...place, y: high, height: low - high },
-        svg("title", {}, said)));
-      under += count;
+        svg("title", {}, title)));
+      bottom += count;
     }
   }
   if (cut !== null) {
@@ -85,7 +85,7 @@ function histogram(chart) {
     ...(cut === null ? [] : [["cut", "cut"]])]));
 }
 
-/** Bars with a name, the first part in colour and what was lost behind it; a name may be a filter. */
+/** Horizontal bars with a name, and the lost part behind them; with a filter, a name is a button that applies it. */
 function bars(chart, pick) {
   const most = Math.max(1, ...chart.bars.map((bar) => bar.value + (bar.lost || 0)));
   const room = chart.bars.some((bar) => bar.lost !== undefined) ? 50 : 78;
@@ -102,13 +102,13 @@ function bars(chart, pick) {
       lost.style.width = `${(room * bar.lost) / most}%`;
       track.append(lost);
     }
-    track.append(el("span", { class: "said" }, el("b", {}, bar.value.toLocaleString("en")), bar.said ? ` ${bar.said}` : ""));
+    track.append(el("span", { class: "said" }, el("b", {}, bar.value.toLocaleString("en")), bar.note ? ` ${bar.note}` : ""));
     grid.append(name, track);
   }
   return grid;
 }
 
-/** A value over steps, with the threshold it is held against. */
+/** A metric over steps, with its threshold. */
 function curve(chart) {
   const values = chart.points.map(([, value]) => value);
   if (chart.threshold !== null && chart.threshold !== undefined) values.push(chart.threshold);
@@ -131,7 +131,7 @@ function curve(chart) {
   return root;
 }
 
-/** Two values of each measure on one line, with their intervals where they are known. */
+/** Two values of each measure on one line, with their intervals if known. */
 function changes(chart) {
   const grid = el("div", { class: "changes" });
   for (const { name, before, after } of chart.changes) {

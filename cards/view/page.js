@@ -1,4 +1,4 @@
-// The page: charts, then a list that is searched, filtered and sorted here.
+// The page: charts, then a list of rows that can be searched, filtered and sorted.
 
 const PAGE_ROWS = 100;
 
@@ -13,7 +13,7 @@ function chip(category, hues) {
   return node;
 }
 
-/** Text in parts, [text, category or null]; what decided on a category is marked in its colour. */
+/** Text in parts [text, category or null]; parts with a category are highlighted in its colour. */
 function marked(parts, hues) {
   return el("pre", { tabindex: 0 }, ...parts.map(([text, category]) => {
     if (!category) return text;
@@ -27,18 +27,18 @@ function block(part, hues) {
   const node = el("div", { class: "block" },
     el("header", {}, part.title, el("span", { class: "chips" }, ...part.categories.map((c) => chip(c, hues)))),
     part.parts.length ? marked(part.parts, hues) : null);
-  if (part.events?.length) node.append(happened("In the session", part.events, hues));
+  if (part.events?.length) node.append(eventList("In the session", part.events, hues));
   return node;
 }
 
-function happened(title, events, hues) {
+function eventList(title, events, hues) {
   return el("details", {}, el("summary", {}, title),
     ...events.map((event) => el("div", { class: event.here ? "event here" : "event" },
       el("div", { class: "who" }, event.who, event.here ? " · this" : ""),
       event.text ? marked([[event.text, null]], hues) : null)));
 }
 
-/** Everything known of one row, built when it is opened. */
+/** The details of a row, built when it is opened. */
 function detail(row, hues, title = "What the teacher may see") {
   const left = el("div", {});
   const right = el("div", {});
@@ -61,7 +61,7 @@ function detail(row, hues, title = "What the teacher may see") {
   return node;
 }
 
-/** All that a search looks at: what is shown of a row, opened or not. */
+/** The text that is searched: all that an opened row shows. */
 function textOf(row) {
   const plain = (parts) => parts.map(([text]) => text).join("");
   return [row.prompt, row.where, row.outcome, ...row.categories, ...row.words, ...row.facts.map(([, value]) => value),
@@ -146,15 +146,15 @@ class List {
   }
 
   draw() {
-    const found = this.matching();
-    this.count.textContent = `${found.length.toLocaleString("en")} of ${this.rows.length.toLocaleString("en")}`;
+    const rows = this.matching();
+    this.count.textContent = `${rows.length.toLocaleString("en")} of ${this.rows.length.toLocaleString("en")}`;
     for (const button of this.switches) button.setAttribute("aria-pressed", button.dataset.value === this.kept);
     for (const cell of this.head.children) {
       if (cell.dataset.key === this.sort[0]) cell.setAttribute("aria-sort", this.sort[1] > 0 ? "ascending" : "descending");
       else cell.removeAttribute("aria-sort");
     }
-    this.body.replaceChildren(...found.slice(0, this.limit).map((row) => this.line(row)));
-    this.more.hidden = found.length <= this.limit;
+    this.body.replaceChildren(...rows.slice(0, this.limit).map((row) => this.line(row)));
+    this.more.hidden = rows.length <= this.limit;
   }
 
   line(row) {
@@ -169,7 +169,7 @@ class List {
     return line;
   }
 
-  /** Open the row that the address names, whatever is searched or filtered. */
+  /** Open the row in the address, without search and filters. */
   follow() {
     const row = this.rows.find(({ id }) => location.hash === `#row-${id}`);
     if (!row) return;

@@ -1,4 +1,4 @@
-// The page of a review: one row at a time, answered from the keyboard and saved as CSV.
+// The review page: rows are answered one at a time, by keyboard or mouse, and saved as CSV.
 
 class Review {
   constructor(view, hues) {
@@ -23,14 +23,14 @@ class Review {
     this.at = Math.max(open, 0);
   }
 
-  /** Answers survive a reload where the browser stores data for files. */
+  /** Answers survive a reload if the browser stores data for local files. */
   load() {
     const empty = this.rows.map(() => ({ answer: "", why: "" }));
     try {
       const stored = JSON.parse(localStorage.getItem(this.store) || "[]");
       return empty.map((blank, i) => stored[i] || blank);
     } catch (problem) {
-      this.unsafe = "This browser keeps no answers: save before you close the page.";
+      this.unsafe = "This browser does not store answers: save them before you close the page.";
       return empty;
     }
   }
@@ -39,7 +39,7 @@ class Review {
     try {
       localStorage.setItem(this.store, JSON.stringify(this.answers));
     } catch (problem) {
-      this.unsafe = "This browser keeps no answers: save before you close the page.";
+      this.unsafe = "This browser does not store answers: save them before you close the page.";
     }
   }
 
@@ -48,7 +48,7 @@ class Review {
     this.keep();
   }
 
-  /** Yes goes on to the next row; no asks why first. */
+  /** "Yes" goes to the next row, "no" first to the field for the reason. */
   answer(value) {
     this.answers[this.at].answer = value;
     this.keep();
@@ -102,11 +102,11 @@ class Review {
     this.progress.textContent = `Row ${this.at + 1} of ${this.rows.length}, ${done} answered`;
     for (const button of this.buttons) button.setAttribute("aria-pressed", button.dataset.value === answer && answer !== "");
     this.why.value = why;
-    const said = answer ? `The filter said: ${row.outcome}. ` : "";
-    this.state.textContent = said + (this.unsafe || "");
-    const shown = detail(row, this.hues);
-    for (const part of shown.querySelectorAll("details")) part.open = true;
-    const events = row.events.length ? happened(`All ${row.events.length} events from this request to the next`, row.events, this.hues) : null;
-    this.body.replaceChildren(shown, ...(events ? [events] : []));
+    const outcome = answer ? `The filter said: ${row.outcome}. ` : "";
+    this.state.textContent = outcome + (this.unsafe || "");
+    const details = detail(row, this.hues);
+    for (const part of details.querySelectorAll("details")) part.open = true;
+    const events = row.events.length ? eventList(`All ${row.events.length} events from this request to the next`, row.events, this.hues) : null;
+    this.body.replaceChildren(details, ...(events ? [events] : []));
   }
 }

@@ -1,4 +1,4 @@
-"""Lay out a filter run, rollouts, or a sample to be judged for the page; count what a judge answered.
+"""Build the page's data from a filter run, rollouts, or a sample to review; read and count review answers.
 
 reads   report.json, data/*.parquet and rejects/*.parquet of a filter run; ROLLOUT rows; the CSV that
         the page saves: source, session_id, episode, kept, outcome, answer (y, n or empty), why
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The rows to list and their totals; the `score` of a reject is None if it was not scored."""
+    """The rows to list, and how many there are in all; `score` is None in a reject that was not scored."""
 
     kept: list[Json]
     rejected: list[Json]
@@ -41,11 +41,11 @@ class Chosen:
 
 
 def choose_rows(folder: Path, limit: int, seed: int | None = None) -> Chosen:
-    """Return the best `limit` rows, ties by their order, or with a seed a random sample; as many rejects.
+    """Return the `limit` best rows and rejects, or with a seed a random sample of each.
 
-    Raises SourceError for rows that are not as the filter writes them.
+    Ties keep the order of the rows. Raises SourceError for rows that `filter` did not write.
     """
-    chooser = random.Random(seed)
+    generator = random.Random(seed)
     ranking: Json = {"by": ["score", "row"], "descending": [True, False], "nulls_last": True}
 
     def take(files: list[Path], features: Features, *columns: pl.Expr) -> tuple[list[Json], int]:
@@ -54,17 +54,18 @@ def choose_rows(folder: Path, limit: int, seed: int | None = None) -> Chosen:
         rows = pl.scan_parquet(files, row_index_name="row").with_columns(*columns)
         try:
             ranked = rows.select("row", "score").sort(**ranking).collect()["row"]
-            picked = ranked.head(limit)
+            numbers = ranked.head(limit)
             if seed is not None:
-                picked = pl.Series(chooser.sample(range(len(ranked)), min(limit, len(ranked))), dtype=ranked.dtype)
-            chosen = rows.filter(pl.col("row").is_in(picked.implode())).collect(engine="streaming")
+                sample = generator.sample(range(len(ranked)), min(limit, len(ranked)))
+                numbers = pl.Series(sample, dtype=ranked.dtype)
+            chosen = rows.filter(pl.col("row").is_in(numbers.implode())).collect(engine="streaming")
             listed, expected = chosen.sort(**ranking).drop("row").to_dicts(), type_of(features)
-            wrong = next(filter(None, (find_mismatch(row, expected) for row in listed)), "")
+            mismatch = next(filter(None, (find_mismatch(row, expected) for row in listed)), "")
         except pl.exceptions.PolarsError as error:
-            wrong = re.split("[;\n]", str(error))[0]
-        if wrong:
+            mismatch = re.split("[;\n]", str(error))[0]
+        if mismatch:
             raise SourceError(
-                f"The rows in `{files[0].parent}` are not as `filter` writes them ({wrong}); make them again."
+                f"The rows in `{files[0].parent}` are not as `filter` writes them ({mismatch}); make them again."
             )
         return listed, len(ranked)
 
@@ -82,34 +83,34 @@ MAX_MARKS = 60
 
 
 def mark_text(text: str, categories: list[str], spans: list[str] | None = None) -> Parts:
-    """Mark the matches of the categories' rules in a text, and the words of `spans`.
+    """Split a text at the matches of the categories' rules and at `spans`, into parts of text and category.
 
     Joined, the parts are the text.
 
     >>> mark_text("exit: error TS2322: no", ["build_lint_compile"])
     [['exit: ', None], ['error TS2322', 'build_lint_compile'], [': no', None]]
     """
-    found = [
+    marks = [
         (match.start(), match.end(), rule.category)
         for rule in find_rules(text)
         if rule.category in categories
         for match in rule.pattern.finditer(text)
     ]
     for span in filter(None, spans or []):
-        at = text.find(span)
-        if at >= 0:
-            found.append((at, at + len(span), "user_feedback"))
+        start = text.find(span)
+        if start >= 0:
+            marks.append((start, start + len(span), "user_feedback"))
     parts: Parts = []
-    done = marks = 0
-    for start, stop, category in sorted(found):
-        if start >= done and stop > start and marks < MAX_MARKS:
-            parts += [[text[done:start], None], [text[start:stop], category]]
-            done, marks = stop, marks + 1
-    return [part for part in [*parts, [text[done:], None]] if part[0]]
+    end = count = 0
+    for start, stop, category in sorted(marks):
+        if start >= end and stop > start and count < MAX_MARKS:
+            parts += [[text[end:start], None], [text[start:stop], category]]
+            end, count = stop, count + 1
+    return [part for part in [*parts, [text[end:], None]] if part[0]]
 
 
 def lay_out_blocks(context: str, spans: list[str]) -> list[Json]:
-    """Lay out each numbered block of a privileged context; `spans` are the words that correct."""
+    """Return the numbered blocks of a privileged context; `spans` are the corrections to mark in it."""
     blocks = []
     for header, text in split_blocks(context):
         title, _, named = header.rstrip(":\n").partition(" (")
@@ -117,7 +118,7 @@ def lay_out_blocks(context: str, spans: list[str]) -> list[Json]:
         parts = mark_text(text, categories, [] if named else spans)
         blocks.append({"title": title, "categories": categories, "parts": parts})
     if context and not blocks:
-        # The filter did not write it in this form: show it unchanged.
+        # A context without numbered blocks is shown unchanged.
         blocks.append({"title": "Context", "categories": [], "parts": mark_text(context, [], spans)})
     return blocks
 
@@ -132,13 +133,13 @@ COUNTED = {
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
-    """Return the key of a row: the file of its session, the session, the request."""
+    """Return the key of a row: file, session, and number of the request."""
     return row["source"], row["session_id"], row["episode"]
 
 
 def rows_view(report: Json, chosen: Chosen, around: Mapping[Key, Json], note: str) -> Json:
-    """Lay out a filter run; `around` maps keys of rows to what `processors.event_window` found in their traces."""
-    score, at = report["score"], report["input"]["revision"]
+    """Return the view of a filter run; `around` maps keys of rows to results of `processors.event_window`."""
+    score, revision = report["score"], report["input"]["revision"]
     listed = [
         f"{'all' if len(rows) == total else f'the best {len(rows):,} of'} {total:,} {name}" if total else f"no {name}"
         for name, rows, total in (
@@ -157,7 +158,7 @@ def rows_view(report: Json, chosen: Chosen, around: Mapping[Key, Json], note: st
         "title": f"Rows from {report['input']['source']}",
         "subtitle": f"{report['sessions']:,} sessions: {report['kept']:,} rows selected, "
         f"{report['rejected']:,} rejected. Scores {score['min']:g} to {score['max']:g}."
-        + (f" Commit {at[:12]}." if at else ""),
+        + (f" Commit {revision[:12]}." if revision else ""),
         "categories": list(CATEGORIES),
         "groups": [[_build_funnel(report)], charts],
         "tables": [],
@@ -174,9 +175,9 @@ def rows_view(report: Json, chosen: Chosen, around: Mapping[Key, Json], note: st
 
 
 def build_rows(chosen: Chosen, around: Mapping[Key, Json]) -> list[Json]:
-    """Lay out the chosen rows, the kept ones first; `around` as in `rows_view`."""
-    both = ((chosen.kept, True), (chosen.rejected, False))
-    rows = [_build_row(row, around.get(key_of(row)), kept) for those, kept in both for row in those]
+    """Return the rows of the list, the kept ones first; `around` is as in `rows_view`."""
+    groups = ((chosen.kept, True), (chosen.rejected, False))
+    rows = [_build_row(row, around.get(key_of(row)), kept) for group, kept in groups for row in group]
     names = name_sessions(row["key"][0] or row["key"][1] for row in rows)
     for row in rows:
         source, session, episode = row["key"]
@@ -186,14 +187,14 @@ def build_rows(chosen: Chosen, around: Mapping[Key, Json]) -> list[Json]:
 
 
 def name_sessions(sources: Iterable[str]) -> dict[str, str]:
-    """Return a name of each session without common folders and, where it stays the only one, its middle."""
-    whole = sorted(set(sources))
-    common = os.path.commonprefix(whole) if len(whole) > 1 else ""  # noqa: RUF071
-    plain = {one: one[common.rfind("/") + 1 :] for one in whole}
-    stems = {one: name.partition(".jsonl")[0] for one, name in plain.items()}
-    short = {one: f"{n[:8]}…{n[-8:]}" if len(n) > 24 else n for one, n in stems.items()}
-    known = list(short.values())
-    return {one: name if known.count(name) == 1 else plain[one] for one, name in short.items()}
+    """Return a short name for each session: without common folders, and without its middle if still unique."""
+    paths = sorted(set(sources))
+    common = os.path.commonprefix(paths) if len(paths) > 1 else ""  # noqa: RUF071
+    names = {path: path[common.rfind("/") + 1 :] for path in paths}
+    stems = {path: name.partition(".jsonl")[0] for path, name in names.items()}
+    short = {path: f"{stem[:8]}…{stem[-8:]}" if len(stem) > 24 else stem for path, stem in stems.items()}
+    counts = Counter(short.values())
+    return {path: name if counts[name] == 1 else names[path] for path, name in short.items()}
 
 
 MAX_CHARS = 4000
@@ -201,7 +202,7 @@ VERDICTS = {True: "pass", False: "fail", None: "not tested"}
 
 
 def rollouts_view(name: str, rows: Iterable[Json], total: int) -> Json:
-    """Lay out the first of `total` rollouts: the verdicts, and each run with its turns."""
+    """Return the view of the first of `total` rollouts: their verdicts, and the turns of each."""
     listed = [_build_rollout(row, number) for number, row in enumerate(rows)]
     counts = Counter(row["outcome"] for row in listed)
     return {
@@ -214,7 +215,7 @@ def rollouts_view(name: str, rows: Iterable[Json], total: int) -> Json:
             "title": "Rollouts",
             "kept": "Passed",
             "dropped": "Others",
-            "shown": "The first rollouts in their order, each with all of its turns.",
+            "shown": "The first rollouts in order, each with all of its turns.",
             "columns": {"score": "Steps", "outcome": "Verdict", "where": "Task"},
             "blocks": "What happened",
         },
@@ -224,7 +225,7 @@ def rollouts_view(name: str, rows: Iterable[Json], total: int) -> Json:
 
 def _build_rollout(row: Json, number: int) -> Json:
     turns = row["messages"]
-    first = next((at for at, turn in enumerate(turns) if turn["role"] == "user"), -1)
+    first = next((index for index, turn in enumerate(turns) if turn["role"] == "user"), -1)
     blocks = []
     for turn in turns[first + 1 :]:
         calls = [json.dumps(call["function"], ensure_ascii=False) for call in turn["tool_calls"] or ()]
@@ -253,7 +254,7 @@ def _build_funnel(report: Json) -> Json:
             reasons = ", ".join(f"{name} {count:,}" for name, count in stage["dropped"].items())
             lost = max(stage["rows_in"] - stage["rows_out"], 0)
             note = f"after dropping {reasons}" if reasons else "rows, one per request"
-            bars.append({"name": stage["stage"], "value": stage["rows_out"], "lost": lost, "said": note})
+            bars.append({"name": stage["stage"], "value": stage["rows_out"], "lost": lost, "note": note})
     return {"kind": "bars", "title": "From sessions to rows", "bars": bars}
 
 
@@ -263,7 +264,7 @@ def _build_bars(title: str, filtered: str, counts: Mapping[str, int]) -> Json:
     return {"kind": "bars", "title": title, "filter": filtered, "bars": bars}
 
 
-def _build_row(row: Json, found: Json | None, kept: bool) -> Json:
+def _build_row(row: Json, window: Json | None, kept: bool) -> Json:
     key, facts = key_of(row), _list_facts(row)
     if kept:
         spans = [item["span"] for item in row["corrections"]]
@@ -274,13 +275,13 @@ def _build_row(row: Json, found: Json | None, kept: bool) -> Json:
             ("verifier spec", "yes" if row["verifier_spec"] else "no"),
         ]
     else:
-        trace = found or {"prompt": "", "words": [], "context": "", "spans": []}
+        trace = window or {"prompt": "", "words": [], "context": "", "spans": []}
         spans, context, prompt, words = (trace[name] for name in ("spans", "context", "prompt", "words"))
         facts = [("stage", row["stage"]), ("detail", row["detail"]), *facts]
         row = {**trace, **row}
-    places = {} if found is None else {place["title"]: place["events"] for place in found["places"]}
+    events = {} if window is None else {place["title"]: place["events"] for place in window["places"]}
     return {
-        # A row keeps its address when the page is made again.
+        # A link to a row stays valid when the page is made again.
         "id": hashlib.sha256(json.dumps(key).encode()).hexdigest()[:10],
         "outcome": "selected" if kept else row["drop_reason"],
         "score": row["score"],
@@ -289,7 +290,7 @@ def _build_row(row: Json, found: Json | None, kept: bool) -> Json:
         "key": key,
         "facts": facts,
         # Each block with the session events around it.
-        "blocks": [{**block, "events": places.get(block["title"], [])} for block in lay_out_blocks(context, spans)],
+        "blocks": [{**block, "events": events.get(block["title"], [])} for block in lay_out_blocks(context, spans)],
         "kept": kept,
         "prompt": prompt,
         "history": row["prompt"][:-1] if kept else [],
@@ -304,12 +305,12 @@ def _list_facts(row: Json) -> list[tuple[str, Any]]:
 
 
 COLUMNS = ("source", "session_id", "episode", "kept", "outcome", "answer", "why")
-# What would tell a judge whether the filter kept the row.
+# The only facts in a review; the others would show whether the filter kept the row.
 _FACTS = frozenset({"file", "session", "user messages", "tool calls"})
 
 
 def review_view(name: str, chosen: Chosen, around: Mapping[Key, Json], seed: int) -> Json:
-    """Lay out a random sample; whether a row was kept shows only once it is answered."""
+    """Return the view of a random sample to review; it hides whether a row was kept until it is answered."""
     rows = [
         {
             **row,
@@ -318,7 +319,7 @@ def review_view(name: str, chosen: Chosen, around: Mapping[Key, Json], seed: int
             "events": around[row["key"]]["events"] if row["key"] in around else [],
         }
         for row in build_rows(chosen, around)
-        # Nothing of a reject can be judged without its trace.
+        # A reject has no text of its own, so it cannot be judged without its trace.
         if row["kept"] or row["key"] in around
     ]
     random.Random(seed).shuffle(rows)
@@ -333,14 +334,14 @@ def review_view(name: str, chosen: Chosen, around: Mapping[Key, Json], seed: int
         "review": {
             "columns": COLUMNS,
             "file": f"{name.rpartition('/')[2]}-labels.csv",
-            # Answers are kept in the browser under this name until they are saved.
+            # The browser stores the answers under this name until they are saved.
             "id": hashlib.sha256(keys.encode()).hexdigest()[:16],
         },
     }
 
 
 def read_labels(path: Path) -> list[Json]:
-    """Return the lines of a CSV that the page saved, checked; raises SourceError."""
+    """Return the rows of a CSV that the page saved; raises SourceError for any other file."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
@@ -361,12 +362,12 @@ def read_labels(path: Path) -> list[Json]:
 
 
 def describe_labels(labels: Sequence[Json]) -> Iterator[str]:
-    """Yield a line per share: selected and rejected rows worth training on, rejected by reason."""
+    """Yield a line with the share worth training on: of selected rows, of rejected rows, and by reason."""
     outcomes = sorted({label["outcome"] for label in labels if label["kept"] == "no"})
     groups = [("selected rows", "yes", None), ("rejected rows", "no", None)]
-    for name, kept, outcome in [*groups, *((f"  {one}", "no", one) for one in outcomes)]:
-        of_group = [label for label in labels if label["kept"] == kept and outcome in (None, label["outcome"])]
-        answers = [label["answer"] for label in of_group if label["answer"]]
+    for name, kept, outcome in [*groups, *((f"  {reason}", "no", reason) for reason in outcomes)]:
+        group = [label for label in labels if label["kept"] == kept and outcome in (None, label["outcome"])]
+        answers = [label["answer"] for label in group if label["answer"]]
         if not answers:
             yield f"{name}: none answered"
             continue

@@ -1,4 +1,4 @@
-"""Options of the training jobs: recipe, command line, environment."""
+"""Parse the arguments of the training jobs from recipe, command line and environment."""
 
 import math
 import os
@@ -22,21 +22,22 @@ from pimono_sdpo.training.rewards import Mode
 
 @dataclass
 class GuardedSDPOConfig(GuardOptions, SDPOConfig):  # type: ignore[misc] # TRL ships no types
-    """SDPOConfig with guards and rivals (trainer.py)."""
+    """SDPOConfig with guards, and the methods `rft` and `grpo` (trainer.py)."""
 
     METHOD = "sdpo"
     WATCHED_LOSS = LOSS
 
     method: Literal["sdpo", "rft", "grpo"] = argument(
         "What is learned from the rollouts: the teacher's distribution (sdpo), the successful ones "
-        "themselves (rft), or the reward beside its group's mean (grpo).",
+        "themselves (rft), or the reward relative to the mean of its group (grpo).",
         default="sdpo",
     )
     diagnostics_warning_interval: int = argument(
-        "Have TRL warn, too, at every Nth step of what flat_groups and dead_reprompts watch; 0 for never.", default=0
+        "Also let TRL warn, at every Nth step, about what flat_groups and dead_reprompts detect; 0 for never.",
+        default=0,
     )
     sample_at_once: int | None = argument(
-        "Completions that a process samples together, of those of a step; fewer need less memory."
+        "Completions that a process samples at a time; all of a step by default, fewer need less memory."
     )
 
 
@@ -56,49 +57,51 @@ class GuardedDPOConfig(GuardOptions, DPOConfig):  # type: ignore[misc] # TRL shi
 
 @dataclass
 class CommonArguments:
-    """What every training job adds to TRL's own arguments."""
+    """The arguments of every training job besides TRL's."""
 
     mode: Literal["preflight", "smoke", "train"] = argument("What to do, see above.", default="train")
     dataset: str | None = argument("Rows to train on: a folder, or a Hub dataset id.")
     dataset_config: str | None = argument("Configuration of the dataset, such as steps.")
     eval_split: str | None = argument("Split whose rows are scored before and after training, such as test.")
-    flavor: str | None = argument("Flavor of HF Jobs to estimate memory and cost for; else this machine.")
+    flavor: str | None = argument(
+        "Flavor of HF Jobs for which memory and cost are estimated; this machine by default."
+    )
     time_limit: str | None = argument(
-        "Stop and publish before this time is over, such as 3h; defaults to TIME_LIMIT and, in a "
+        "Stop and publish before this time is up, such as 3h; defaults to TIME_LIMIT and, in a "
         "job, to the default of HF Jobs."
     )
     checkpoint_bucket: str | None = argument(
-        "Private bucket (ns/name) that keeps checkpoints for another machine; in a job defaults "
+        "Private bucket (ns/name) that stores checkpoints, to resume on another machine; in a job defaults "
         "to --hub_model_id with -checkpoints appended; none for no bucket."
     )
     force: bool = argument("Train although the preflight advises against it.", default=False)
     license: str | None = argument("Licence id for the model card; defaults to the base model's.")
-    overwrite: bool = argument("Replace what OUTPUT holds instead of resuming.", default=False)
+    overwrite: bool = argument("Replace the contents of OUTPUT instead of resuming.", default=False)
 
 
 @dataclass
 class DPOArguments(CommonArguments):
-    """What DPO adds: it may start from an adapter."""
+    """The arguments of DPO: the adapter to start from."""
 
     adapter: str | None = argument("Adapter to start from, a folder or a Hub id; it is also the reference model.")
 
 
 @dataclass
 class SDPOArguments(CommonArguments):
-    """What SDPO adds: where its rows come from, rewards, feedback, the preflight's rollouts."""
+    """The arguments of SDPO: source of the rows, rewards, feedback, rollouts of the preflight."""
 
     source: str | None = argument("Traces to filter when there is no --dataset: a path or a Hub id.")
     unit: Unit = argument("What a row is made from (with --source).", default="session")
-    min_score: float = argument("Drop rows that score less (with --source).", default=0.0)
+    min_score: float = argument("Drop rows with a lower score (with --source).", default=0.0)
     test_fraction: float = argument(
-        "Chance of a repository to be held out as split test (with --source).", default=0.0
+        "Probability that a repository is held out as split test (with --source).", default=0.0
     )
     split_by: SplitBy = argument(
         "Hold out whole repositories, or sessions of one (with --source).", default="repository"
     )
     max_samples: int | None = argument("Keep the best N rows (with --source).")
     reward: str = argument(
-        "What scores a completion: outcome (its calls, by what the session recorded; "
+        "What scores a completion: outcome (its tool calls, compared with the recorded session; "
         "trace_grounding where nothing can be verified), verifiers (named by --gate and --grade), "
         "trace_grounding (a smoke test: a fluent wrong answer scores like a right one), or a "
         "function of your own as module:name, in the current folder or installed.",
@@ -111,58 +114,60 @@ class SDPOArguments(CommonArguments):
     )
     generations: int | None = argument("Train for this many completions, rounded up to whole steps.")
     feedback: Mode | None = argument(
-        "What the teacher of a failed completion reads: what the verifiers say about it, the "
-        "row's context, both or nothing; defaults to both with verifiers, else trace."
+        "What the teacher of a failed completion reads: the verifiers' feedback (rollout), the "
+        "row's context (trace), both or none; defaults to both with verifiers, else trace."
     )
-    feedback_tokens: int = argument("Tokens of the verifiers' text; longer ones are cut.", default=256)
-    eval_generations: int = argument("Completions of each row of --eval_split.", default=4)
+    feedback_tokens: int = argument(
+        "Maximum tokens of the verifiers' feedback; longer texts are shortened.", default=256
+    )
+    eval_generations: int = argument("Completions per row of --eval_split.", default=4)
     preflight_rows: int = argument(
-        "Rows of which completions are sampled before the first step; with 0, --mode preflight loads no weights.",
-        default=4,
+        "Rows for which the preflight samples completions; with 0, --mode preflight loads no weights.", default=4
     )
 
 
-# The least that these options can be.
-LEAST = {"seed": 0, "preflight_rows": 0} | dict.fromkeys(
+MINIMUM = {"seed": 0, "preflight_rows": 0} | dict.fromkeys(
     ("max_samples", "eval_generations", "generations", "feedback_tokens", "sample_at_once", "guard_window"), 1
 )
 
 
 ABOUT = """\
---mode preflight print what can be found before the first step: rows, lengths, memory, and with
-                 SDPO the rewards of a few rollouts and the time
+--mode preflight check rows, lengths and memory, and with SDPO the rewards of a few rollouts and
+                 the time, print the result and stop
 --mode smoke     train for at most 2 steps, push nothing, log to this machine
 --mode train     train; with --hub_model_id or HUB_MODEL_ID, publish the adapter
 
 OUTPUT, by default outputs/NAME, gets run.json and the adapter with its card under adapter/. Rows
 that do not fit are left out and listed in left-out.json. A training that was killed resumes from
-its last checkpoint when started again with the same arguments, and refuses others. A finished one
-is kept; --overwrite starts over once everything given has been checked. HF_TOKEN, HUB_MODEL_ID,
-TRACKIO_SPACE_ID and TIME_LIMIT are read from the environment. Exit code 2: something given cannot
-be used.
+its last checkpoint when it is started again with the same arguments; other arguments are refused.
+A finished training is kept unless --overwrite is given. HF_TOKEN, HUB_MODEL_ID, TRACKIO_SPACE_ID
+and TIME_LIMIT are read from the environment. Exit code 2: invalid arguments, rows or files.
 """
 
 
 class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
-    """TRL's parser, which raises instead of printing its pages of usage."""
+    """TRL's parser, which raises an error of one sentence instead of printing pages of usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse found."""
+        """Raise TrainingInputError with the message of argparse."""
         raise TrainingInputError(f"The arguments cannot be used ({' '.join(message.split())}); see --help.")
 
     def set_defaults_with_config(self, **config: Any) -> list[str]:
-        """Check a recipe against the options and choices of the command line, which argparse does not."""
+        """Check the names and values in a recipe, which argparse would not, and set them as defaults."""
         for action in self._actions:
             value = config.get(action.dest)
             if action.choices and isinstance(value, str) and value not in action.choices:
-                known = ", ".join(map(str, action.choices))
-                self.error(f"{action.dest} is {value} in the recipe, and not one of {known}")
+                choices = ", ".join(map(str, action.choices))
+                self.error(f"{action.dest} is {value} in the recipe, and not one of {choices}")
         super().set_defaults_with_config(**config)
-        if foreign := sorted(config.keys() - {action.dest for action in self._actions}):
-            meant = get_close_matches(foreign[0], [action.dest for action in self._actions], 1)
-            advice = f"write {meant[0]}" if meant and len(foreign) == 1 else "give --config a recipe of this method"
+        names = [action.dest for action in self._actions]
+        if unknown := sorted(config.keys() - set(names)):
+            matches = get_close_matches(unknown[0], names, 1)
+            advice = "give --config a recipe of this method"
+            if matches and len(unknown) == 1:
+                advice = f"write {matches[0]}"
             raise TrainingInputError(
-                f"The recipe sets {', '.join(foreign)}, which this method does not have; {advice}."
+                f"The recipe sets {', '.join(unknown)}, which this method does not have; {advice}."
             )
         return []
 
@@ -170,20 +175,20 @@ class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
 def parse_job(
     argv: list[str], options: type[CommonArguments], config: type, description: str | None, default_recipe: str
 ) -> tuple[Any, Any, ModelConfig, str]:
-    """Return the arguments of the job, TRL's and the model's, and the recipe's file name."""
-    with_recipe = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    with_recipe.add_argument("--config", default=default_recipe)
+    """Return the arguments of the job, of TRL and of the model, and the recipe's file name."""
+    recipe_parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    recipe_parser.add_argument("--config", default=default_recipe)
     try:
-        name, rest = with_recipe.parse_known_args(argv)
+        parsed, rest = recipe_parser.parse_known_args(argv)
     except ArgumentError as error:
         raise TrainingInputError(f"{error}; give the name or the path of a recipe.") from error
-    parser, recipe = open_parser(options, config, description), find_recipe(name.config)
+    parser, recipe = open_parser(options, config, description), find_recipe(parsed.config)
     try:
         job, args, model_args, *unknown = parser.parse_args_and_config(
             ["--config", str(recipe), *rest], return_remaining_strings=True
         )
     except (ValueError, yaml.YAMLError) as error:
-        # TRL checks its own arguments against each other and raises ValueError.
+        # TRL raises ValueError when its arguments contradict each other.
         raise TrainingInputError(
             f"The arguments of `{recipe.name}` and the command line cannot be used: {' '.join(str(error).split())}"
         ) from error
@@ -193,8 +198,8 @@ def parse_job(
     run_name = args.run_name = args.run_name or recipe.stem
     if run_name != Path(run_name).name or ".." in run_name or "\\" in run_name:
         raise TrainingInputError(
-            f"The run name `{run_name}` is not the name of one folder; leave out slashes and "
-            "`..`, or give the place as --output_dir."
+            f"The run name `{run_name}` is not a folder name; leave out slashes and "
+            "`..`, or give the path as --output_dir."
         )
     if args.output_dir == "trainer_output":
         args.output_dir = str(Path("outputs") / f"{run_name}{'-smoke' * (job.mode == 'smoke')}")
@@ -203,10 +208,10 @@ def parse_job(
 
 
 def open_parser(options: type[CommonArguments], config: type, description: str | None = None) -> SentenceParser:
-    """Return the parser of a job's options, TRL's and the model's."""
+    """Return the parser of the arguments of the job, of TRL and of the model."""
     return SentenceParser(
         (options, config, ModelConfig),
-        # That of argparse names every option of TRL.
+        # The default lists every option of TRL.
         usage="%(prog)s [--OPTION VALUE]...",
         description=f"{description or ''}{ABOUT}",
         allow_abbrev=False,
@@ -215,13 +220,13 @@ def open_parser(options: type[CommonArguments], config: type, description: str |
 
 def _check_numbers(values: dict[str, Any]) -> None:
     for name, value in values.items():
-        # Every comparison with NaN is false, so it would go unnoticed.
+        # A comparison with NaN is always false, so checks of ranges would miss it.
         if isinstance(value, float) and not math.isfinite(value):
             raise TrainingInputError(f"--{name} is {value}; give a finite number.")
-        if name in LEAST and value is not None and value < LEAST[name]:
-            raise TrainingInputError(f"--{name} is {value}; give a number from {LEAST[name]}.")
+        if name in MINIMUM and value is not None and value < MINIMUM[name]:
+            raise TrainingInputError(f"--{name} is {value}; give a number of at least {MINIMUM[name]}.")
     steps, epochs = values["max_steps"], values["num_train_epochs"]
     if steps < 1 and steps != -1:
-        raise TrainingInputError(f"--max_steps is {steps}; give a number from 1, or -1 for --num_train_epochs.")
+        raise TrainingInputError(f"--max_steps is {steps}; give at least 1, or -1 for --num_train_epochs.")
     if steps == -1 and epochs <= 0:
         raise TrainingInputError(f"--num_train_epochs is {epochs}; give a number above 0.")

@@ -1,10 +1,10 @@
-"""Callbacks: the EMA teacher, the state for an exact resume, a line per step, the time of a run, and its limit.
+"""Trainer callbacks: EMA teacher, exact resume, a line per step, run time, and time limit.
 
-They keep what they need in the Trainer's state, which every checkpoint holds.
+Their state is part of the Trainer's state and so of every checkpoint.
 
-TRL starts the LoRA factors of the teacher at zero, so that it lags behind; here it starts as a copy
-of the student (docs/explanations/sdpo.md). TRL saves it in every checkpoint, but cannot resume with
-it, and no checkpoint keeps the generator that shuffles the rows.
+TRL initialises the LoRA factors of the teacher to zero, so that it lags behind; here it starts as a
+copy of the student (docs/explanations/sdpo.md). TRL saves it in every checkpoint, but cannot resume
+with it, and no checkpoint contains the random generator that shuffles the rows.
 """
 
 import os
@@ -26,7 +26,7 @@ from trl.experimental.sdpo.teacher_sync import PEFTAdapterEMACallback
 from pimono_sdpo.training import say, seconds_of, warn
 
 KEY = "pimono_sdpo_progress"
-# Of the metrics that TRL logs, those of one line: name, format, metric.
+# The metrics in the line of a step: name, format, and name in TRL's log.
 SHOWN = (
     ("reward", "{:.2f}", "self_distillation/reward_mean"),
     ("success", "{:.0%}", "self_distillation/success_rate"),
@@ -37,35 +37,39 @@ SHOWN = (
 
 
 class Progress(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
-    """Print a line per logged step, and add up the time of the steps that count."""
+    """Print a line per logged step, and add up the training time across resumes."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.started_at = now()
         self.resumed_at: list[int] = []
-        self.before = 0.0
+        # Training time before the last resume.
+        self.seconds_before = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Continue from what the checkpoint kept."""
+        """Continue from the state in the checkpoint."""
         self.began = self.last = monotonic()
         self.step = state.global_step
-        # The Trainer would make another step after the last one.
+        # The Trainer would take another step after the last one.
         control.should_training_stop |= state.global_step >= state.max_steps > 0
         if state.global_step:
-            kept = state.stateful_callbacks[KEY]
-            self.started_at, self.before = kept["started_at"], kept["seconds"]
-            self.resumed_at = [*kept["resumed_at"], state.global_step]
-            # TRL counts them from 0 after a resume.
-            counted = [entry["num_tokens"] for entry in state.log_history if "num_tokens" in entry]
-            self.trainer._total_train_tokens = counted[-1] if counted else 0
+            saved = state.stateful_callbacks[KEY]
+            self.started_at, self.seconds_before = saved["started_at"], saved["seconds"]
+            self.resumed_at = [*saved["resumed_at"], state.global_step]
+            # TRL counts tokens from 0 again after a resume.
+            tokens = [entry["num_tokens"] for entry in state.log_history if "num_tokens" in entry]
+            self.trainer._total_train_tokens = tokens[-1] if tokens else 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Put the time where the next checkpoint saves it."""
-        kept = {"started_at": self.started_at, "resumed_at": self.resumed_at}
-        state.stateful_callbacks[KEY] = kept | {"seconds": self.before + monotonic() - self.began}
+        """Store the training time for the next checkpoint."""
+        state.stateful_callbacks[KEY] = {
+            "started_at": self.started_at,
+            "resumed_at": self.resumed_at,
+            "seconds": self.seconds_before + monotonic() - self.began,
+        }
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Print the line; seconds are of one step."""
+        """Print the metrics and the seconds per step."""
         if "loss" not in logs or not state.is_world_process_zero:
             return
         seconds = (monotonic() - self.last) / max(1, state.global_step - self.step)
@@ -77,8 +81,8 @@ class Progress(TrainerCallback):  # type: ignore[misc] # transformers is untyped
         """Turn the Trainer's metrics since the last start into those of the whole run."""
         if not self.resumed_at:
             return metrics
-        # The others are of the part since the resume.
-        return {"train_runtime": round(self.before + metrics["train_runtime"], 4), "epoch": metrics["epoch"]}
+        # The other metrics only cover the steps since the resume.
+        return {"train_runtime": round(self.seconds_before + metrics["train_runtime"], 4), "epoch": metrics["epoch"]}
 
 
 def now() -> str:
@@ -87,9 +91,9 @@ def now() -> str:
 
 
 class ResumableTeacher(PEFTAdapterEMACallback):  # type: ignore[misc] # TRL ships no types
-    """TRL's EMA with a teacher from the start, which continues from what a checkpoint kept.
+    """TRL's EMA teacher, created before training begins and restored from a checkpoint.
 
-    TRL adds the adapter when training begins, so evaluating before that fails.
+    TRL creates it when training begins, so an evaluation before that fails.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -99,17 +103,17 @@ class ResumableTeacher(PEFTAdapterEMACallback):  # type: ignore[misc] # TRL ship
         set_peft_model_state_dict(model, get_peft_model_state_dict(model), self.teacher_adapter_name)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Continue from the adapter in the model, into which a checkpoint has been read."""
+        """Continue from the teacher in the model, which is restored from the checkpoint by now."""
         model: Any = self.accelerator.unwrap_model(self.model)
-        kept = get_peft_model_state_dict(model, adapter_name=self.teacher_adapter_name)
-        self.shadow_weights = {name: value.detach().clone() for name, value in kept.items()}
+        weights = get_peft_model_state_dict(model, adapter_name=self.teacher_adapter_name)
+        self.shadow_weights = {name: value.detach().clone() for name, value in weights.items()}
 
 
 class ReplayedShuffles(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
-    """Draw the orders of the finished epochs again, so that the next one is right."""
+    """Repeat the shuffles of the finished epochs, so that a resumed run continues with the same order."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any, **_: Any) -> None:
-        """Advance the sampler's generator to where the checkpoint was written."""
+        """Advance the sampler's generator to its state at the checkpoint."""
         batches = train_dataloader.batch_sampler
         while isinstance(batches, BatchSamplerShard):
             # With several processes, each takes its share of the same batches.
@@ -120,63 +124,63 @@ class ReplayedShuffles(TrainerCallback):  # type: ignore[misc] # transformers is
 
 
 def make_resumable(trainer: SDPOTrainer) -> None:
-    """Add both; with an EMA teacher, ResumableTeacher replaces TRL's callback."""
+    """Add ReplayedShuffles, and replace TRL's callback of an EMA teacher by ResumableTeacher."""
     trainer.add_callback(ReplayedShuffles())
-    theirs = trainer.pop_callback(PEFTAdapterEMACallback)
-    if theirs is not None:
+    ema = trainer.pop_callback(PEFTAdapterEMACallback)
+    if ema is not None:
         names = ("model", "teacher_adapter_name", "update_rate", "sync_steps", "accelerator")
-        trainer.add_callback(ResumableTeacher(**{name: getattr(theirs, name) for name in names}))
+        trainer.add_callback(ResumableTeacher(**{name: getattr(ema, name) for name in names}))
 
 
 # The default of Hugging Face Jobs.
-DEFAULT_IN_A_JOB = "30m"
-# Saving, the card and the push take minutes; a short job reserves a share.
-RESERVE, MOST_OF_LIMIT = 300.0, 0.25
+DEFAULT_JOB_LIMIT = "30m"
+# Seconds reserved to save and push the adapter, and their largest share of the limit.
+RESERVE, RESERVE_SHARE = 300.0, 0.25
 IMPORTED = time()
 
 
-def time_limit_of(given: str | None) -> "TimeLimit | None":
-    """Return the limit that is given or that holds in this job, counted from its start; None without one."""
-    limit, job = given or os.environ.get("TIME_LIMIT"), os.environ.get("JOB_ID")
+def time_limit_of(option: str | None) -> "TimeLimit | None":
+    """Return the limit of the option, the environment or the job, counted from the job's start; None without one."""
+    limit, job = option or os.environ.get("TIME_LIMIT"), os.environ.get("JOB_ID")
     if not limit and not job:
         return None
     if not limit:
-        limit = DEFAULT_IN_A_JOB
+        limit = DEFAULT_JOB_LIMIT
         warn(
-            f"This Hugging Face job does not know its time limit, so the default of {limit} is assumed; "
+            f"The time limit of this Hugging Face job is not known, so the default of {limit} is assumed; "
             "give --time_limit the value of --timeout."
         )
     seconds, started = seconds_of(limit), IMPORTED
     if job:
-        # Without token or network, and for a job of an organization, installing is not counted.
+        # Where this fails (no token or network, a job of an organization), installation time is not counted.
         with suppress(HTTPError, OSError):
-            at = HfApi().inspect_job(job_id=job).started_at
-            started = at.timestamp() if at else IMPORTED
-    # Clocks that disagree by more than that cannot be used.
+            started_at = HfApi().inspect_job(job_id=job).started_at
+            started = started_at.timestamp() if started_at else IMPORTED
+    # A start after the import, or longer ago than the limit, means that the clocks disagree.
     return TimeLimit(started if 0 <= IMPORTED - started < seconds else IMPORTED, seconds)
 
 
 class TimeLimit(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
-    """Stop after the last step that leaves time for the end; all processes stop together."""
+    """Stop while there is still time to save and publish; all processes stop at the same step."""
 
     def __init__(self, started: float, seconds: float) -> None:
         self.seconds = seconds
-        self.ends = started + seconds
-        # Seconds that must be left after the last step.
-        self.reserve = min(RESERVE, seconds * MOST_OF_LIMIT)
+        self.end = started + seconds
+        # Seconds that must remain after the last step.
+        self.reserve = min(RESERVE, seconds * RESERVE_SHARE)
         self.stopped_at: int | None = None
         self._longest = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Count steps from here."""
+        """Start timing the steps."""
         self._last = time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stop when another step as long as the longest, with its checkpoint, would be too much."""
+        """Stop if another step as long as the longest, with its checkpoint, might exceed the limit."""
         now = time()
         self._longest, self._last = max(self._longest, now - self._last), now
-        over = now + 1.5 * self._longest + self.reserve >= self.ends
-        if any(gather_object([over])) and state.global_step < state.max_steps:
+        out_of_time = now + 1.5 * self._longest + self.reserve >= self.end
+        if any(gather_object([out_of_time])) and state.global_step < state.max_steps:
             self.stopped_at = state.global_step
             control.should_training_stop = True
             control.should_save = args.save_strategy != "no"

@@ -1,7 +1,7 @@
 """Score held-out rows before and after training, with confidence intervals.
 
-Completions of one session (or answers of one task) are alike, so intervals resample whole clusters.
-Before and after draw from the same random numbers, and the difference is taken cluster by cluster.
+Completions of one session (or answers of one task) are correlated, so intervals resample whole
+clusters. Both scorings use the same random seed, and differences are paired by completion.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,11 +25,11 @@ Scores = dict[str, ByCluster]
 
 
 def sample_rewards(trainer: SDPOTrainer, rows: list[Row], prompt_ids: list[list[int]]) -> list[float]:
-    """Return the weighted reward of a sampled completion of each prompt; None counts as 0, as in TRL."""
+    """Sample a completion of each prompt and return its weighted reward; None counts as 0, as in TRL."""
     _, completion_ids = trainer._generate(prompt_ids)
     texts = trainer.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
     columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-    total = [0.0] * len(rows)
+    totals = [0.0] * len(rows)
     for reward, weight in zip(trainer.reward_funcs, trainer.reward_weights.tolist(), strict=True):
         scores = reward(
             prompts=[row["prompt"] for row in rows],
@@ -38,18 +38,18 @@ def sample_rewards(trainer: SDPOTrainer, rows: list[Row], prompt_ids: list[list[
             trainer_state=trainer.state,
             **columns,
         )
-        total = [sum_ + weight * (score or 0.0) for sum_, score in zip(total, scores, strict=True)]
-    return total
+        totals = [total + weight * (score or 0.0) for total, score in zip(totals, scores, strict=True)]
+    return totals
 
 
 @contextmanager
 def untouched(trainer: SDPOTrainer, seed: int | None = None) -> Iterator[None]:
-    """Restore random numbers, metrics and counters of the trainer; draw the same each time with a seed."""
+    """Sample without a lasting effect: restore random state, metrics and counters of the trainer at the end."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     was_training = trainer.model.training
     metrics, counters = trainer._metrics, trainer._diagnostic_counters
-    trainer._metrics = {mode: type(kept)(list) for mode, kept in metrics.items()}
-    trainer._diagnostic_counters = {mode: type(kept)(int) for mode, kept in counters.items()}
+    trainer._metrics = {mode: type(values)(list) for mode, values in metrics.items()}
+    trainer._diagnostic_counters = {mode: type(values)(int) for mode, values in counters.items()}
     # In evaluation mode bitsandbytes would change the layout of 4-bit weights on a CPU.
     trainer.model.train()
     with torch.random.fork_rng(devices=list(devices)):
@@ -65,8 +65,8 @@ def untouched(trainer: SDPOTrainer, seed: int | None = None) -> Iterator[None]:
 def score_rollouts(trainer: SDPOTrainer, rows: Dataset, generations: int) -> ByCluster:
     """Return the rewards of `generations` completions of each row, by session."""
     size, accelerator = trainer.args.per_device_eval_batch_size, trainer.accelerator
-    mine = range(accelerator.process_index, len(rows), accelerator.num_processes)
-    repeated = [(number, rows[number]) for number in mine for _ in range(generations)]
+    own_rows = range(accelerator.process_index, len(rows), accelerator.num_processes)
+    repeated = [(number, rows[number]) for number in own_rows for _ in range(generations)]
     pairs: list[tuple[str, float]] = []
     with untouched(trainer, seed=trainer.args.seed):
         starts = range(0, len(repeated), size)
@@ -79,21 +79,21 @@ def score_rollouts(trainer: SDPOTrainer, rows: Dataset, generations: int) -> ByC
 
 
 def group(pairs: list[tuple[str, Any]]) -> dict[str, list[Any]]:
-    """Gather what all processes have found, by the name that comes with it, in order of names."""
-    found: dict[str, list[Any]] = {}
+    """Gather pairs of name and value from all processes; return the values by name, in order of names."""
+    groups: dict[str, list[Any]] = {}
     for name, value in gather_object(pairs):
-        found.setdefault(name, []).append(value)
-    return dict(sorted(found.items()))
+        groups.setdefault(name, []).append(value)
+    return dict(sorted(groups.items()))
 
 
 def score_rewards(rewards: ByCluster, threshold: float) -> Scores:
     """Return rewards and pass rates; a completion passes when its reward reaches the threshold."""
-    passed = {name: [float(reward >= threshold) for reward in found] for name, found in rewards.items()}
+    passed = {name: [float(reward >= threshold) for reward in values] for name, values in rewards.items()}
     return {"reward": rewards, "pass_rate": passed}
 
 
 def compare(before: Scores, after: Scores, split: str) -> Json:
-    """Return every measure before and after training, and by how much it changed."""
+    """Return every measure before and after training and its change, with intervals."""
     first = next(iter(after.values()))
     compared = {
         measure: {
@@ -109,19 +109,19 @@ def compare(before: Scores, after: Scores, split: str) -> Json:
 
 
 def interval(clusters: Iterable[Sequence[float]], level: float = 0.95) -> Json:
-    """Return mean, low and high; the bounds are None where there are too few clusters for them."""
+    """Return mean, low and high; low and high are None when there are too few clusters."""
     return cluster_interval(list(clusters), level).as_json()
 
 
 def as_sentence(evaluation: Json, method: str) -> str:
     """Return one sentence on whether the held-out rows score differently after training."""
     name, title = next(iter(MEASURES[method].items()))
-    before, after, gained = (evaluation[name][part] for part in ("before", "after", "difference"))
-    sure = gained["low"] is not None and (gained["low"] > 0 or gained["high"] < 0)
-    known = "" if gained["low"] is None else f", {gained['low']:+.3f} to {gained['high']:+.3f}"
+    before, after, change = (evaluation[name][part] for part in ("before", "after", "difference"))
+    significant = change["low"] is not None and (change["low"] > 0 or change["high"] < 0)
+    bounds = "" if change["low"] is None else f", {change['low']:+.3f} to {change['high']:+.3f}"
     return (
         f"held out: {title} {before['mean']:.3f} before and {after['mean']:.3f} after "
-        f"({gained['mean']:+.3f}{known}; {evaluation['sessions']} "
+        f"({change['mean']:+.3f}{bounds}; {evaluation['sessions']} "
         f"{'sessions' if method == 'sdpo' else 'tasks'}): "
-        f"{'a' if sure else 'no'} change beyond chance"
+        f"{'a' if significant else 'no'} change beyond chance"
     )

@@ -1,8 +1,7 @@
-"""Train on Hugging Face Jobs: ship rows and package, submit, follow the log.
+"""Train on Hugging Face Jobs: upload rows and package, submit a job, follow its log.
 
-What leaves this machine: the rows with their report (a private dataset), the package as a wheel,
-own rewards and the files named among the options (a private bucket), and the token (a secret of the
-job).
+Uploaded are the rows with their report (to a private dataset), the package as a wheel, the user's own
+rewards and files named in options (to a private bucket), and the token (as a secret of the job).
 
 reads requirements.txt, which pins every package of the job; `make lock` writes it
 """
@@ -32,55 +31,59 @@ from pimono_sdpo.push import PushOptions, hub_errors, push_folder
 from pimono_sdpo.traces.hub import retry_hub
 from pimono_sdpo.training import find_recipe, find_shipped, read_options, refuse_unknown, say, seconds_of
 
-# A reward or a verifier of the user's own, with a weight or without.
+# A reward or verifier of the user, as module:name, optionally with a weight.
 OWN_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]")
-# Where the job finds the wheel and such code.
+# Where the bucket with the wheel and the user's code is mounted in the job.
 MOUNT = "/pimono-sdpo"
 DEFAULT_LIMIT = "3h"
-# Options whose values may be folders here, which a job cannot see.
+# Options whose values may be folders on this machine, which a job cannot read.
 PATHS = ("model_name_or_path", "adapter", "source")
 TYPES = {"int": int, "float": float}
 
 
-def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | None) -> None:
-    """Train on a machine of Hugging Face Jobs, and wait for the end.
+def launch(flavor: str, method: str, rows: str, argv: list[str], wheel: Path | None) -> None:
+    """Train on a machine of Hugging Face Jobs, and wait for the job to end.
 
-    words   options of the job as after `pimono-sdpo train ROWS`
-    wheel   of this package, None for what is installed
+    argv    options of the job as after `pimono-sdpo train ROWS`
+    wheel   a wheel of this package, None for the installed version
 
-    Raises PimonoError when something cannot be sent, and when the job does not complete.
+    Raises PimonoError when the job cannot be submitted or does not complete.
     """
-    rest = [part for word in words for part in (word.split("=", 1) if word[:2] == "--" else [word])]
-    given = _read_words(method, rest)
-    limit = given.time_limit or DEFAULT_LIMIT
+    argv = [part for word in argv for part in (word.split("=", 1) if word[:2] == "--" else [word])]
+    options = _parse_options(method, argv)
+    limit = options.time_limit or DEFAULT_LIMIT
     api = HfApi()
-    account = _check_account_and_flavor(api, flavor)
+    with hub_errors("No job can be submitted"):
+        for attempt in retry_hub(connected=False):
+            with attempt:
+                find_flavor(api, flavor)
+                account = str(api.whoami()["name"])
     folder = Path(rows) if Path(rows).exists() else None
     dataset = f"{account}/{folder.resolve().name}" if folder else rows
-    adapter = given.hub_model_id or environ.get("HUB_MODEL_ID") or f"{account}/{dataset.partition('/')[2]}-{method}"
-    run_name = given.run_name or adapter.rpartition("/")[2]
+    adapter = options.hub_model_id or environ.get("HUB_MODEL_ID") or f"{account}/{dataset.partition('/')[2]}-{method}"
+    run_name = options.run_name or adapter.rpartition("/")[2]
     lock = find_shipped("requirements.txt").read_text().splitlines()
     pins = [line for line in lock if line and line[0] != "#"]
     space = {name: environ[name] for name in ("TRACKIO_SPACE_ID",) if name in environ}
     with TemporaryDirectory() as temporary:
-        place = Path(temporary)
-        requirement = find_package(wheel, place)
-        for name, file in list_own_files(filter(OWN_CODE.match, rest)).items():
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, place / name)
+        artifacts = Path(temporary)
+        requirement = find_package(wheel, artifacts)
+        for name, file in list_own_files(filter(OWN_CODE.match, argv)).items():
+            (artifacts / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, artifacts / name)
         say("stays here: the sessions from which the rows were made")
         if folder is not None:
             say(push_folder(folder, dataset, PushOptions(), only_private=True))
         with hub_errors("The job could not be submitted"):
-            volumes = _upload(api, place, f"{account}/jobs-artifacts")
-            named = "".join(f"{word}, " for word in rest if Path(word).is_file())
-            say(f"leaves this machine: {named}the token, as a secret of the job")
-            # Not tried again: an answer that was lost would make it two jobs.
+            volumes = _upload(api, artifacts, f"{account}/jobs-artifacts")
+            files = "".join(f"{word}, " for word in argv if Path(word).is_file())
+            say(f"leaves this machine: {files}the token, as a secret of the job")
+            # Never retried: if only the response was lost, a second job would start.
             job = api.run_uv_job(
                 "pimono-sdpo",
                 script_args=[
                     *("train", dataset, "--method", method, "--hub_model_id", adapter),
-                    *("--run_name", run_name, "--time_limit", limit, *rest),
+                    *("--run_name", run_name, "--time_limit", limit, *argv),
                 ],
                 dependencies=[*pins, requirement],
                 env={"PYTHONPATH": MOUNT, **space},
@@ -94,67 +97,57 @@ def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | 
     _follow(api, job)
 
 
-def _read_words(method: str, words: list[str]) -> Namespace:
-    """Read words as the job will; raises TrainingInputError for what it could not use."""
+def _parse_options(method: str, argv: list[str]) -> Namespace:
+    """Parse the options as the job will; raises TrainingInputError for those that it could not use."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, about in read_options(method).items():
         flags = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
         parser.add_argument(*flags, **about | {"type": TYPES.get(about.get("type"), str)})
     try:
-        given, unknown = parser.parse_known_args(words)
+        options, unknown = parser.parse_known_args(argv)
     except ArgumentError as error:
         raise TrainingInputError(f"The arguments cannot be used ({error}); see --help.") from error
     refuse_unknown(unknown, parser)
-    if given.config is not None:
-        find_recipe(given.config)
-        if given.config.endswith((".yaml", ".yml")) and not Path(given.config).is_file():
+    if options.config is not None:
+        find_recipe(options.config)
+        if options.config.endswith((".yaml", ".yml")) and not Path(options.config).is_file():
             raise TrainingInputError(
-                f"--config {given.config} is not a file here; the name of a recipe goes without .yaml."
+                f"--config {options.config} is not a file here; give the name of a recipe without .yaml."
             )
     for option in PATHS:
-        value = getattr(given, option, None)
+        value = getattr(options, option, None)
         if value is not None and Path(value).exists():
             raise TrainingInputError(
                 f"--{option} {value} is on this machine, where a job cannot read it; push it to "
                 "the Hub and give its id."
             )
-    seconds_of(given.time_limit or DEFAULT_LIMIT)
-    return given
-
-
-def _check_account_and_flavor(api: HfApi, flavor: str) -> str:
-    """Return the name of the account; raises TrainingInputError for an unknown flavor."""
-    with hub_errors("No job can be submitted"):
-        for attempt in retry_hub(connected=False):
-            with attempt:
-                find_flavor(api, flavor)
-                account = str(api.whoami()["name"])
-    return account
+    seconds_of(options.time_limit or DEFAULT_LIMIT)
+    return options
 
 
 def find_flavor(api: HfApi, flavor: str) -> Any:
-    """Return the flavor as the Hub lists it; raises TrainingInputError for an unknown one."""
-    listed = {item.name: item for item in api.list_jobs_hardware()}
-    if flavor not in listed:
-        raise TrainingInputError(f"There is no flavor `{flavor}`; give one of {', '.join(listed)}.")
-    return listed[flavor]
+    """Return a flavor of HF Jobs; raises TrainingInputError for an unknown one."""
+    flavors = {item.name: item for item in api.list_jobs_hardware()}
+    if flavor not in flavors:
+        raise TrainingInputError(f"There is no flavor `{flavor}`; give one of {', '.join(flavors)}.")
+    return flavors[flavor]
 
 
 def find_package(wheel: Path | None, folder: Path) -> str:
-    """Return what `uv` installs this package from; a wheel is put into `folder`."""
+    """Return the requirement by which `uv` installs this package; a wheel is built in or copied to `folder`."""
     origin = json.loads(distribution("pimono-sdpo").read_text("direct_url.json") or "{}")
     url = origin.get("url", "")
     installed = Path(unquote(urlsplit(url).path))
-    places = [Path(__file__).parents[2], *([installed] if url.startswith("file:") else ())]
-    source = next((one for one in places if (one / "pyproject.toml").is_file()), None)
-    if wheel is None and source is not None:
-        _build(source, folder)
+    checkouts = [Path(__file__).parents[2], *([installed] if url.startswith("file:") else ())]
+    checkout = next((path for path in checkouts if (path / "pyproject.toml").is_file()), None)
+    if wheel is None and checkout is not None:
+        _build_wheel(checkout, folder)
     elif wheel is None and not url.startswith("file:"):
         if not origin:
             return f"pimono-sdpo[train]=={__version__}"
         vcs = origin.get("vcs_info")
-        place = f"{vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else url
-        return f"pimono-sdpo[train] @ {place}"
+        location = f"{vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else url
+        return f"pimono-sdpo[train] @ {location}"
     else:
         file = wheel or installed
         if not file.is_file() or file.suffix != ".whl":
@@ -164,8 +157,7 @@ def find_package(wheel: Path | None, folder: Path) -> str:
     return f"{MOUNT}/{built.name}[train]"
 
 
-def _build(checkout: Path, folder: Path) -> None:
-    """Build the wheel of a checkout."""
+def _build_wheel(checkout: Path, folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
     if uv := shutil.which("uv"):
         command = [uv, "build", "--quiet", "--wheel", "--out-dir", str(folder)]
@@ -175,15 +167,15 @@ def _build(checkout: Path, folder: Path) -> None:
         raise TrainingInputError(f"The wheel of `{checkout}` could not be built ({reason}); give one as --wheel FILE.")
 
 
-def _upload(api: HfApi, place: Path, bucket: str) -> list[Volume]:
-    """Put the files of a folder into the private bucket of jobs."""
-    files = sorted(path for path in place.rglob("*") if path.is_file())
+def _upload(api: HfApi, artifacts: Path, bucket: str) -> list[Volume]:
+    """Upload the files of a folder to the private bucket of jobs, and return it as a volume of the job."""
+    files = sorted(path for path in artifacts.rglob("*") if path.is_file())
     if not files:
         return []
     say(f"leaves this machine: {', '.join(path.name for path in files)}, to the private bucket {bucket}")
     digest = sha256(b"".join(sha256(path.read_bytes()).digest() for path in files)).hexdigest()
     folder = f"pimono-sdpo-{digest[:12]}"
-    add: Any = [(path, f"{folder}/{path.relative_to(place).as_posix()}") for path in files]
+    add: Any = [(path, f"{folder}/{path.relative_to(artifacts).as_posix()}") for path in files]
     open_private_bucket(api, bucket)
     for attempt in retry_hub():
         with attempt:
@@ -199,28 +191,29 @@ def open_private_bucket(api: HfApi, bucket: str) -> None:
             private = api.bucket_info(bucket).private
     if not private:
         raise OutputError(
-            f"The bucket `{bucket}` is public, and what goes there is not; make it private, or give another."
+            f"The bucket `{bucket}` is public, but the files to upload are private; make it private, or give another."
         )
 
 
 def _follow(api: HfApi, job: JobInfo) -> None:
     """Print the log of a job until it ends; raises PimonoError unless it completed."""
-    where = f"{job.owner.name}/{job.id}"
-    named: Any = {"job_id": job.id, "namespace": job.owner.name}
+    name = f"{job.owner.name}/{job.id}"
+    job_key: Any = {"job_id": job.id, "namespace": job.owner.name}
     try:
-        # The log may break off; how the job ended is what counts.
+        # The stream of the log may break; only the final status counts.
         with suppress(HTTPError):
-            for line in api.fetch_job_logs(follow=True, **named):
+            for line in api.fetch_job_logs(follow=True, **job_key):
                 say(line)
-        with hub_errors(f"How job {where} ended is not known"):
+        with hub_errors(f"The result of job {name} is not known"):
             for attempt in retry_hub():
                 with attempt:
-                    end = api.wait_for_job(**named)
+                    finished = api.wait_for_job(**job_key)
     except KeyboardInterrupt:
         raise PimonoError(
-            f"The job goes on: `hf jobs logs -f {where}` follows it, `hf jobs cancel {where}` ends it."
+            f"The job continues: `hf jobs logs -f {name}` follows it, `hf jobs cancel {name}` ends it."
         ) from None
-    if end.status.stage != JobStage.COMPLETED:
-        why = f" ({end.status.message})" if end.status.message else ""
-        raise PimonoError(f"Job {where} ended with {end.status.stage}{why}; its log is above.")
-    say(f"job {where} completed")
+    status = finished.status
+    if status.stage != JobStage.COMPLETED:
+        reason = f" ({status.message})" if status.message else ""
+        raise PimonoError(f"Job {name} ended with {status.stage}{reason}; its log is above.")
+    say(f"job {name} completed")

@@ -1,8 +1,8 @@
-"""Estimate how much GPU memory a run needs and has, and name the flag that lowers it.
+"""Estimate the GPU memory that a run needs, compare hardware, and name the options that lower the peak.
 
-Weights are counted module by module on the model's config, without loading any. The rest follows
-from tensor shapes; its constants were fitted to peaks that PyTorch's memory tracker gave for the
-12B's shapes (48 layers, fused attention, gradient checkpointing), which the tests hold it to.
+Weights are counted module by module from the model's config, without loading any. The rest follows
+from tensor shapes; its constants were fitted to peaks that PyTorch's memory tracker measured for the
+12B model (48 layers, fused attention, gradient checkpointing). The tests compare with those peaks.
 """
 
 import re
@@ -29,21 +29,21 @@ CONTEXT = int(0.6 * GIB)
 # NF4: 64 weights share one absmax, which nested quantisation stores in 8 bits (256 share a float).
 NF4 = 0.5 + 4 / 64
 NESTED = 0.5 + 1 / 64 + 4 / (64 * 256)
-# Copies of completion x vocabulary in the dtype of the logits: student, teacher, and the gradient,
-# which is put together from its chunks; and of a chunk in float32 (trainer.py).
+# Tensors of completion x vocabulary in the dtype of the logits: student, teacher, and the gradient,
+# which is assembled from chunks; and tensors of a chunk in float32 (trainer.py).
 LOGIT_COPIES, CHUNK_COPIES = 4, 6
-# The policy's loss takes them all at once in float32, with log-softmax and gradient.
+# The policy loss needs all logits in float32 at once, with log-softmax and gradient.
 POLICY_COPIES = 3
-# TRL computes the log-probabilities of SFT and DPO in tiles, with their log-softmax and gradient.
+# TRL computes the log-probabilities of SFT and DPO in tiles, with log-softmax and gradient.
 TILE_TOKENS, TILE_COPIES = 256, 4
-# Of one token in one layer, in elements per hidden and per MLP width.
+# Activations of a token in one layer, as multiples of hidden size and MLP size.
 BACKWARD_WIDTHS = (14, 8)
 FORWARD_WIDTHS = (7, 3)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Memory of one GPU in GiB and dollars an hour of the whole; None where unknown."""
+    """Memory of one GPU in GiB, and dollars per hour of the machine; None if unknown."""
 
     name: str
     gib: float | None
@@ -52,12 +52,12 @@ class Hardware:
 
 
 def hardware_of(flavor: str | None) -> Hardware:
-    """Return the flavor of HF Jobs as the Hub lists it, or this machine's hardware."""
+    """Return the hardware of a flavor of HF Jobs, or of this machine."""
     if flavor is None and not torch.cuda.is_available():
         return Hardware("this machine without a GPU", None, None)
     if flavor is None:
         properties = torch.cuda.get_device_properties(0)
-        # Before Ampere, PyTorch computes bfloat16 by way of float32, many times slower.
+        # On GPUs older than Ampere, PyTorch emulates bfloat16 in float32, which is many times slower.
         return Hardware(properties.name, round(properties.total_memory / GIB, 1), None, properties.major >= 8)
     with translate_errors(
         f"The Hub cannot be asked about --flavor {flavor}", "leave it out to use the figures of this machine"
@@ -67,16 +67,15 @@ def hardware_of(flavor: str | None) -> Hardware:
     if item.accelerator is None:
         return Hardware(flavor, None, dollars)
     size = re.match(r"([\d.]+) GB", item.accelerator.vram)
-    # What the Hub lists is the memory of all GPUs of the flavor.
-    total = float(size[1]) / int(item.accelerator.quantity) if size else None
-    # Cards are sold in GB of 2**30 bytes, whatever the letters say.
-    return Hardware(flavor, total, dollars, item.accelerator.model.upper() not in WITHOUT_BFLOAT16)
+    # The Hub lists the memory of all GPUs together, in "GB" that are GiB.
+    gib = float(size[1]) / int(item.accelerator.quantity) if size else None
+    return Hardware(flavor, gib, dollars, item.accelerator.model.upper() not in WITHOUT_BFLOAT16)
 
 
 def advise(args: Any, model_args: ModelConfig) -> str:
-    """Return what lowers the peak, of what is not given already."""
+    """Return the options that would lower the peak and are not used yet."""
     batch = "a smaller --per_device_train_batch_size with more --gradient_accumulation_steps"
-    given = {
+    used = {
         "--load_in_4bit true (NF4)": model_args.load_in_4bit,
         "--use_bnb_nested_quant true": model_args.use_bnb_nested_quant,
         "--gradient_checkpointing true": args.gradient_checkpointing,
@@ -85,8 +84,8 @@ def advise(args: Any, model_args: ModelConfig) -> str:
         "a smaller --sample_at_once": getattr(args, "sample_at_once", 1) == 1,
     }
     for name in ("max_completion_length", "max_prompt_length", "max_reprompt_len", "max_length"):
-        given[f"a smaller --{name}"] = not hasattr(args, name)
-    return ", ".join(flag for flag, is_given in given.items() if not is_given)
+        used[f"a smaller --{name}"] = not hasattr(args, name)
+    return ", ".join(flag for flag, is_used in used.items() if not is_used)
 
 
 def read_config(model_args: ModelConfig, revision: str | None, trust_remote_code: bool) -> Any:
@@ -97,21 +96,21 @@ def read_config(model_args: ModelConfig, revision: str | None, trust_remote_code
 
 
 def estimate_sdpo(args: SDPOConfig, model_args: ModelConfig, config: Any, prompt_tokens: int) -> dict[str, int]:
-    """Return the bytes at the peak of one process by what they are for, with fused attention."""
+    """Return the bytes at the peak of one process by purpose, with fused attention."""
     base, lora, cache = weights(config, model_args)
-    kept, forward = _bytes_of_token(args, model_args, config)
+    backward, forward = _bytes_per_token(args, model_args, config)
     width = element_size(model_args, config)
     batch, completion = args.per_device_train_batch_size, args.max_completion_length
     logits = batch * completion * config.get_text_config().vocab_size
     policy = POLICY_COPIES * 4 * logits if args.distillation_weight < 1 else 0
-    taught = batch * (args.max_reprompt_len + completion) if args.distillation_weight else 0
+    teacher_tokens = batch * (args.max_reprompt_len + completion) if args.distillation_weight else 0
     sampled = batch * args.steps_per_generation
-    cached = sum(size * min(prompt_tokens + completion, most) for size, most in cache)
+    cached = sum(size * min(prompt_tokens + completion, window) for size, window in cache)
     return {
         "base weights": base,
         "LoRA, its gradient, Adam, EMA teacher": (4 * lora * (6 if args.teacher_model_kind == "ema" else 4)),
-        "student": batch * (prompt_tokens + completion) * kept,
-        "teacher": taught * forward,
+        "student": batch * (prompt_tokens + completion) * backward,
+        "teacher": teacher_tokens * forward,
         "logits": LOGIT_COPIES * logits * width + CHUNK_COPIES * 4 * min(logits, CHUNK_ELEMENTS) + policy,
         "generation cache": min(sampled, args.sample_at_once or sampled) * cached * width,
         "CUDA context": CONTEXT,
@@ -121,63 +120,63 @@ def estimate_sdpo(args: SDPOConfig, model_args: ModelConfig, config: Any, prompt
 def estimate_supervised(
     args: Any, model_args: ModelConfig, config: Any, longest: int, *, pairs: bool, adapter: bool
 ) -> dict[str, int]:
-    """Return the same for rows of at most `longest` tokens; DPO takes two answers at once."""
+    """Return the bytes at the peak by purpose, for rows of at most `longest` tokens; DPO has two answers a row."""
     base, lora, _ = weights(config, model_args)
-    kept, forward = _bytes_of_token(args, model_args, config)
+    backward, forward = _bytes_per_token(args, model_args, config)
     tokens = args.per_device_train_batch_size * longest * (2 if pairs else 1)
     return {
         "base weights": base,
-        # Weights, gradient and Adam's two; with an adapter, also the reference.
+        # Weights, gradient and the two moments of Adam; with an adapter, also the reference.
         "LoRA, its gradient, Adam": 4 * lora * (5 if pairs and adapter else 4),
-        "sequences": tokens * kept,
+        "sequences": tokens * backward,
         "reference": tokens * forward if pairs else 0,
         "logits": TILE_COPIES * TILE_TOKENS * config.get_text_config().vocab_size * 4,
         "CUDA context": CONTEXT,
     }
 
 
-def _bytes_of_token(args: Any, model_args: ModelConfig, config: Any) -> tuple[int, int]:
-    """Return what a token leaves for the backward pass, and what it needs without one."""
+def _bytes_per_token(args: Any, model_args: ModelConfig, config: Any) -> tuple[int, int]:
+    """Return the bytes of a token's activations with and without a backward pass."""
     text = config.get_text_config()
     hidden, layers = text.hidden_size, text.num_hidden_layers
     mlp = getattr(text, "intermediate_size", None) or 4 * hidden
-    kept = BACKWARD_WIDTHS[0] * hidden + BACKWARD_WIDTHS[1] * mlp
-    kept = layers * hidden + kept if args.gradient_checkpointing else layers * kept
+    backward = BACKWARD_WIDTHS[0] * hidden + BACKWARD_WIDTHS[1] * mlp
+    backward = layers * hidden + backward if args.gradient_checkpointing else layers * backward
     width = element_size(model_args, config)
-    return kept * width, (FORWARD_WIDTHS[0] * hidden + FORWARD_WIDTHS[1] * mlp) * width
+    return backward * width, (FORWARD_WIDTHS[0] * hidden + FORWARD_WIDTHS[1] * mlp) * width
 
 
 def weights(config: Any, model_args: ModelConfig) -> tuple[int, int, list[tuple[int, int]]]:
-    """Measure the modules of a model, without loading any.
+    """Measure the modules of a model, without loading weights.
 
     Returns the bytes of the base model as it is loaded, the number of LoRA parameters, and for each
-    layer the elements of keys and values that generation keeps of a token, and of how many tokens.
+    layer the number of cached elements (keys and values) per token, and how many tokens are cached.
     """
     text = config.get_text_config()
-    kinds = getattr(text, "layer_types", None) or []
+    layer_types = getattr(text, "layer_types", None) or []
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     head = model.get_output_embeddings()
-    packed, kept = 0, list[tuple[int, int]]()
+    quantised, cache = 0, list[tuple[int, int]]()
     for name, module in model.named_modules():
         if name.endswith("k_proj"):
-            sliding = len(kept) < len(kinds) and kinds[len(kept)] == "sliding_attention"
-            most = text.sliding_window if sliding else sys.maxsize
-            # Keys and values have one shape, also where a layer has one projection for both.
-            kept.append((2 * module.out_features, most))
+            sliding = len(cache) < len(layer_types) and layer_types[len(cache)] == "sliding_attention"
+            window = text.sliding_window if sliding else sys.maxsize
+            # Keys and values have the same shape, even if a layer shares one projection for both.
+            cache.append((2 * module.out_features, window))
         if isinstance(module, torch.nn.Linear) and module is not head:
-            packed += module.weight.numel()
+            quantised += module.weight.numel()
     element = element_size(model_args, config)
     in_4bit = NESTED if model_args.use_bnb_nested_quant else NF4
     size = in_4bit if model_args.load_in_4bit else 1 if model_args.load_in_8bit else element
-    others = sum(parameter.numel() for parameter in model.parameters()) - packed
+    others = sum(parameter.numel() for parameter in model.parameters()) - quantised
     inject_adapter_in_model(lora_config(model_args), model, low_cpu_mem_usage=True)
-    lora = sum(one.numel() for one in model.parameters() if one.requires_grad)
-    return int(packed * size + others * element), lora, kept
+    lora = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return int(quantised * size + others * element), lora, cache
 
 
 def element_size(model_args: ModelConfig, config: Any) -> int:
-    """Return the bytes of an element of what is not quantised; `auto` is the config's own dtype."""
+    """Return the bytes per element of weights that are not quantised; dtype `auto` is that of the config."""
     name = model_args.dtype
     dtype = config.dtype if name == "auto" else getattr(torch, str(name or "float32"))
     return torch.tensor([], dtype=dtype or torch.float32).element_size()

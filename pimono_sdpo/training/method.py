@@ -1,7 +1,7 @@
-"""What a training method is: the rows it reads, its trainer, its memory, checks and scores.
+"""The base class of training methods: which rows they read, their trainer, memory, checks and scores.
 
-`run.py` runs every method in the same order; `sdpo.py` and `supervised.py` (SFT and DPO) say what
-is particular to theirs.
+`run.py` runs every method in the same order; `sdpo.py` and `supervised.py` (SFT and DPO) implement
+them.
 """
 
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 
 class Method(ABC):
-    """One training method with the arguments of one run, which calls `load_model`, `fit` and `build`."""
+    """A training method with the arguments of one run; call `load_model`, `fit` and `build` in this order."""
 
     OPTIONS: ClassVar[type[CommonArguments]]
     CONFIG: ClassVar[type[GuardOptions]]
@@ -45,7 +45,7 @@ class Method(ABC):
     guards: Guards
 
     def __init__(self, job: Any, args: Any, model_args: ModelConfig) -> None:
-        """Set in place what holds for every run; a smoke run is short and stays local."""
+        """Check the arguments and adjust them in place; a smoke run is short and publishes nothing."""
         self.job, self.args, self.model_args = job, args, model_args
         if args.hub_token is not None:
             raise TrainingInputError(
@@ -54,31 +54,31 @@ class Method(ABC):
             )
         if args.push_to_hub and args.hub_model_id is None:
             raise TrainingInputError("--push_to_hub needs a repository; give --hub_model_id or set HUB_MODEL_ID.")
-        # The Trainer would push training_args.bin along; publish.py pushes the adapter.
+        # The Trainer would also push training_args.bin; publish.py pushes the adapter.
         args.push_to_hub = False
         args.model_init_kwargs = args.model_init_kwargs or {}
         if job.mode == "smoke":
             args.max_steps = SMOKE_STEPS if args.max_steps < 1 else min(SMOKE_STEPS, args.max_steps)
             args.save_strategy = "no"
-            # Keep its metrics out of the run of the real training.
+            # Its metrics must not be logged to the run of the real training.
             args.run_name = f"{args.run_name}-smoke"
             args.hub_model_id = None
 
     def find_rows(self) -> str:
-        """Return the rows to train on, a folder or a Hub dataset id; raises TrainingInputError."""
+        """Return where the rows to train on are, a folder or a Hub dataset id; raises TrainingInputError."""
         if self.job.dataset is None:
             raise TrainingInputError("There is nothing to train on; give --dataset (rows).")
         return str(self.job.dataset)
 
     def load_rows(self, dataset: str) -> tuple[Dataset, Dataset | None]:
-        """Return the rows to train on and those of --eval_split, None without one."""
+        """Return the rows to train on and those of --eval_split, None if there is none."""
         config, split = self.job.dataset_config, self.job.eval_split
         loaded = rows.load_rows(dataset, config=config)
         rows.refuse_test_rows(loaded, dataset)
         return loaded, rows.load_rows(dataset, split, config) if split else None
 
     def load_report(self, dataset: str) -> Json | None:
-        """Return the report of the filter that made the rows, None without one."""
+        """Return the report of the filter that made the rows, None if there is none."""
         return None
 
     def load_model(self) -> None:
@@ -89,7 +89,7 @@ class Method(ABC):
 
     @abstractmethod
     def teaching(self) -> Json:
-        """Return the job's own arguments that decide the result, as JSON for card and resume."""
+        """Return the job's own arguments that affect the result, as JSON for card and resume."""
 
     @abstractmethod
     def fit(self, dataset: Dataset, held_out: Dataset | None = None) -> None:
@@ -97,14 +97,14 @@ class Method(ABC):
 
     @abstractmethod
     def estimate(self, config: Any) -> dict[str, int]:
-        """Estimate, from the model's config, the bytes at the peak of one process, by what they are for."""
+        """Estimate the peak memory of one process from the model's config, in bytes by purpose."""
 
     @abstractmethod
     def check(self) -> Json:
-        """Return what the preflight finds before anything is sampled."""
+        """Return the findings of the preflight that need no samples."""
 
     def try_rollouts(self, hardware: Hardware) -> tuple[Json, list[str], int | None] | None:
-        """Return what samples show, reasons not to train, and the GPU's peak; None without samples."""
+        """Return findings from samples, reasons not to train, and the GPU's peak in bytes; None without samples."""
         return None
 
     @abstractmethod
@@ -112,7 +112,7 @@ class Method(ABC):
         """Load the model and return TRL's trainer."""
 
     def translate_errors(self) -> AbstractContextManager[None]:
-        """Turn what libraries raise about the model and its arguments into one sentence."""
+        """Turn library errors about the model and its arguments into a TrainingInputError."""
         return models.translate_errors(
             f"The model `{self.model_args.model_name_or_path}` cannot be trained with these arguments",
             "check its files, --lora_target_modules and the other arguments",
@@ -130,10 +130,10 @@ class Method(ABC):
         models.limit_threads(trainer.model)
         if trainer.pop_callback(TrackioCallback) is not None:
             trainer.add_callback(SafeTrackio(list_arguments(trainer.args, self.model_args)))
-        # These print all metrics of a step.
+        # These print all metrics of a step; `Progress` prints the most important ones.
         trainer.pop_callback(PrinterCallback)
         trainer.pop_callback(ProgressCallback)
-        # TRL would leave a draft of a card in OUTPUT with every checkpoint.
+        # TRL would write a draft of a card to OUTPUT with every checkpoint.
         trainer.create_model_card = lambda *_, **__: None
         self.progress, self.guards = Progress(trainer), Guards(self.args)
         trainer.add_callback(self.progress)
@@ -141,12 +141,12 @@ class Method(ABC):
         return self
 
     def run_steps(self) -> dict[str, float]:
-        """Train from the newest whole checkpoint to the last step; return the metrics of the whole run."""
+        """Train from the newest intact checkpoint to the last step; return the metrics of the whole run."""
         damaged: dict[str, str] = {}
         checkpoint = last_checkpoint(Path(self.args.output_dir), damaged)
         for name, file in damaged.items():
-            going = "starts over" if checkpoint is None else f"resumes from {checkpoint.name}"
-            say(f"`{file}` of {name} is damaged, so the training {going}")
+            start = "starts over" if checkpoint is None else f"resumes from {checkpoint.name}"
+            say(f"`{file}` of {name} is damaged, so the training {start}")
         result = self.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         return self.progress.whole_run(result.metrics)
 
@@ -155,7 +155,7 @@ class Method(ABC):
         """Return each measure of the held-out rows, by session or task."""
 
     def notes(self) -> list[str]:
-        """Return sentences for the end of the run: the first row that was left out, if any."""
+        """Return sentences to print at the end of the run: on the rows that were left out, if any."""
         left_out = self.fitted.left_out
         return [
             f"{len(left_out)} of {self.fitted.given} rows were left out, see left-out.json; the "

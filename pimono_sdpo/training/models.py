@@ -23,23 +23,23 @@ from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.traces.hub import explain_error
 from pimono_sdpo.training.output import ADAPTER, LOCAL_FILE, PROBE_FILE, WEIGHTS, read_finished
 
-# The text layers alone: `all-linear` would also wrap the image and audio embedders, which get no
-# gradient here, and PEFT knows no default for this model type. Text layers go by `language_model`
-# in a multimodal checkpoint and by `model.layers` in one of text alone.
+# The text layers only: `all-linear` would also wrap the image and audio embedders, which get no
+# gradient here, and PEFT has no default for this model type. Text layers are in `language_model` in a
+# multimodal checkpoint and in `model.layers` in a text-only one.
 TEXT_LINEARS = r"(?!.*(?:vision|audio)).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
-# Files that are missing, cut off or of other sizes, settings that contradict the model.
-FAULTS = (OSError, ValueError, RuntimeError, HTTPError, SafetensorError, re.error)
-# Parameters, below which one thread is faster than two.
+# Raised for files that are missing, truncated or of another size, and settings that the model does not support.
+LOADING_ERRORS = (OSError, ValueError, RuntimeError, HTTPError, SafetensorError, re.error)
+# With fewer parameters, one thread is faster than two.
 SMALL = 5_000_000
 
 
 @contextmanager
 def translate_errors(what: str, advice: str) -> Iterator[None]:
-    """Turn errors of the libraries about files, settings and the Hub into one sentence."""
+    """Turn library errors about files, settings and the Hub into a TrainingInputError."""
     try:
         yield
-    except (*FAULTS, DatasetsError) as error:
-        # `datasets` only says that something happened.
+    except (*LOADING_ERRORS, DatasetsError) as error:
+        # The messages of `datasets` are generic; the cause has the reason.
         cause = error.__cause__ or error if isinstance(error, DatasetsError) else error
         reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__).strip(" .:")
         if isinstance(error, GatedRepoError):
@@ -50,12 +50,12 @@ def translate_errors(what: str, advice: str) -> Iterator[None]:
 
 
 def is_local(name: str) -> bool:
-    """Tell a path from a Hub id: it exists here, or is not of the form `ns/name`."""
+    """Return whether a name is a path and not a Hub id: it exists here, or is not of the form `ns/name`."""
     return Path(name).exists() or name.startswith(("/", ".", "~")) or name.count("/") != 1
 
 
 def public_name(name: str) -> str:
-    """Name rows or a model without this machine's path: a Hub id, or a folder's own name.
+    """Return the name of rows or a model without this machine's path: a Hub id, or the folder's name.
 
     >>> public_name("/home/ann/gemma"), public_name("google/gemma-4-12B-it")
     ('gemma', 'google/gemma-4-12B-it')
@@ -64,10 +64,10 @@ def public_name(name: str) -> str:
 
 
 def base_model_revision(model_args: ModelConfig) -> str | None:
-    """Check that the base model can be opened; return its commit on the Hub, None for a folder."""
+    """Check that the base model exists; return its commit on the Hub, None for a folder."""
     name = model_args.model_name_or_path
     if name is None:
-        raise TrainingInputError("No base model is named; give --model_name_or_path.")
+        raise TrainingInputError("There is no base model; give --model_name_or_path.")
     if is_local(name):
         if not (Path(name) / "config.json").is_file():
             raise TrainingInputError(
@@ -76,11 +76,11 @@ def base_model_revision(model_args: ModelConfig) -> str | None:
             )
         return None
     with translate_errors(
-        f"The model `{name}` is neither a folder here nor can it be fetched from the Hub",
+        f"The model `{name}` is not a folder here and cannot be downloaded from the Hub",
         "check the name, the revision and the network, or set HF_TOKEN when it is private",
     ):
         config = hf_hub_download(name, "config.json", revision=model_args.model_revision)
-    # The cache keeps each commit in a folder of its name.
+    # The Hub's cache names the folder of a snapshot after its commit.
     return Path(config).parent.name
 
 
@@ -97,35 +97,35 @@ def base_model_licence(model_args: ModelConfig, revision: str | None) -> str | N
 
 
 def load_tokenizer(model_args: ModelConfig, revision: str | None, trust_remote_code: bool = False) -> Any:
-    """Return the tokenizer alone: a multimodal processor pads, and SDPO attends to the padding."""
-    what, advice = f"The tokenizer of `{model_args.model_name_or_path}`", "its tokenizer files"
-    with translate_errors(f"{what} cannot be loaded", f"give a model with {advice}"):
+    """Return the tokenizer, never a multimodal processor, whose padding SDPO would attend to."""
+    what, advice = f"The tokenizer of `{model_args.model_name_or_path}`", "give a model with its tokenizer files"
+    with translate_errors(f"{what} cannot be loaded", advice):
         tokenizer = AutoTokenizer.from_pretrained(
             model_args.model_name_or_path, revision=revision or "main", trust_remote_code=trust_remote_code
         )
-    # Without its vocabulary, Transformers builds a tokenizer to which every text is unknown.
+    # If the vocabulary is missing, Transformers builds a tokenizer to which every text is unknown.
     if not {*tokenizer("a word", add_special_tokens=False)["input_ids"]} - {tokenizer.unk_token_id}:
-        raise TrainingInputError(f"{what} has no vocabulary; give a model with {advice}.")
+        raise TrainingInputError(f"{what} has no vocabulary; {advice}.")
     if tokenizer.chat_template is None:
         raise TrainingInputError(f"{what} has no chat template; give an instruction-tuned model.")
     return tokenizer
 
 
 def end_ids(model_args: ModelConfig, revision: str | None) -> list[int]:
-    """Return the ids that end a turn by the model's generation config, if it has one."""
+    """Return the ids that end a turn, from the model's generation config, if it has one."""
     try:
         config = GenerationConfig.from_pretrained(model_args.model_name_or_path, revision=revision or "main")
     except OSError:
-        # Models without generation_config.json end at the tokenizer's own token.
+        # Without generation_config.json, the tokenizer's own token ends a turn.
         return []
-    ends = config.eos_token_id
-    return [ends] if isinstance(ends, int) else list(ends or ())
+    ids = config.eos_token_id
+    return [ids] if isinstance(ids, int) else list(ids or ())
 
 
 def model_init_kwargs(model_args: ModelConfig, revision: str | None) -> dict[str, Any]:
-    """Return how the trainer loads the base model: dtype, quantisation, attention, commit."""
+    """Return the arguments that load the base model: dtype, quantisation, attention, commit."""
     kwargs = {
-        # Without it TRL keeps what is not quantised in float32, the embedding above all.
+        # Otherwise TRL loads weights that are not quantised, above all the embedding, in float32.
         "dtype": model_args.dtype,
         "attn_implementation": model_args.attn_implementation or "sdpa",
         "quantization_config": get_quantization_config(model_args),
@@ -135,10 +135,10 @@ def model_init_kwargs(model_args: ModelConfig, revision: str | None) -> dict[str
 
 
 def keep_layout(model: Any) -> None:
-    """Keep bitsandbytes from changing the layout of 4-bit weights when a CPU first evaluates them.
+    """Keep bitsandbytes from repacking 4-bit weights at their first use in evaluation mode on a CPU.
 
-    On CPUs with AVX512-BF16 it does so, and the gradients of later steps are wrong (bitsandbytes
-    0.50.2: their cosine to the right ones was 0.35).
+    It does so on CPUs with AVX512-BF16, and gradients of later steps are then wrong (bitsandbytes
+    0.50.2: their cosine similarity to the correct ones was 0.35).
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -146,9 +146,9 @@ def keep_layout(model: Any) -> None:
 
 
 def limit_threads(model: Any) -> None:
-    """Compute a small model on a CPU in one thread: several mostly wait for each other.
+    """Use one thread for a small model on a CPU, unless OMP_NUM_THREADS is set.
 
-    On a busy machine their steps took up to 60 times as long. OMP_NUM_THREADS decides if it is set.
+    Several threads mostly wait for each other; on a busy machine steps took up to 60 times as long.
     """
     size = sum(parameter.numel() for parameter in model.parameters())
     if model.device.type == "cpu" and size < SMALL and "OMP_NUM_THREADS" not in os.environ:
@@ -167,19 +167,18 @@ def lora_config(model_args: ModelConfig) -> LoraConfig:
 
 
 def open_adapter(name: str, model_args: ModelConfig) -> Path:
-    """Return the folder of an adapter, and set the LoRA arguments to its own, in place."""
-    with translate_errors(f"The adapter `{name}` cannot be opened", "give the folder or the Hub id of one"):
+    """Return the folder of an adapter, and set the LoRA arguments to those of its config, in place."""
+    advice = "give the folder or the Hub id of one"
+    with translate_errors(f"The adapter `{name}` cannot be opened", advice):
         folder = Path(name) if is_local(name) else Path(snapshot_download(name, allow_patterns=list(WEIGHTS)))
-        # Of a folder without one, PEFT would ask the Hub.
+        # If a folder has no config, PEFT would look for one on the Hub.
         config = PeftConfig.from_pretrained(str(folder), local_files_only=True)
     if not isinstance(config, LoraConfig) or not (folder / WEIGHTS[0]).is_file():
+        raise TrainingInputError(f"`{name}` is not a LoRA adapter with its {WEIGHTS[0]}; {advice}.")
+    base, model = public_name(str(config.base_model_name_or_path)), public_name(str(model_args.model_name_or_path))
+    if base != model:
         raise TrainingInputError(
-            f"`{name}` is not a LoRA adapter with its {WEIGHTS[0]}; give the folder or the Hub id of one."
-        )
-    base, given = (public_name(str(one)) for one in (config.base_model_name_or_path, model_args.model_name_or_path))
-    if base != given:
-        raise TrainingInputError(
-            f"The adapter `{name}` is for the base model `{base}`, and not for `{given}`; give "
+            f"The adapter `{name}` is for the base model `{base}`, and not for `{model}`; give "
             "that as --model_name_or_path."
         )
     model_args.use_peft, model_args.lora_r = True, config.r
@@ -190,7 +189,7 @@ def open_adapter(name: str, model_args: ModelConfig) -> Path:
     return folder
 
 
-# What is asked of a model as trained, and again of its adapter on its base in another process.
+# The prompt on which the trained model is compared with its adapter, loaded in another process.
 PROBE = "The test run ends in `ENOENT`: which file is missing, and what do you do next?"
 SETTINGS = ("dtype", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")
 
@@ -198,7 +197,7 @@ SETTINGS = ("dtype", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use
 def probe_logits(model: Any, tokenizer: Any) -> torch.Tensor:
     """Return the float32 logits of the token that would follow PROBE, shape (vocabulary,)."""
     was_training = model.training
-    # With another layout the logits of a CPU would be those of other sums.
+    # With another layout a CPU adds in another order, and the logits differ by rounding.
     keep_layout(model)
     limit_threads(model)
     model.eval()
@@ -210,28 +209,26 @@ def probe_logits(model: Any, tokenizer: Any) -> torch.Tensor:
 
 
 def write_probe(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Keep the logits of the model as trained."""
+    """Save the logits of the trained model."""
     save_file({"logits": probe_logits(model, tokenizer)}, folder / PROBE_FILE)
 
 
 def load_adapter(folder: Path) -> tuple[Any, Any]:
-    """Load the base a run was trained on, quantised as then, with the run's adapter on top."""
+    """Load the base model of a run, quantised as in the run, with its adapter; return model and tokenizer."""
     run = read_finished(folder)
-    # The published run.json names no folder of this machine.
+    # run.json has no paths of this machine, since it is published.
     local = read_json(folder / LOCAL_FILE) or run
-    name = str(local["base_model"])
+    name, revision = str(local["base_model"]), run["base_model_revision"]
     settings = ModelConfig(**{key: run["arguments"][key] for key in SETTINGS})
-    revision = run["base_model_revision"]
     what = f"The base model `{name}` cannot be loaded with the adapter of `{folder}`"
     with translate_errors(what, "check both"):
-        kwargs = model_init_kwargs(settings, revision)
-        base = AutoModelForCausalLM.from_pretrained(name, **kwargs)
+        base = AutoModelForCausalLM.from_pretrained(name, **model_init_kwargs(settings, revision))
         model = PeftModel.from_pretrained(base, str(folder / ADAPTER))
         return model, AutoTokenizer.from_pretrained(name, revision=revision or "main")
 
 
 def largest_difference(folder: Path) -> float:
-    """Compare the logits of the reloaded adapter with those left by the training process."""
+    """Return the largest difference between the logits of the reloaded adapter and those saved after training."""
     model, tokenizer = load_adapter(folder)
-    then = load_file(folder / PROBE_FILE)["logits"]
-    return float((probe_logits(model, tokenizer) - then).abs().max())
+    saved = load_file(folder / PROBE_FILE)["logits"]
+    return float((probe_logits(model, tokenizer) - saved).abs().max())

@@ -1,12 +1,14 @@
-"""The output folder of a run: its files, its newest whole checkpoint, and what may be replaced there.
+"""The output folder of a run: lock it, find its newest intact checkpoint, write and clear its files.
 
-OUTPUT/run-local.json  what the training was started with; marks OUTPUT as ours, never published
-OUTPUT/checkpoint-N    TRL's own, until the run is finished and after
-OUTPUT/best            the adapter of the checkpoint with the best rewards, never published
-OUTPUT/left-out.json   rows that could not be trained on, with their reasons
+OUTPUT/run-local.json  the arguments that the training was started with; never published
+OUTPUT/checkpoint-N    TRL's checkpoints, which stay after the run
+OUTPUT/best            the adapter of the checkpoint with the best rewards; never published
+OUTPUT/left-out.json   rows that could not be trained on, with the reasons
 OUTPUT/data            rows filtered by this job, with their report.json
-OUTPUT/adapter         the adapter with its card; run.json beside it says that the run is finished
-OUTPUT/.train.lock     held by the run that is at work here, gone with it
+OUTPUT/adapter         the adapter with its card; once the run is finished, run.json lies beside it
+OUTPUT/.train.lock     the lock of a running training
+
+A folder with run.json or run-local.json was written by a run and may be replaced by one.
 """
 
 import json
@@ -32,9 +34,9 @@ LEFT_OUT_FILE = "left-out.json"
 ADAPTER = "adapter"
 WEIGHTS = ("adapter_model.safetensors", "adapter_config.json")
 STAGING = ".adapter.partial"
-# What the run log names as the end of a training that can be resumed.
+# The value of `stopped_by` in the run log of a training that can be resumed.
 CUT_SHORT = "time_limit"
-# The adapter of the checkpoint where the reward was best, see guards.py.
+# The adapter of the checkpoint with the best reward, see guards.py.
 BEST = "best"
 BEST_PARTIAL = ".best.partial"
 DATA = "data"
@@ -42,41 +44,42 @@ LOCK = ".train.lock"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # Transformers writes it last, so a checkpoint without it is incomplete.
 LAST_OF_CHECKPOINT = "trainer_state.json"
-LEFT = (ADAPTER, STAGING, BEST, BEST_PARTIAL, REPORT_FILE, PROBE_FILE, LEFT_OUT_FILE, RUN_FILE, LOCAL_FILE)
+# Besides checkpoints; the files by which OUTPUT is recognised are last, so that they are removed last.
+WRITTEN = (ADAPTER, STAGING, BEST, BEST_PARTIAL, REPORT_FILE, PROBE_FILE, LEFT_OUT_FILE, RUN_FILE, LOCAL_FILE)
 Json = dict[str, Any]
 
 
 def read_written(path: Path) -> Json:
-    """Return a report or run log that a card can be made from; raises OutputError."""
+    """Return a report or run log that this package wrote; raises OutputError."""
     content = read_json(path)
     if "pimono_sdpo" not in content:
-        raise OutputError(f"`{path}` is not as this project writes it; run the command that wrote it again.")
+        raise OutputError(f"`{path}` was not written by pimono-sdpo; run the command that makes it again.")
     return content
 
 
 def check_output(folder: Path, overwrite: bool = False) -> None:
-    """Refuse a folder that holds a finished run, or what no run of this job has left there."""
-    ours = any("pimono_sdpo" in read_json(folder / mark) for mark in (RUN_FILE, LOCAL_FILE))
-    foreign = [path.name for path in _left_by_runs(folder) if not (ours or _is_empty(path))]
-    other = "give another --run-name or --output_dir"
+    """Raise OutputError when a folder holds a finished run, or files that no run has written."""
+    is_ours = any("pimono_sdpo" in read_json(folder / name) for name in (RUN_FILE, LOCAL_FILE))
+    foreign = [path.name for path in _list_written(folder) if not (is_ours or _is_empty(path))]
+    alternative = "give another --run-name or --output_dir"
     if foreign:
         raise OutputError(
-            f"`{folder}` holds `{foreign[0]}`, which no run of this job has left there; move it, or {other}."
+            f"`{folder}` holds `{foreign[0]}`, which no training has written; move it, or {alternative}."
         )
     if (folder / RUN_FILE).exists() and not overwrite and not was_cut_short(folder):
-        raise OutputError(f"`{folder}` holds a finished run; {other}, or --overwrite to replace it.")
+        raise OutputError(f"`{folder}` holds a finished run; {alternative}, or --overwrite to replace it.")
 
 
 def was_cut_short(folder: Path) -> bool:
-    """Tell whether the time limit ended the run in a folder before its last step."""
+    """Return whether the time limit ended the run in a folder before its last step."""
     guards = read_json(folder / RUN_FILE).get("guards", {})
     return bool(guards.get("stopped_by") == CUT_SHORT)
 
 
-def _left_by_runs(folder: Path) -> list[Path]:
-    """Return what has a name that a run of this job gives, the marks of a folder of ours last."""
+def _list_written(folder: Path) -> list[Path]:
+    """Return the files and folders with names that a run gives."""
     checkpoints = [path for path in folder.glob("checkpoint-*") if CHECKPOINT.fullmatch(path.name)]
-    return [*checkpoints, *filter(Path.exists, map(folder.joinpath, LEFT))]
+    return [*checkpoints, *filter(Path.exists, map(folder.joinpath, WRITTEN))]
 
 
 def _is_empty(folder: Path) -> bool:
@@ -85,8 +88,8 @@ def _is_empty(folder: Path) -> bool:
 
 @contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Hold the output folder for this run alone; folders made for nothing are removed."""
-    new = [place for place in (folder, *folder.parents) if not place.exists()]
+    """Lock the output folder; new folders that stay empty are removed."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with lock(folder / LOCK, folder):
             try:
@@ -94,12 +97,12 @@ def only_run(folder: Path) -> Iterator[None]:
             finally:
                 (folder / LOCK).unlink(missing_ok=True)
     finally:
-        for place in filter(_is_empty, new):
-            place.rmdir()
+        for path in filter(_is_empty, new):
+            path.rmdir()
 
 
 def last_checkpoint(folder: Path, damaged: dict[str, str] | None = None) -> Path | None:
-    """Return the newest checkpoint that can be read; add newer ones, and what is cut off, to `damaged`."""
+    """Return the newest intact checkpoint; add newer, damaged ones and a damaged file of each to `damaged`."""
     numbered = {
         int(match[1]): path for path in folder.glob("checkpoint-*") if (match := CHECKPOINT.fullmatch(path.name))
     }
@@ -115,10 +118,10 @@ def last_checkpoint(folder: Path, damaged: dict[str, str] | None = None) -> Path
 
 
 def _is_damaged(path: Path) -> bool:
-    """Tell whether a file of weights or optimizer state cannot be read."""
+    """Return whether a file of weights or optimizer state cannot be read."""
     try:
         if path.suffix == ".safetensors":
-            # It compares the sizes that the header states with that of the file.
+            # This compares the sizes in the header with the size of the file.
             with safe_open(path, "pt"):
                 return False
         return path.suffix in (".pt", ".pth") and zipfile.ZipFile(path).testzip() is not None
@@ -127,8 +130,8 @@ def _is_damaged(path: Path) -> bool:
 
 
 def clear_output(folder: Path) -> None:
-    """Remove what an earlier run of this job left, and nothing else; see check_output."""
-    for path in _left_by_runs(folder):
+    """Remove the files of an earlier run, and nothing else; see check_output."""
+    for path in _list_written(folder):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -136,7 +139,7 @@ def clear_output(folder: Path) -> None:
 
 
 def write_json(content: Json, path: Path) -> None:
-    """Write JSON under a temporary name, then rename."""
+    """Write JSON atomically: under a temporary name, which is then renamed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     temporary.write_text(f"{text}\n")
@@ -144,7 +147,7 @@ def write_json(content: Json, path: Path) -> None:
 
 
 def begin(folder: Path, local: Json) -> None:
-    """Write down what the training starts or resumes with; from here on OUTPUT is ours."""
+    """Record what the training starts or resumes with; from here on OUTPUT may be replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(local, folder / LOCAL_FILE)
     if was_cut_short(folder):
@@ -152,9 +155,9 @@ def begin(folder: Path, local: Json) -> None:
 
 
 def finish(folder: Path, report: Json | None, run: Json) -> None:
-    """Give the adapter in STAGING its name, with the run and the report in it and beside it.
+    """Move the adapter from STAGING to ADAPTER, and write run log and report into it and beside it.
 
-    A run that is killed in here resumes from its last checkpoint and ends once more.
+    A run that is killed here resumes from its last checkpoint and finishes again.
     """
     _write_logs(folder / STAGING, report, run)
     shutil.rmtree(folder / ADAPTER, ignore_errors=True)
@@ -165,7 +168,7 @@ def finish(folder: Path, report: Json | None, run: Json) -> None:
 def _write_logs(folder: Path, report: Json | None, run: Json) -> None:
     if report is not None:
         write_json(report, folder / REPORT_FILE)
-    # Last, since it marks the folder as complete.
+    # Last, since it marks the run as finished.
     write_json(run, folder / RUN_FILE)
 
 

@@ -1,9 +1,10 @@
-"""Check before the first step what would otherwise fail after hours.
+"""Check rows, lengths, memory and a few rollouts before the first step, to fail early.
 
-Nothing is learned, logged or drawn from the run's random numbers, so the run that follows is the
-same as without a preflight. Rows, templates, lengths and memory are looked at without weights; SDPO
-also samples a few completions. A teacher that feedback does not help stops the training: the first
-teacher is the student itself, and the gap at the start predicts the gain (arXiv:2605.30070).
+A preflight changes no weights, logs nothing and draws none of the run's random numbers, so it does
+not affect the training that follows. Rows, templates, lengths and memory are checked without
+weights; SDPO also samples a few completions. If feedback does not help the teacher, the training is
+refused: the first teacher is the student itself, and the gap at the start predicts the gain
+(arXiv:2605.30070).
 """
 
 import json
@@ -27,14 +28,14 @@ from pimono_sdpo.training.memory import GIB, Hardware, advise, read_config
 from pimono_sdpo.training.method import Method
 
 Json = dict[str, Any]
-# What CUDA and the allocator's gaps leave of a card's memory.
+# The share of a GPU's memory that is usable, after CUDA itself and fragmentation.
 USABLE = 0.94
 
 
 def preflight(method: Method, hardware: Hardware) -> Json:
-    """Return what is found as JSON; `stops` are the reasons not to train.
+    """Return the findings as JSON; `stops` are the reasons not to train.
 
-    Weights are loaded only when nothing speaks against it, or with --force.
+    Weights are loaded, for sampling, only when there is no such reason, or with --force.
     """
     with method.translate_errors():
         config = read_config(method.model_args, method.revision, method.args.trust_remote_code)
@@ -52,31 +53,31 @@ def preflight(method: Method, hardware: Hardware) -> Json:
         stops.append(
             f"{hardware.name} cannot compute in bfloat16; give --dtype float16, or a newer GPU such as an A10G."
         )
-    found = {
+    findings = {
         "rows": {"given": fitted.given, "used": len(fitted.rows), **fitted.counts},
         **method.check(),
-        "lengths": {name: _summarise_lengths(all_, fitted.budgets[name]) for name, all_ in fitted.lengths.items()},
+        "lengths": {name: _summarise_lengths(values, fitted.budgets[name]) for name, values in fitted.lengths.items()},
         "memory": memory,
     }
     if method.job.force or not (stops or _too_little_memory(memory)):
         try:
-            tried = method.try_rollouts(hardware)
+            sampled = method.try_rollouts(hardware)
         except torch.OutOfMemoryError as error:
             raise TrainingInputError(
-                f"The GPU has not enough memory for a step; give {memory['lowered_by']}."
+                f"The GPU does not have enough memory for a step; give {memory['lowered_by']}."
             ) from error
-        if tried is not None:
-            sampled, reasons, peak_bytes = tried
-            found |= sampled
+        if sampled is not None:
+            rollout_findings, reasons, peak_bytes = sampled
+            findings |= rollout_findings
             stops += reasons
             if peak_bytes is not None:
                 memory["measured_gib"] = round(peak_bytes / GIB, 2)
-    return found | {"stops": [*_too_little_memory(memory), *stops]}
+    return findings | {"stops": [*_too_little_memory(memory), *stops]}
 
 
-def refuse(found: Json, forced_by: str) -> None:
-    """Raise TrainingInputError with the first reason not to train; print them all where it is forced."""
-    stops = found["stops"]
+def refuse(findings: Json, forced_by: str) -> None:
+    """Raise TrainingInputError with the first reason not to train; if forced, only print the reasons."""
+    stops = findings["stops"]
     if stops and forced_by:
         say(f"{forced_by} trains all the same: {' '.join(stops)}")
     elif stops:
@@ -95,30 +96,31 @@ def _too_little_memory(memory: Json) -> list[str]:
 
 
 def _summarise_lengths(lengths: Sequence[int], budget: int | None) -> Json:
-    """Return median, 90th percentile and most of the lengths, and how many are over the budget."""
-    p50, p90, most = (int(value) for value in np.percentile(lengths, [50, 90, 100]))
+    """Return median, 90th percentile and maximum of the lengths, and how many are over the budget."""
+    p50, p90, maximum = (int(value) for value in np.percentile(lengths, [50, 90, 100]))
     over = sum(length > budget for length in lengths) if budget is not None else 0
-    return {"budget": budget, "p50": p50, "p90": p90, "max": most, "over": over}
+    return {"budget": budget, "p50": p50, "p90": p90, "max": maximum, "over": over}
 
 
-def as_text(found: Json) -> str:
-    """Lay out what was found, with numbers of three digits."""
-    shown = {name: value for name, value in found.items() if name != "stops" and value}
+def as_text(findings: Json) -> str:
+    """Format the findings as YAML, with numbers of three digits."""
+    shown = {name: value for name, value in findings.items() if name != "stops" and value}
     rounded = json.loads(json.dumps(shown), parse_float=lambda text: float(f"{float(text):.3g}"))
     return str(yaml.safe_dump(rounded, sort_keys=False, default_flow_style=None, width=math.inf)).rstrip()
 
 
 def sample(trainer: SDPOTrainer, rows: int, longest: int, hardware: Hardware) -> tuple[Json, int | None]:
-    """Sample completions of the longest row and the first ones, and of their teachers' prompts.
+    """Sample completions for the longest row and the first ones, with the student's and the teacher's prompts.
 
-    Return what they show as JSON, with the method that it speaks for, and the peak of the GPU's memory, None on a CPU.
+    Return the findings as JSON, with the recommended method, and the peak of the GPU's memory in bytes,
+    None on a CPU.
     """
-    # The teacher gets feedback on other completions than those it is compared with: a failure
-    # picked for its feedback would make the student look worse than it is.
+    # The student is compared on fresh completions, not on the failures that the feedback is about:
+    # those were selected for failing and would make it look worse than it is.
     dataset, group, micro = trainer.train_dataset, trainer.num_generations, trainer.args.per_device_train_batch_size
-    others = (at for at in range(len(dataset)) if at != longest)
-    chosen = [dict(dataset[at]) for at in islice(chain([longest], others), rows)]
-    # No more at once than a step samples, or the memory would not be that of the run.
+    others = (index for index in range(len(dataset)) if index != longest)
+    chosen = [dict(dataset[index]) for index in islice(chain([longest], others), rows)]
+    # No more at once than a step samples, so that the peak is that of the training.
     size = max(1, micro * trainer.args.steps_per_generation // group)
     on_gpu, peak = torch.cuda.is_available(), None
     rewards: list[list[float]] = []
@@ -129,48 +131,48 @@ def sample(trainer: SDPOTrainer, rows: int, longest: int, hardware: Hardware) ->
             torch.cuda.reset_peak_memory_stats()
         for start in range(0, len(chosen), size):
             inputs = [row for row in chosen[start : start + size] for _ in range(group)]
-            began = monotonic()
+            started = monotonic()
             batch = trainer._prepare_training_batch(inputs)
-            sampled = monotonic() - began
+            sampling = monotonic() - started
             rewards += batch["rewards"].view(-1, group).tolist()
-            seconds.append((sampled, _update(trainer, {name: value[:micro] for name, value in batch.items()})))
+            seconds.append((sampling, _update(trainer, {name: value[:micro] for name, value in batch.items()})))
             if on_gpu:
                 _update(trainer, at_full_length(batch, micro, trainer.max_completion_length))
             reprompted = batch["self_distillation_mask"].bool().nonzero().flatten().tolist()
             if not reprompted:
                 continue
-            again = [inputs[index] for index in reprompted]
+            repeated = [inputs[index] for index in reprompted]
             width = batch["completion_ids"].size(1)
             masks = batch["teacher_attention_mask"][:, :-width].bool()
-            taught = [batch["teacher_input_ids"][i, :-width][masks[i]].tolist() for i in reprompted]
-            plain = trainer._tokenize_prompts([row["prompt"] for row in again])
-            for by_row, prompts in ((by_student, plain), (by_teacher, taught)):
-                for index, reward in zip(reprompted, sample_rewards(trainer, again, prompts), strict=True):
+            teacher_prompts = [batch["teacher_input_ids"][i, :-width][masks[i]].tolist() for i in reprompted]
+            student_prompts = trainer._tokenize_prompts([row["prompt"] for row in repeated])
+            for by_row, prompts in ((by_student, student_prompts), (by_teacher, teacher_prompts)):
+                for index, reward in zip(reprompted, sample_rewards(trainer, repeated, prompts), strict=True):
                     by_row[start + index // group].append(reward)
         if on_gpu:
-            # Adam keeps two float32 numbers of each weight that is trained.
+            # Adam keeps two float32 numbers for each trained weight.
             trained = (one.numel() for one in trainer.model.parameters() if one.requires_grad)
             peak = torch.cuda.max_memory_allocated() + 8 * sum(trained)
-    generation, update = (max(one) for one in zip(*seconds, strict=True))
-    of_each = np.array(rewards)
-    found: Json = {
+    generation, update = (max(times) for times in zip(*seconds, strict=True))
+    table = np.array(rewards)
+    findings: Json = {
         "rollouts": {
-            "rows": len(of_each),
-            "completions": of_each.size,
-            "reward_mean": float(of_each.mean()),
-            "reward_min": float(of_each.min()),
-            "reward_max": float(of_each.max()),
-            "success_share": float((of_each >= trainer.args.success_reward_threshold).mean()),
-            "flat_group_share": float((np.ptp(of_each, axis=1) == 0).mean()),
+            "rows": len(table),
+            "completions": table.size,
+            "reward_mean": float(table.mean()),
+            "reward_min": float(table.min()),
+            "reward_max": float(table.max()),
+            "success_share": float((table >= trainer.args.success_reward_threshold).mean()),
+            "flat_group_share": float((np.ptp(table, axis=1) == 0).mean()),
         },
         "teacher_gap": teacher_gap([*by_student.values()], [*by_teacher.values()]),
         "time": step_time(generation, update, trainer.args, len(dataset), hardware),
     }
-    return found | {"method": recommend(found)}, peak
+    return findings | {"method": recommend(findings)}, peak
 
 
 def at_full_length(batch: dict[str, Any], size: int, length: int) -> dict[str, Any]:
-    """Return the `size` rows with the longest teacher's prompts, and completions of full length."""
+    """Return the `size` rows with the longest teacher prompts, their completions padded to `length`."""
     width = batch["completion_ids"].size(1)
     order = batch["teacher_attention_mask"].sum(1).argsort(descending=True)[:size]
     part = {name: value[order] for name, value in batch.items()}
@@ -185,25 +187,26 @@ def at_full_length(batch: dict[str, Any], size: int, length: int) -> dict[str, A
 
 
 def _update(trainer: SDPOTrainer, part: dict[str, Any]) -> float:
-    """Return the seconds of loss and gradient on one micro-batch; the gradient is thrown away."""
+    """Return the seconds of loss and gradient on one micro-batch; the gradient is discarded."""
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
-    began = monotonic()
+    started = monotonic()
     trainer.compute_loss(trainer.model, part).backward()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     trainer.model.zero_grad()
-    return monotonic() - began
+    return monotonic() - started
 
 
 def teacher_gap(student: list[list[float]], teacher: list[list[float]]) -> Json | None:
-    """Compare rewards of fresh completions without and with the feedback on failed ones, a list of each row.
+    """Return the difference that feedback makes to the rewards, with its 90 % interval.
 
-    Return the gap with its interval at 90 %; None when nothing was reprompted.
+    student   a list per row: rewards of fresh completions without feedback
+    teacher   the same with feedback on failed completions; if there are no rows, None is returned
     """
     if not teacher:
         return None
     pairs = zip(teacher, student, strict=True)
-    gap = interval([np.subtract(with_it, without).tolist() for with_it, without in pairs], level=0.9)
+    gap = interval([np.subtract(helped, plain).tolist() for helped, plain in pairs], level=0.9)
     return {
         "rows": len(teacher),
         "student": fmean(chain(*student)),
@@ -214,7 +217,11 @@ def teacher_gap(student: list[list[float]], teacher: list[list[float]]) -> Json 
 
 
 def step_time(generation: float, update: float, args: SDPOConfig, rows: int, hardware: Hardware) -> Json:
-    """Return the seconds of a step by those of sampling and of an update, and hours and dollars of the training."""
+    """Estimate the seconds of a step, and the hours and dollars of the training.
+
+    generation   seconds to sample a batch of completions
+    update       seconds of loss and gradient on a micro-batch
+    """
     micro = args.gradient_accumulation_steps
     step = max(1, micro // args.steps_per_generation) * generation + micro * update
     epoch = math.ceil(rows * args.num_generations / (args.per_device_train_batch_size * micro * args.world_size))
@@ -230,12 +237,12 @@ def step_time(generation: float, update: float, args: SDPOConfig, rows: int, har
     }
 
 
-def stops_of(found: Json, method: str) -> list[str]:
-    """Return the reasons not to train; methods without a teacher need no gap."""
+def stops_of(findings: Json, method: str) -> list[str]:
+    """Return the reasons not to train with a teacher; none for methods without one."""
     if method != "sdpo":
         return []
-    gap = found["teacher_gap"]
-    if gap is None and found["rollouts"]["success_share"] == 0:
+    gap = findings["teacher_gap"]
+    if gap is None and findings["rollouts"]["success_share"] == 0:
         return [
             "No completion succeeded and none was given feedback, so nothing would be learned; "
             "give rows with a privileged_context, or another --feedback."
@@ -249,15 +256,16 @@ def stops_of(found: Json, method: str) -> list[str]:
     return []
 
 
-def recommend(found: Json) -> str:
-    """Return the method that these rollouts speak for, and why.
+def recommend(findings: Json) -> str:
+    """Return the method that suits these rollouts, and why.
 
-    On our toy tasks rejection-sampling fine-tuning was as good as any and cheapest where a tenth
-    succeeded; at 1 in 200, where a few rollouts mostly show no success, only with four updates.
+    On our toy tasks with a success rate of 10 %, rejection-sampling fine-tuning was as good as any
+    method and cheapest. At 0.5 %, where a few rollouts rarely show a success, it needed four updates
+    per batch.
     """
-    gap = found["teacher_gap"]
+    gap = findings["teacher_gap"]
     helps = gap is not None and not is_useless(gap)
-    if found["rollouts"]["success_share"]:
+    if findings["rollouts"]["success_share"]:
         if helps:
             return "rft with --num_iterations 4 (some succeed), or sdpo with one update a batch (feedback helps)"
         return "rft with --num_iterations 4: some completions succeed, and feedback adds nothing"
@@ -265,6 +273,6 @@ def recommend(found: Json) -> str:
 
 
 def is_useless(gap: Json) -> bool:
-    """Tell whether feedback does not help; noise around a real gap must not stop a training."""
+    """Return whether feedback certainly does not help; noise around a real gap must not stop a training."""
     high = gap["interval_90"][1]
     return bool((gap["gap"] if high is None else high) <= 0)

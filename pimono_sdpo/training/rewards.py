@@ -1,9 +1,9 @@
-"""The reward of a training by name, its trial before the first step, and feedback for the teacher.
+"""Find the reward of a training by its name, test it on adversarial completions, and build the teacher's feedback.
 
-TRL gives `privileged_context` to the teacher of every completion as "feedback from your
-unsuccessful earlier attempt", even where it succeeded. In the paper (Reinforcement Learning via
-Self-Distillation, arXiv:2601.20802), feedback belongs to the completion that was just made and is
-empty when it succeeded. `FeedbackBuilder` does that, with different words for each kind of text.
+TRL shows the teacher `privileged_context` as "feedback from your unsuccessful earlier attempt", even
+for a completion that succeeded. In the paper (Reinforcement Learning via Self-Distillation,
+arXiv:2601.20802), feedback is about the completion just sampled, and empty when it succeeded.
+`FeedbackBuilder` follows the paper and uses a template for each kind of text.
 """
 
 import json
@@ -30,18 +30,18 @@ from rewards.verifiers.rubric import MAX_PARTIAL
 
 Mode = Literal["rollout", "trace", "both", "none"]
 Reward = Callable[..., list[float | None]]
-# What a reward says about each completion of its last call; None or "" for nothing.
+# Returns a reward's feedback on each completion of its last call; None or "" for none.
 RewardFeedback = Callable[[], Sequence[str | None]]
 
 TRACE_TEMPLATE = (
     "\nAnother agent has worked on this before. What its tools reported and its user corrected:\n\n{feedback_raw}\n\n"
 )
-# TRL would put its own words around the feedback; the builder's text goes through unchanged.
+# The builder formats the feedback itself; TRL must not add a template of its own.
 PASS_THROUGH = "{feedback_raw}"
-# Two texts side by side can need a token or two more than each alone.
+# Joined, two texts can need a token or two more than separately.
 SEAM_TOKENS = 8
 TRIED_ROWS = 8
-# A sampled token that is half a character decodes to U+FFFD, which reads back as three bytes.
+# A sampled token that is half a character decodes to U+FFFD, which is encoded as three byte tokens.
 TOKENS_READ_BACK = 3
 THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
 THOUGHTS = re.compile(r"<think>.*?</think>|<\|channel>.*?<channel\|>", re.DOTALL)
@@ -49,12 +49,11 @@ THOUGHTS = re.compile(r"<think>.*?</think>|<\|channel>.*?<channel\|>", re.DOTALL
 
 @dataclass(frozen=True)
 class Feedback:
-    """What the teacher of a failed completion reads, and in which words.
+    """The feedback that the teacher of a failed completion reads.
 
-    mode     rollout: what the reward says about this completion; trace: the row's context;
-             both: the first and below it the second, or the second alone where the reward says
-             nothing; none
-    tokens   of the model's own tokenizer, for the reward's text; longer ones lose their middle
+    mode     rollout: the reward's feedback on this completion; trace: the row's context; both: the
+             reward's feedback, if any, followed by the context; none: nothing
+    tokens   limit of the reward's feedback, in tokens of the model; longer texts lose their middle
     """
 
     rollout_template: str
@@ -64,19 +63,21 @@ class Feedback:
 
     @property
     def asks_reward(self) -> bool:
-        """Whether the reward's text is used."""
+        """Whether the reward's feedback is used."""
         return self.mode in ("rollout", "both")
 
-    def worded(self, rollout: str | None, trace: str | None) -> str:
-        """Return the text for a failed completion, "" when there is nothing to say."""
-        text = self.rollout_template.format(feedback_raw=rollout) if self.asks_reward and _says(rollout) else ""
-        if self.mode in ("trace", "both") and _says(trace):
+    def format(self, rollout: str | None, trace: str | None) -> str:
+        """Return the feedback on a failed completion, "" when there is none."""
+        text = ""
+        if self.asks_reward and _is_text(rollout):
+            text += self.rollout_template.format(feedback_raw=rollout)
+        if self.mode in ("trace", "both") and _is_text(trace):
             text += self.trace_template.format(feedback_raw=trace)
         return text
 
 
 class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[misc] # untyped
-    """TRL's builder with the feedback of the current attempt; made for one trainer."""
+    """TRL's builder of the teacher's context, with feedback on the sampled completion itself."""
 
     def __init__(self, trainer: Any, feedback: Feedback, reward_feedback: RewardFeedback | None = None) -> None:
         super().__init__(trainer)
@@ -84,45 +85,46 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         tokenizer = trainer.processing_class
         self.special = special_tokens(tokenizer)
         self.ends = {tokenizer.pad_token, *tokenizer.convert_ids_to_tokens(trainer.eos_token_ids)}
-        # TRL leaves the special tokens out of a demonstration, which are the syntax of tool calls:
-        # for each of this batch as TRL words it, what the teacher reads instead.
+        # TRL drops special tokens from a demonstration, and with them the syntax of tool calls. This maps
+        # the demonstrations of the batch as TRL writes them to those that the teacher reads instead.
         self.demonstrations: dict[str, str] = {}
         self.count: Callable[[str], int] = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def build(
         self, output: dict[str, Any], prompts: list[Any], rewards: torch.Tensor, feedbacks: list[Any] | None = None
     ) -> dict[str, torch.Tensor]:
-        """Return TRL's teacher batch; a success gets no feedback, but may be shown one of its group."""
+        """Return TRL's teacher batch; a success gets no feedback, but may be shown another one of its group."""
         trainer = self.trainer
-        own: list[str | None] = [None] * len(prompts)
+        reward_texts: list[str | None] = [None] * len(prompts)
         if self.feedback.asks_reward and self.reward_feedback is not None:
-            own = [
-                self._shorten(str(text), self.feedback.tokens) if _says(text) else None
+            reward_texts = [
+                self._shorten(str(text), self.feedback.tokens) if _is_text(text) else None
                 for text in self.reward_feedback()
             ]
         succeeded = (rewards >= trainer.args.success_reward_threshold).tolist()
-        worded = [
-            None if success else self.feedback.worded(text, trace)
-            for success, text, trace in zip(succeeded, own, feedbacks or [None] * len(prompts), strict=True)
+        formatted = [
+            None if success else self.feedback.format(text, trace)
+            for success, text, trace in zip(succeeded, reward_texts, feedbacks or [None] * len(prompts), strict=True)
         ]
         ids, tokenizer = output["completion_ids"], trainer.processing_class
         texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
         pairs = zip(texts, tokenizer.batch_decode(ids), strict=True)
         self.demonstrations = dict(
-            gather_object([(self._as_trl_does(text), self._with_syntax(whole)) for text, whole in pairs])
+            gather_object([(self._trl_demonstration(text), self._demonstration(raw)) for text, raw in pairs])
         )
         if trainer.accelerator.is_main_process:
-            names = ("prompt", "completion", "reward", "feedback")
-            sampled = zip(prompts, texts, rewards.tolist(), worded, strict=True)
-            rollouts = [dict(zip(names, one, strict=True)) for one in sampled]
+            rollouts = [
+                {"prompt": prompt, "completion": text, "reward": reward, "feedback": feedback}
+                for prompt, text, reward, feedback in zip(prompts, texts, rewards.tolist(), formatted, strict=True)
+            ]
             keep_rollouts(trainer.state, rollouts)
             if "trackio" in trainer.args.report_to:
                 log_rollouts(trainer.state.global_step + 1, rollouts)
-        context: dict[str, torch.Tensor] = super().build(output, prompts, rewards, worded)
-        spoken = [_says(text) and not success for success, text in zip(succeeded, own, strict=True)]
-        for name, held in (("rollout_feedback_fraction", spoken), ("success_rate", succeeded)):
-            every = gather_object(held)
-            self.last_metrics[f"self_distillation/{name}"] = sum(every) / len(every)
+        context: dict[str, torch.Tensor] = super().build(output, prompts, rewards, formatted)
+        has_feedback = [_is_text(text) and not success for success, text in zip(succeeded, reward_texts, strict=True)]
+        for name, flags in (("rollout_feedback_fraction", has_feedback), ("success_rate", succeeded)):
+            gathered = gather_object(flags)
+            self.last_metrics[f"self_distillation/{name}"] = sum(gathered) / len(gathered)
         return context
 
     def _build_reprompt_text(self, prompt_text: str, solution_text: str, feedback_text: str) -> str:
@@ -130,14 +132,14 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         text: str = super()._build_reprompt_text(prompt_text, demonstration, feedback_text)
         return text
 
-    def _as_trl_does(self, text: str) -> str:
-        """Word a completion as a demonstration of TRL."""
+    def _trl_demonstration(self, text: str) -> str:
+        """Return the demonstration that TRL makes of a completion without special tokens."""
         if self.trainer.args.remove_thinking_from_demonstration:
             text = THINK.sub("", text).strip()
         return str(self.trainer.args.solution_template.format(successful_previous_attempt=text))
 
-    def _with_syntax(self, text: str) -> str:
-        """Word a completion with its special tokens in ordinary ones; it can also spell one."""
+    def _demonstration(self, text: str) -> str:
+        """Return a demonstration with all special tokens, and any text that spells one, neutralised."""
         for end in self.ends:
             text = text.replace(end, "")
         if self.trainer.args.remove_thinking_from_demonstration:
@@ -149,17 +151,17 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         return shorten_to_budget(neutralise(text, self.special)[0], tokens, self.count)
 
 
-def _says(text: str | None) -> bool:
+def _is_text(text: str | None) -> bool:
     return isinstance(text, str) and text.strip() != ""
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """A reward of 0 to 1 and what comes with it.
+    """A reward from 0 to 1.
 
-    feedback   its texts on the completions of its last call, for the teacher; None without any
-    column     the column of the rows that it needs to score; None when only the reward knows
-    partial    the most it gives to a failure; a success threshold must be above
+    feedback   returns the feedback on the completions of the last call, for the teacher; None without any
+    column     the column that it needs to score a row, None if that is not known
+    partial    the most that a failed completion gets; the success threshold must be above
     """
 
     reward: Reward
@@ -168,21 +170,20 @@ class Scoring:
     partial: float = 0.0
 
     def find_unscored(self, rows: Dataset) -> list[int]:
-        """Return the numbers of the rows without a reward, whatever the completion is."""
+        """Return the indices of the rows that get no reward for any completion."""
         if self.column is not None:
-            return [at for at, value in enumerate(rows[self.column]) if not value]
-        columns = {name: list(rows[name]) for name in rows.column_names} | {"prompts": list(rows["prompt"])}
-        del columns["prompt"]
+            return [index for index, value in enumerate(rows[self.column]) if not value]
+        columns = {"prompts" if name == "prompt" else name: list(rows[name]) for name in rows.column_names}
         empty = [[{"role": "assistant", "content": ""}] for _ in range(len(rows))]
-        return [at for at, reward in enumerate(self.reward(completions=empty, **columns)) if reward is None]
+        return [index for index, reward in enumerate(self.reward(completions=empty, **columns)) if reward is None]
 
     def check(self, threshold: float, weights: list[float] | None, columns: list[str]) -> None:
-        """Raise TrainingInputError when no completion, or every one, would be a success."""
+        """Raise TrainingInputError when no completion could succeed or fail, or a column is missing."""
         best = sum(weights) if weights else 1.0
         if not self.partial * best < threshold <= best:
             raise TrainingInputError(
-                f"success_reward_threshold is {threshold}, and this reward gives up to "
-                f"{self.partial * best} to completions that fail and up to {best} to others; give "
+                f"success_reward_threshold is {threshold}, but this reward gives at most "
+                f"{self.partial * best} to a failed completion and {best} to a successful one; give "
                 f"--success_reward_threshold {best}."
             )
         if self.column is not None and self.column not in columns:
@@ -195,7 +196,10 @@ class Scoring:
 def scoring_of(
     name: str, gates: Sequence[str], graded: Sequence[str], tokenizer: Any, end_ids: Collection[int] = ()
 ) -> Scoring:
-    """Return `outcome` (next_call where it can verify), `verifiers`, `trace_grounding` or `module:name`."""
+    """Return the reward of a name: outcome, verifiers, trace_grounding or module:name.
+
+    `outcome` is the verifier `next_call` where it applies and `trace_grounding` elsewhere.
+    """
     if name == "verifiers":
         reward = VerifierReward(rubric_of(gates, graded), tokenizer, end_ids)
         return Scoring(reward, reward.feedback, "verifier_spec", MAX_PARTIAL)
@@ -210,23 +214,22 @@ def scoring_of(
     if ":" in name:
         return Scoring(OwnReward(name))
     raise TrainingInputError(
-        f"--reward {name} is not outcome, verifiers or trace_grounding; give your own as module:name."
+        f"--reward {name} is not outcome, verifiers or trace_grounding; give your own reward as module:name."
     )
 
 
 def hash_own(names: Sequence[str]) -> dict[str, str]:
-    """Return the hashes of the code that is named as `module:name`, perhaps with a weight."""
-    own = {name: import_own(name) for name in (name.partition("=")[0] for name in names if ":" in name)}
-    if wrong := [name for name, found in own.items() if not callable(found)]:
-        raise OwnCodeError(f"`{wrong[0]}` is not a function; give the name of one.")
-    return {name: source_hash(found) for name, found in own.items()}
+    """Return the source hashes of the user's functions among `names`: module:name, optionally with a weight."""
+    functions = {name: import_own(name) for name in (name.partition("=")[0] for name in names if ":" in name)}
+    for name, function in functions.items():
+        if not callable(function):
+            raise OwnCodeError(f"`{name}` is not a function; give the name of one.")
+    return {name: source_hash(function) for name, function in functions.items()}
 
 
 def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:
-    """Raise TrainingInputError when no call of the model could be read, whatever it writes."""
-    if name not in {"verifiers", "outcome"} or format_of_model(tokenizer):
-        return
-    if "verifier_spec" not in rows.column_names:
+    """Raise TrainingInputError when the reward scores tool calls and the model's call format is unknown."""
+    if name not in {"verifiers", "outcome"} or format_of_model(tokenizer) or "verifier_spec" not in rows.column_names:
         return
     specs = (json.loads(text) for text in rows["verifier_spec"] if text)
     if any(isinstance(spec, dict) and needs_format(spec) for spec in specs):
@@ -238,12 +241,15 @@ def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:
 
 
 def refuse_unsound(scoring: Scoring, rows: Dataset, threshold: float) -> int:
-    """Try completions that must not win on the first rows; return how many rows were tried."""
-    tried = list(rows.select(range(min(TRIED_ROWS, len(rows)))))
-    if findings := self_test(scoring.reward, tried, threshold=threshold):
+    """Test the reward on the first rows with completions that must not win; return the number of rows.
+
+    Raises TrainingInputError when one of them wins.
+    """
+    tested = list(rows.select(range(min(TRIED_ROWS, len(rows)))))
+    if findings := self_test(scoring.reward, tested, threshold=threshold):
         raise TrainingInputError(
-            f"The reward can be won without solving the task ({len(findings)} trials on {len(tried)} rows; the first, "
+            f"The reward can be won without solving the task ({len(findings)} wins on {len(tested)} rows; the first, "
             f"`{findings[0].case}` on row {findings[0].row + 1}, gets {findings[0].reward:g}); give another reward or "
             "a higher success_reward_threshold."
         )
-    return len(tried)
+    return len(tested)

@@ -1,4 +1,4 @@
-"""Open the rows to train on with their report, refuse rows for testing, and leave out what does not fit.
+"""Load the rows to train on and their report, refuse test rows, and leave out rows that do not fit.
 
 reads a folder written by `pimono-sdpo filter`, or a Hub dataset of the same columns
 """
@@ -23,24 +23,24 @@ from pimono_sdpo.training.models import is_local, translate_errors
 from pimono_sdpo.training.output import DATA, REPORT_FILE, last_checkpoint, read_written
 
 Json = dict[str, Any]
-# Where a row comes from; held-out scores are grouped by the first of these that it has.
+# Columns that say where a row comes from; held-out scores are grouped by the first one of these.
 ORIGINS = ("task_id", "run_id", "session_id")
-# What was found of a row: its counts and lengths, or why it is left out.
+# A temporary column: counts and lengths of a row, or why it is left out.
 NOTES = "_notes"
-# Options of the filter that the job takes, too.
+# Options of the filter that are also options of the job.
 FILTERED = ("unit", "min_score", "max_samples", "test_fraction", "split_by")
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Rows within their token budgets, and what was found and cut on the way.
+    """Rows within their token budgets, with statistics.
 
-    held_out   rows to evaluate on, None without any
-    given      rows before any was left out
-    counts     of rows or tokens, for the run log
-    lengths    tokens of each row, by what is counted
-    budgets    of each of `lengths`, None without one
-    left_out   rows that cannot be trained on, with their reasons
+    held_out   rows to evaluate on, None if there are none
+    given      number of rows before any was left out
+    counts     numbers of rows or tokens, for the run log
+    lengths    tokens of each row, such as those of its prompt
+    budgets    the limit of each of `lengths`, None for no limit
+    left_out   rows that cannot be trained on, with the reasons
     """
 
     rows: Dataset
@@ -53,7 +53,7 @@ class Fitted:
 
 
 class LeftOut(ValueError):
-    """A row cannot be trained on, with the reason in a word and in a clause."""
+    """A row cannot be trained on; its arguments are a reason of one word and a detailed one."""
 
 
 def fit_rows(
@@ -64,17 +64,20 @@ def fit_rows(
     counted: tuple[str, ...],
     budgets: Mapping[str, int | None],
 ) -> Fitted:
-    """Fit each row by a function of the row and its number, which is 1 for the first.
+    """Apply `fit` to every row, and leave out the rows for which it raises LeftOut.
 
-    It returns the columns `written` and a note with a number for each of `counted` and of `budgets`,
-    or raises LeftOut. Raises TrainingInputError when no row is left.
+    fit       takes a row and its number, from 1; returns the columns `written`, and a note with a number
+              for each of `counted` and `budgets`
+    written   the columns that `fit` writes, with their features
+
+    Raises TrainingInputError when no row is left.
     """
 
     def fit_or_leave_out(row: Json, index: int) -> Json:
         try:
             fitted, note = fit(row, index + 1)
-        except LeftOut as problem:
-            return dict.fromkeys(written) | {NOTES: dict(zip(("reason", "detail"), problem.args, strict=True))}
+        except LeftOut as error:
+            return dict.fromkeys(written) | {NOTES: dict(zip(("reason", "detail"), error.args, strict=True))}
         return fitted | {NOTES: note}
 
     measured = rows.map(
@@ -86,14 +89,14 @@ def fit_rows(
         desc="fit to the token budget",
     )
     origins = [name for name in ORIGINS if name in rows.column_names]
-    kept, found, left_out = list[int](), list[Json](), list[Json]()
-    for at, row in enumerate(measured.select_columns([*origins, NOTES])):
+    kept, notes, left_out = list[int](), list[Json](), list[Json]()
+    for index, row in enumerate(measured.select_columns([*origins, NOTES])):
         note = row.pop(NOTES)
         if "reason" in note:
-            left_out.append({"row": at + 1, **row, **note})
+            left_out.append({"row": index + 1, **row, **note})
         else:
-            kept.append(at)
-            found.append(note)
+            kept.append(index)
+            notes.append(note)
     reasons = dict(sorted(Counter(row["reason"] for row in left_out).items()))
     if not kept:
         summary = ", ".join(f"{reason} {count}" for reason, count in reasons.items())
@@ -104,45 +107,44 @@ def fit_rows(
     evaluated = None
     if held_out is not None:
         evaluated = fit_rows(held_out, None, fit, written, counted, budgets).rows
-    counts = {name: sum(one[name] for one in found) for name in counted} | {"left_out": reasons}
-    lengths = {name: [one[name] for one in found] for name in budgets}
+    counts = {name: sum(note[name] for note in notes) for name in counted} | {"left_out": reasons}
+    lengths = {name: [note[name] for note in notes] for name in budgets}
     fitted = measured.select(kept).remove_columns(NOTES)
     return Fitted(fitted, evaluated, len(rows), counts, lengths, budgets, left_out)
 
 
 def load_rows(dataset: str, split: str = "train", config: str | None = None) -> Dataset:
-    """Return the rows of one split of a folder or a Hub dataset, or of a configuration of it."""
-    if is_local(dataset) and not Path(dataset).is_dir():
-        if Path(dataset).exists():
-            raise TrainingInputError(f"`{Path(dataset)}` is a file; give the folder of rows that `filter` wrote.")
+    """Return the rows of one split of a folder or a Hub dataset, from a config of it if one is given."""
+    folder = Path(dataset)
+    if is_local(dataset) and not folder.is_dir():
+        if folder.exists():
+            raise TrainingInputError(f"`{folder}` is a file; give the folder of rows that `filter` wrote.")
         raise TrainingInputError(
-            f"There is no folder `{Path(dataset)}`; make it with `pimono-sdpo filter SOURCE "
-            f"--out {Path(dataset)}` or give the Hub id of a dataset."
+            f"There is no folder `{folder}`; make it with `pimono-sdpo filter SOURCE "
+            f"--out {folder}` or give the Hub id of a dataset."
         )
-    advice = "check the name, the network and HF_TOKEN"
+    advice, files = "check the name, the network and HF_TOKEN", list[str]()
     if is_local(dataset):
-        advice = "give what `filter`, `steps` or `pairs` made of sessions, or `filter --merge` of parts"
+        advice = "give the output of `filter`, `steps` or `pairs`, or of `filter --merge` for parts"
+        files = sorted(map(str, folder.glob(f"data/{split}-*.parquet")))
     if split != "train":
         advice = "filter with --test-fraction, and --split-by session for traces of one repository"
     with translate_errors(f"The split `{split}` of `{dataset}` cannot be loaded", advice):
-        files = (
-            [str(file) for file in sorted(Path(dataset).glob(f"data/{split}-*.parquet"))] if is_local(dataset) else []
-        )
         if files and config is None:
-            # Named themselves, they are read again when they change; through a card, `datasets` keeps what it had.
-            loaded = load_dataset("parquet", data_files={split: files}, split=split)
+            # `datasets` notices when these files change; for a folder with a card it may reuse cached rows.
+            rows = load_dataset("parquet", data_files={split: files}, split=split)
         else:
-            loaded = load_dataset(dataset, config, split=split)
-    if "prompt" not in loaded.column_names:
+            rows = load_dataset(dataset, config, split=split)
+    if "prompt" not in rows.column_names:
         raise TrainingInputError(
-            f"`{dataset}` has no column `prompt` but {', '.join(loaded.column_names)}; give rows that `filter`, "
+            f"`{dataset}` has no column `prompt`, only {', '.join(rows.column_names)}; give rows that `filter`, "
             "`steps` or `pairs` wrote."
         )
-    return loaded
+    return rows
 
 
 def load_report(dataset: str) -> Json | None:
-    """Return the filter's report beside the rows, if there is one; the card has no place for a duel's."""
+    """Return the report of the filter that made the rows, None if there is none or it is that of a duel."""
     path = Path(dataset) / REPORT_FILE
     if not is_local(dataset):
         try:
@@ -161,21 +163,21 @@ def load_report(dataset: str) -> Json | None:
 
 
 def refuse_test_rows(rows: Dataset, dataset: str) -> None:
-    """Raise TrainingInputError when rows to train on are marked for testing."""
-    marked = list(rows["split"]).count("test") if "split" in rows.column_names else 0
-    if marked:
+    """Raise TrainingInputError when the rows to train on contain rows of the split `test`."""
+    test_rows = list(rows["split"]).count("test") if "split" in rows.column_names else 0
+    if test_rows:
         raise TrainingInputError(
-            f"{marked} of the {len(rows)} rows to train on in `{dataset}` have the split `test`; "
+            f"{test_rows} of the {len(rows)} rows to train on in `{dataset}` have the split `test`; "
             "remove them, or give the rows of the split `train`."
         )
 
 
 def filter_source(job: SDPOArguments, output: Path, seed: int) -> str:
-    """Return the folder of the rows of --source, filtered now unless an earlier run here has begun with them."""
+    """Filter --source and return the folder of the rows; a resumed training uses the rows of its first start."""
     folder = output / DATA
     resumes = last_checkpoint(output) is not None and not job.overwrite
-    there = (folder / REPORT_FILE).is_file()
-    if not is_main_process() or (there and (resumes or job.source is None)):
+    exists = (folder / REPORT_FILE).is_file()
+    if not is_main_process() or (exists and (resumes or job.source is None)):
         return str(folder)
     if job.source is None:
         raise TrainingInputError("There is nothing to train on; give --dataset (rows) or --source (traces).")

@@ -1,4 +1,4 @@
-"""The run of a training job, whatever its method: check, preflight, train, save, publish."""
+"""Run a training job of any method: check, preflight, train, save, publish."""
 
 import hashlib
 import json
@@ -29,13 +29,13 @@ from pimono_sdpo.training.preflight import as_text, preflight, refuse
 from pimono_sdpo.training.sdpo import SDPO
 from pimono_sdpo.training.supervised import DPO, SFT
 
-# Names and prefixes of arguments that change no weight: where a run writes and logs to.
+# Names and prefixes of arguments that do not affect the weights: where a run writes and logs to.
 NO_EFFECT = (
     *("output_dir", "run_name", "project", "report_to", "disable_tqdm", "log_", "logging_"),
     *("save_", "hub_", "push_to_hub", "trackio_", "diagnostics_", "skip_memory_metrics"),
 )
 HEAD_BYTES = 2**20
-SHOWN = 3
+SHOWN_DIFFERENCES = 3
 Json = dict[str, Any]
 
 
@@ -43,7 +43,7 @@ METHODS: dict[str, type[Method]] = {"sdpo": SDPO, "rft": SDPO, "grpo": SDPO, "sf
 
 
 def run_job(method: str, argv: list[str], description: str | None = None) -> Path:
-    """Run the job of a method with the words of a command line; return OUTPUT. Raises PimonoError."""
+    """Run the job of a method with command-line arguments; return OUTPUT. Raises PimonoError."""
     if method not in METHODS:
         raise TrainingInputError(f"`{method}` is not a method; use one of {', '.join(METHODS)}.")
     if method in ("rft", "grpo"):
@@ -53,7 +53,7 @@ def run_job(method: str, argv: list[str], description: str | None = None) -> Pat
     with run.open_output():
         run.train()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        # Its threads would abort a process that ends before the others.
+        # Otherwise its threads abort a process that exits before the others.
         torch.distributed.destroy_process_group()
     return run.folder
 
@@ -62,37 +62,38 @@ def run_script(method: str, argv: list[str], description: str | None) -> int:
     """Run a script of jobs/; return 0, or 2 after one sentence on stderr."""
     try:
         run_job(method, argv, description)
-    except PimonoError as problem:
-        sys.stderr.write(f"train_{method}: {problem}\n")
+    except PimonoError as error:
+        sys.stderr.write(f"train_{method}: {error}\n")
         return 2
     return 0
 
 
 class Run:
-    """One run of a training job, which works alone in `folder`, see output.py."""
+    """One run of a training job, with exclusive use of `folder`, see output.py."""
 
     limit: TimeLimit | None = None
-    # Where checkpoints are kept, and where the adapter is published.
+    # Where checkpoints are stored, and where the adapter is published.
     checkpoints: publish.HubCheckpoints | None = None
     destination: publish.AdapterUpload | None = None
 
     def __init__(self, method: type[Method], argv: list[str], description: str | None) -> None:
         """Parse and check the arguments; raises TrainingInputError."""
-        given = parse_job(argv, method.OPTIONS, method.CONFIG, description, method.RECIPE)
-        self.job, self.args, self.model_args, self.recipe = given
+        self.job, self.args, self.model_args, self.recipe = parse_job(
+            argv, method.OPTIONS, method.CONFIG, description, method.RECIPE
+        )
         self.command = argv
         self.method = method(self.job, self.args, self.model_args)
         self.folder = Path(self.args.output_dir)
 
     @contextmanager
     def open_output(self) -> Iterator[None]:
-        """Hold OUTPUT for this run, check that it can be published, and fetch a checkpoint from the Hub."""
+        """Lock OUTPUT, check that the adapter can be published, and fetch checkpoints from the Hub."""
         args, job = self.args, self.job
         # With --source, a preflight writes the rows.
-        looks_only = job.mode == "preflight" and job.dataset is not None
+        writes_nothing = job.mode == "preflight" and job.dataset is not None
         with output.only_run(self.folder) if is_main_process() else nullcontext():
             if is_main_process():
-                output.check_output(self.folder, job.overwrite or looks_only)
+                output.check_output(self.folder, job.overwrite or writes_nothing)
                 self.destination = publish.open_destination(args, job.mode)
             try:
                 self.limit = time_limit_of(job.time_limit)
@@ -104,28 +105,28 @@ class Run:
                 raise
 
     def train(self) -> None:
-        """Train on the rows, then give OUTPUT its adapter, report and run log, and publish them."""
+        """Train on the rows, write adapter, report and run log to OUTPUT, and publish them."""
         job, args, method = self.job, self.args, self.method
-        self._say_what_leaves()
+        self._print_destinations()
         dataset = method.find_rows()
-        loaded, kept_back = method.load_rows(dataset)
+        train_rows, eval_rows = method.load_rows(dataset)
         report = method.load_report(dataset)
         method.load_model()
-        start = started_with(method, loaded, kept_back)
+        start = started_with(method, train_rows, eval_rows)
         resumed = None if job.overwrite or job.mode == "preflight" else check_same_start(self.folder, start)
-        method.fit(loaded, kept_back)
+        method.fit(train_rows, eval_rows)
         before = resumed or {}
         if resumed is None:
-            before["preflight"] = self._look_ahead()
+            before["preflight"] = self._run_preflight()
         if job.mode == "preflight":
             return
-        trainer, held = method.build().trainer, method.fitted.held_out
+        trainer, eval_rows = method.build().trainer, method.fitted.held_out
         licence = job.license or models.base_model_licence(self.model_args, method.revision)
         tracking.set_up_trackio(args, job.mode == "smoke")
         if resumed is None:
             before["trackio_run"] = tracking.free_run_name(args)
-            if held is not None:
-                before["held_out"] = method.score(held)
+            if eval_rows is not None:
+                before["held_out"] = method.score(eval_rows)
         args.run_name = before["trackio_run"]
         if is_main_process():
             self._begin(start, before)
@@ -133,8 +134,8 @@ class Run:
             trainer.add_callback(callback)
         metrics, evaluation = method.run_steps(), None
         stopped_at = self.limit and self.limit.stopped_at
-        if held is not None and stopped_at is None:
-            evaluation = held_out.compare(before["held_out"], method.score(held), job.eval_split)
+        if eval_rows is not None and stopped_at is None:
+            evaluation = held_out.compare(before["held_out"], method.score(eval_rows), job.eval_split)
         if not is_main_process():
             return
         log = describe_run(method) | {
@@ -162,16 +163,16 @@ class Run:
                 "start it again with the same arguments to resume it"
             )
         elif self.checkpoints is not None and self.destination is not None:
-            # Only when the adapter is on the Hub: a job's own disk is lost.
+            # Only once the adapter is on the Hub: a job's own disk is lost.
             self.checkpoints.remove()
 
     def _save(self, report: Json | None, log: Json) -> None:
-        """Give OUTPUT the adapter with its card, run log and report."""
+        """Write the adapter with its card, run log and report to OUTPUT."""
         trainer, staging = self.method.trainer, self.folder / output.STAGING
         shutil.rmtree(staging, ignore_errors=True)
         model = trainer.accelerator.unwrap_model(trainer.model)
         log["adapter"]["files"] = publish.save_adapter(model, staging, log["base_model"], self.method.revision)
-        # With the chat template, so that the adapter can be used without the base's repository.
+        # The tokenizer has the chat template, so the adapter can be used without the base's repository.
         self.method.tokenizer.save_pretrained(staging)
         models.write_probe(model, trainer.processing_class, self.folder)
         # JSON cannot hold NaN and infinity.
@@ -180,30 +181,30 @@ class Run:
             warn(f"the Hub may refuse the model card: {problem}")
         output.finish(self.folder, report, log)
 
-    def _say_what_leaves(self) -> None:
+    def _print_destinations(self) -> None:
         logged = "trackio" in self.args.report_to and self.job.mode == "train"
         space = self.args.trackio_space_id or environ.get(tracking.SPACE_VARIABLE)
-        places = {
-            "the adapter, its card, run log and page, to the repository": self.destination
-            and self.destination.repo_id,
+        repository = self.destination and self.destination.repo_id
+        destinations = {
+            "the adapter, its card, run log and page, to the repository": repository,
             "checkpoints, to the private bucket": self.checkpoints and self.checkpoints.bucket,
             "metrics and sampled answers, to the Space": space if logged else None,
         }
-        for what, place in places.items():
-            if place:
-                say(f"leaves this machine: {what} {place}")
-        say("stays here: " + ("the rows" if any(places.values()) else "everything: rows, adapter and metrics"))
+        for what, destination in destinations.items():
+            if destination:
+                say(f"leaves this machine: {what} {destination}")
+        say("stays here: " + ("the rows" if any(destinations.values()) else "everything: rows, adapter and metrics"))
 
-    def _look_ahead(self) -> Json:
-        found = preflight(self.method, hardware_of(self.job.flavor))
-        say(as_text(found))
-        given = any(word.partition("=")[0] == "--force" for word in self.command)
-        by = "--force" if given else f"`force: true` in the recipe {self.recipe}"
-        refuse(found, by if self.job.force else "")
-        return found
+    def _run_preflight(self) -> Json:
+        findings = preflight(self.method, hardware_of(self.job.flavor))
+        say(as_text(findings))
+        on_command_line = any(word.partition("=")[0] == "--force" for word in self.command)
+        forced_by = "--force" if on_command_line else f"`force: true` in the recipe {self.recipe}"
+        refuse(findings, forced_by if self.job.force else "")
+        return findings
 
     def _begin(self, start: Json, before: Json) -> None:
-        """Write down the start, now that everything has been checked and nothing can be lost."""
+        """Clear OUTPUT if asked to, and record the start; all checks have passed."""
         if self.job.overwrite:
             output.clear_output(self.folder)
             if self.checkpoints is not None:
@@ -221,7 +222,7 @@ class Run:
 
 
 def started_with(method: Method, rows: Dataset, held_out: Dataset | None = None) -> Json:
-    """Return every argument that decides the result, with hashes of model and rows."""
+    """Return every argument that affects the result, with hashes of model and rows."""
     args, name = method.args, str(method.model_args.model_name_or_path)
     revision = f"@{method.revision}" if method.revision else f" ({_hash_model(Path(name))})"
     start = {
@@ -239,7 +240,10 @@ def started_with(method: Method, rows: Dataset, held_out: Dataset | None = None)
 
 
 def check_same_start(folder: Path, start: Json) -> Json | None:
-    """Return what was found before the first step of a training that goes on; refuse another one's."""
+    """Return the preflight and scores of a training to resume, None when there is no checkpoint.
+
+    Raises OutputError when the training in `folder` was started with other arguments, model or rows.
+    """
     if output.last_checkpoint(folder) is None:
         return None
     record = read_json(folder / output.LOCAL_FILE)
@@ -248,16 +252,17 @@ def check_same_start(folder: Path, start: Json) -> Json | None:
             f"`{folder}` holds checkpoints and no record of their arguments; give --overwrite to "
             "start over, or another --run-name."
         )
-    then = record["started_with"]
-    other = [
-        f"{name} {shorten_line(str(then.get(name)), 60)}, now {shorten_line(str(start.get(name)), 60)}"
-        for name in sorted({*then, *start})
-        if then.get(name) != start.get(name)
+    old = record["started_with"]
+    differences = [
+        f"{name} {shorten_line(str(old.get(name)), 60)}, now {shorten_line(str(start.get(name)), 60)}"
+        for name in sorted({*old, *start})
+        if old.get(name) != start.get(name)
     ]
-    if other:
-        more = f" and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
+    if differences:
+        hidden = len(differences) - SHOWN_DIFFERENCES
+        more = f" and {hidden} more" if hidden > 0 else ""
         raise OutputError(
-            f"The training in `{folder}` was started with {'; '.join(other[:SHOWN])}{more}: give "
+            f"The training in `{folder}` was started with {'; '.join(differences[:SHOWN_DIFFERENCES])}{more}: give "
             "the same arguments to resume it, --overwrite to start over, or another --run-name."
         )
     before: Json = record["before"]
@@ -265,7 +270,7 @@ def check_same_start(folder: Path, start: Json) -> Json | None:
 
 
 def _hash_model(folder: Path) -> str:
-    """Hash the config of a model and the beginning of each file of weights."""
+    """Hash the config of a model, and size and first HEAD_BYTES of each file of weights."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
         digest.update(f"{file.name} {file.stat().st_size}".encode())
@@ -275,7 +280,7 @@ def _hash_model(folder: Path) -> str:
 
 
 def _hash_rows(rows: Dataset, columns: Sequence[str]) -> str:
-    """Hash what of the rows is trained on, wherever they came from."""
+    """Hash the columns that are trained on, wherever the rows came from."""
     digest = hashlib.sha256()
     for row in rows.select_columns([name for name in columns if name in rows.column_names]):
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())
@@ -298,14 +303,14 @@ PACKAGES = "trl transformers peft bitsandbytes torch accelerate datasets hugging
 
 
 def describe_run(method: Method) -> Json:
-    """Return what a method knows of its run: arguments, hardware, versions, log of each step."""
+    """Return the method's part of the run log: arguments, hardware, versions, log of each step."""
     trainer, fitted = method.trainer, method.fitted
     args, model_args = trainer.args, method.model_args
     model = trainer.accelerator.unwrap_model(trainer.model)
     settings, space, history = args.to_dict(), args.trackio_space_id, trainer.state.log_history
     target = model.peft_config["default"].target_modules
     on_gpu = args.device.type == "cuda"
-    name = torch.cuda.get_device_name(args.device) if on_gpu else platform.processor() or platform.machine()
+    device = torch.cuda.get_device_name(args.device) if on_gpu else platform.processor() or platform.machine()
     return {
         "pimono_sdpo": __version__,
         "method": args.METHOD,
@@ -329,13 +334,13 @@ def describe_run(method: Method) -> Json:
             "max_prompt_length": fitted.budgets["prompt"],
             "lora_target_modules": target if isinstance(target, str) else sorted(target),
         },
-        "hardware": {"device": args.device.type, "name": name, "count": torch.cuda.device_count() if on_gpu else 1},
+        "hardware": {"device": args.device.type, "name": device, "count": torch.cuda.device_count() if on_gpu else 1},
         "versions": {name: version(name) for name in PACKAGES},
         "started_at": method.progress.started_at,
         "resumed_at": method.progress.resumed_at,
         "finished_at": now(),
         "guards": method.guards.record(),
-        # The summary of the whole run comes last in the history and is `metrics` already.
+        # The last entry of the history summarises the run, as `metrics` does.
         "log_history": [entry for entry in history if not {"train_runtime", "rollouts"} & entry.keys()],
         "rollouts": [{"step": entry["step"], **rollout} for entry in history for rollout in entry.get("rollouts", ())],
         "adapter": {"trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad)},
@@ -343,8 +348,8 @@ def describe_run(method: Method) -> Json:
 
 
 def _without_machine_path(word: str) -> str:
-    """Keep only the name of a path that leaves the working folder."""
+    """Reduce a path outside the working folder to its name; `word` may be --OPTION=PATH."""
     option, equals, value = word.rpartition("=")
     path = Path(value)
-    leaves = path.is_absolute() or ".." in path.parts or value.startswith("~")
-    return f"{option}{equals}{path.name}" if leaves else word
+    outside = path.is_absolute() or ".." in path.parts or value.startswith("~")
+    return f"{option}{equals}{path.name}" if outside else word

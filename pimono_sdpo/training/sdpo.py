@@ -1,9 +1,9 @@
-"""SDPO: fit prompts and contexts, sample completions, score them, and distil a teacher with feedback.
+"""SDPO: fit prompts and contexts to token budgets, score completions, and distil a teacher with feedback.
 
-TRL cuts token ids from the left: the student's prompt at `max_prompt_length` and the teacher's at
-`max_reprompt_len`. Either loses <bos> and the head of the task, and the two see different tasks.
-Here the oldest earlier turns go first, then the middle of the texts, of a context block by block,
-and only as much as necessary.
+TRL truncates token ids from the left: the student's prompt at `max_prompt_length` and the teacher's
+at `max_reprompt_len`. Either loses <bos> and the start of the task, and the two see different tasks.
+Here the oldest turns are dropped first, then texts are shortened in the middle, a context block by
+block, and only as far as necessary.
 
 reads prompt, privileged_context, reward_terms / writes prompt, privileged_context
 """
@@ -63,41 +63,41 @@ WRITTEN = {"prompt": List(MESSAGE), "privileged_context": Value("string")}
 
 @dataclass(frozen=True)
 class Reprompt:
-    """How the teacher's prompt is worded, by templates and limits of an SDPOConfig."""
+    """The wording of the teacher's prompt, by the templates and limits of an SDPOConfig."""
 
     args: SDPOConfig
     feedback: Feedback
 
-    def text(self, prompt: str, context: str) -> str:
-        """Return the teacher's last user turn around an empty demonstration and one character of feedback."""
+    def format(self, prompt: str, context: str) -> str:
+        """Return the teacher's last user turn with an empty demonstration and one character of feedback."""
         text: str = self.args.reprompt_template.format(
             prompt=prompt,
             solution=self.args.solution_template.format(successful_previous_attempt=""),
-            feedback=self.feedback.worded("-", context),
+            feedback=self.feedback.format("-", context),
         )
         return text
 
     def check(self) -> None:
         """Raise TrainingInputError for a template that cannot be filled or leaves feedback out."""
-        fields = {
+        templates = {
             "reprompt_template": (self.args.reprompt_template, {"prompt", "solution", "feedback"}),
             "solution_template": (self.args.solution_template, {"successful_previous_attempt"}),
             "feedback_template": (self.feedback.rollout_template, {"feedback_raw"}),
             "trace_template": (self.feedback.trace_template, {"feedback_raw"}),
         }
-        for name, (template, known) in fields.items():
+        for name, (template, allowed) in templates.items():
             try:
-                found = {field for _, field, *_ in Formatter().parse(template) if field is not None}
+                fields = {field for _, field, *_ in Formatter().parse(template) if field is not None}
             except ValueError:
-                found = set()
-            if not found or not found <= known:
-                needed = " ".join(f"{{{field}}}" for field in sorted(known))
+                fields = set()
+            if not fields or not fields <= allowed:
+                needed = " ".join(f"{{{field}}}" for field in sorted(allowed))
                 raise TrainingInputError(f"{name} cannot be filled; put {needed} in it, and no other braces.")
 
     def reserved_tokens(self) -> int:
-        """Return what a demonstration and the reward's feedback can need beside `text`."""
-        own = self.feedback.tokens + SEAM_TOKENS if self.feedback.asks_reward else 0
-        return TOKENS_READ_BACK * int(self.args.max_completion_length) + own
+        """Return the tokens to reserve for a demonstration and the reward's feedback, besides `format`."""
+        feedback = self.feedback.tokens + SEAM_TOKENS if self.feedback.asks_reward else 0
+        return TOKENS_READ_BACK * int(self.args.max_completion_length) + feedback
 
 
 def fit_prompts(
@@ -108,50 +108,54 @@ def fit_prompts(
     reprompt_tokens: int,
     reprompt: Reprompt,
 ) -> Fitted:
-    """Return the rows within both budgets, without those that cannot be cut to them.
+    """Shorten prompts and contexts to both budgets; leave out the rows for which that is impossible.
 
-    Lengths are those before anything was cut, the teacher's with what is reserved for a
-    demonstration and the reward's feedback.
+    Lengths are those before shortening; the teacher's include the tokens reserved for a demonstration
+    and the reward's feedback.
     """
     reprompt.check()
     special = special_tokens(tokenizer)
     template = reprompt.args.chat_template_kwargs or {}
 
-    def cut(text: str, budget: int, count: Callable[[str], int], what: str, option: str) -> str:
-        short = shorten_to_budget(text, budget, count)
-        if short is None:
+    def shorten(text: str, budget: int, count: Callable[[str], int], what: str, option: str) -> str:
+        shortened = shorten_to_budget(text, budget, count)
+        if shortened is None:
             raise LeftOut("too_long", f"{count(TRIMMED)} tokens {what}, over the {budget} of {option}")
-        return short
+        return shortened
 
     def fit(row: Row, number: int) -> tuple[Row, Row]:
         _check_row(row, number)
-        (*texts, task), found = zip(*(neutralise(turn["content"], special) for turn in row["prompt"]), strict=True)
-        given, in_context = neutralise(row["privileged_context"] or "", special)
-        before = [{"role": turn["role"], "content": text} for turn, text in zip(row["prompt"], texts, strict=False)]
+        texts, neutralised = zip(*(neutralise(turn["content"], special) for turn in row["prompt"]), strict=True)
+        full_context, in_context = neutralise(row["privileged_context"] or "", special)
+        *history, last = [
+            {"role": turn["role"], "content": text} for turn, text in zip(row["prompt"], texts, strict=True)
+        ]
+        task = full_task = last["content"]
+        context = full_context
 
         def count(user_text: str) -> int:
-            return len(templated_ids(tokenizer, [*before, {"role": "user", "content": user_text}], **template))
+            return len(templated_ids(tokenizer, [*history, {"role": "user", "content": user_text}], **template))
 
         def count_reprompt(context: str) -> int:
-            return count(reprompt.text(task, context)) + reprompt.reserved_tokens()
+            return count(reprompt.format(task, context)) + reprompt.reserved_tokens()
 
-        lengths = {"prompt": count(task), "teacher_prompt": count_reprompt(given)}
-        # The tools of an exercise and its request stay; of other rows the request is the last turn.
-        stay = 2 if before and before[0]["role"] == "system" else 0
-        while len(before) > stay and count(task) > prompt_tokens:
-            # The request matters more than earlier turns; the oldest exchange goes first.
-            gone = 1 if before[stay]["role"] == "assistant" and not stay else 2
-            before = before[:stay] + before[stay + gone :]
-        whole = task
-        task = cut(task, prompt_tokens, count, "without its last user text", "max_prompt_length")
-        context = given
-        if count_reprompt(given) > reprompt_tokens:
+        lengths = {"prompt": count(task), "teacher_prompt": count_reprompt(context)}
+        # An exercise keeps its system prompt and request; in other rows the request is the last turn.
+        fixed = 2 if history and history[0]["role"] == "system" else 0
+        while len(history) > fixed and count(task) > prompt_tokens:
+            # The request matters more than earlier turns; the oldest exchange is dropped first.
+            dropped = 1 if history[fixed]["role"] == "assistant" and not fixed else 2
+            history = history[:fixed] + history[fixed + dropped :]
+        task = shorten(task, prompt_tokens, count, "without its last user text", "max_prompt_length")
+        if count_reprompt(context) > reprompt_tokens:
             what = "for the teacher's prompt without any feedback"
-            context = shorten_blocks(given, lambda text: count_reprompt(text) <= reprompt_tokens) or cut(
-                given, reprompt_tokens, count_reprompt, what, "max_reprompt_len"
+            context = shorten_blocks(context, lambda text: count_reprompt(text) <= reprompt_tokens) or shorten(
+                context, reprompt_tokens, count_reprompt, what, "max_reprompt_len"
             )
-        counts = (task != whole or len(before) < len(texts), context != given, in_context + sum(found))
-        fitted = {"prompt": [*before, {"role": "user", "content": task}], "privileged_context": context}
+        prompt = [*history, {"role": "user", "content": task}]
+        prompt_shortened = task != full_task or len(prompt) < len(texts)
+        counts = (prompt_shortened, context != full_context, in_context + sum(neutralised))
+        fitted = {"prompt": prompt, "privileged_context": context}
         return fitted, lengths | dict(zip(COUNTS, map(int, counts), strict=True))
 
     budgets = {"prompt": prompt_tokens, "teacher_prompt": reprompt_tokens}
@@ -160,7 +164,7 @@ def fit_prompts(
     except TemplateError as error:
         raise TrainingInputError(
             f"The chat template refuses a prompt ({' '.join(str(error).split())}); give rows with "
-            "turns that it takes, or another model."
+            "turns that it accepts, or another model."
         ) from error
 
 
@@ -176,26 +180,30 @@ class _Row(TypedDict):
 
 
 def _check_row(row: Row, number: int) -> None:
+    """Raise TrainingInputError unless the prompt is a list of messages that ends in a turn of the user."""
     try:
         turns = msgspec.convert(dict(row), _Row)["prompt"]
-        last = f"a turn of `{turns[-1]['role']}`" if turns else "no turn"
-        wrong = None if last == "a turn of `user`" else f"its prompt ends in {last}"
+        if turns and turns[-1]["role"] == "user":
+            return
+        problem = f"its prompt ends in a turn of `{turns[-1]['role']}`" if turns else "its prompt ends in no turn"
     except msgspec.ValidationError as error:
         is_text = isinstance(row["prompt"], str)
-        wrong = "its prompt is text; write a list of messages with `role` and `content`" if is_text else str(error)
-    if wrong is not None:
-        raise TrainingInputError(
-            f"Row {number} cannot be trained on ({wrong}); give rows written by "
-            "`pimono-sdpo filter`, whose prompts end in a turn of the user."
-        )
+        problem = "its prompt is text; write a list of messages with `role` and `content`" if is_text else str(error)
+    raise TrainingInputError(
+        f"Row {number} cannot be trained on ({problem}); give rows written by "
+        "`pimono-sdpo filter`, whose prompts end in a turn of the user."
+    )
 
 
 def check_template(rows: Dataset, tokenizer: Any, template: Mapping[str, Any]) -> int:
-    """Return how many prompts passed through the chat template whole; raises TrainingInputError."""
+    """Check that the chat template keeps the text of every prompt; return the number of prompts.
+
+    Raises TrainingInputError.
+    """
     special = special_tokens(tokenizer)
     for number, prompt in enumerate(rows["prompt"], 1):
-        bare = [{**turn, "content": "x"} for turn in prompt]
-        text, frame = (tokenizer.decode(templated_ids(tokenizer, turns, **template)) for turns in (prompt, bare))
+        empty = [{**turn, "content": "x"} for turn in prompt]
+        text, frame = (tokenizer.decode(templated_ids(tokenizer, turns, **template)) for turns in (prompt, empty))
         # Compare decoded text, since some tokenizers normalise it.
         ids = tokenizer([turn["content"] for turn in prompt], add_special_tokens=False)["input_ids"]
         if any(tokenizer.decode(one).strip() not in text for one in ids):
@@ -229,17 +237,17 @@ class SDPO(Method):
             args.max_steps = rounds * args.num_iterations
         super().__init__(job, args, model_args)
         if args.method != "sdpo":
-            # Neither needs a teacher; without an EMA none is kept or averaged.
+            # Neither `rft` nor `grpo` needs a teacher, so no EMA is kept.
             args.teacher_model_kind = "base"
             args.distillation_weight = 0.0
             job.feedback = job.feedback or "none"
-        every = args.steps_per_generation * args.num_iterations
-        aligned = args.save_steps * args.gradient_accumulation_steps % every == 0
+        micro_batches = args.steps_per_generation * args.num_iterations
+        aligned = args.save_steps * args.gradient_accumulation_steps % micro_batches == 0
         on_steps = args.save_strategy == "steps" and args.save_steps >= 1
         if args.num_iterations > 1 and on_steps and not aligned:
             raise TrainingInputError(
-                f"--save_steps {args.save_steps:g} is in the middle of a batch of rollouts, which "
-                "no checkpoint keeps; give a multiple of --num_iterations."
+                f"--save_steps {args.save_steps:g} would write checkpoints in the middle of a batch of rollouts, "
+                "which is lost on resume; give a multiple of --num_iterations."
             )
         if args.num_iterations > 1 and args.steps_per_generation % args.gradient_accumulation_steps:
             raise TrainingInputError(
@@ -258,43 +266,43 @@ class SDPO(Method):
             args.chat_template_kwargs["tools"] = definitions(job.tools)
 
     def find_rows(self) -> str:
-        """Return --dataset, or the folder of the rows that --source gives."""
+        """Return --dataset, or the folder of the rows filtered from --source."""
         if self.job.dataset is not None:
             return str(self.job.dataset)
         with PartialState().main_process_first():
             return filter_source(self.job, Path(self.args.output_dir), self.args.seed)
 
     def load_report(self, dataset: str) -> Json | None:
-        """Return the report of the filter that made the rows, None without one."""
+        """Return the report of the filter that made the rows, None if there is none."""
         return load_report(dataset)
 
     def load_model(self) -> None:
-        """Load the tokenizer, the reward and the words of the feedback."""
+        """Load the tokenizer and the reward, and set the wording of the feedback."""
         super().load_model()
         job = self.job
-        ends = models.end_ids(self.model_args, self.revision)
-        self.scoring = scoring_of(job.reward, job.gate, job.grade, self.tokenizer, ends)
+        end_ids = models.end_ids(self.model_args, self.revision)
+        self.scoring = scoring_of(job.reward, job.gate, job.grade, self.tokenizer, end_ids)
         mode: Mode = job.feedback or ("trace" if self.scoring.feedback is None else "both")
         self.feedback = Feedback(self.args.feedback_template, mode, tokens=job.feedback_tokens)
 
     def teaching(self) -> Json:
-        """Return what decides the result beside TRL's arguments."""
+        """Return the settings besides TRL's arguments that decide the result."""
         job = self.job
         names = ["reward", "gate", "grade", "tools", "eval_split", "eval_generations"]
-        found = {name: getattr(job, name) for name in [*names, *(() if job.dataset else FILTERED)]}
+        settings = {name: getattr(job, name) for name in [*names, *(() if job.dataset else FILTERED)]}
         if job.source and not job.dataset:
-            found["source"] = models.public_name(job.source)
-        if own := hash_own([job.reward, *job.gate, *job.grade]):
-            found["own_code"] = own
+            settings["source"] = models.public_name(job.source)
+        if hashes := hash_own([job.reward, *job.gate, *job.grade]):
+            settings["own_code"] = hashes
         return {
-            **found,
+            **settings,
             "feedback": self.feedback.mode,
             "feedback_tokens": self.feedback.tokens,
             "trace_template": self.feedback.trace_template,
         }
 
     def fit(self, dataset: Dataset, held_out: Dataset | None = None) -> None:
-        """Fit prompts and contexts to their budgets, and set the arguments of the builder."""
+        """Fit prompts and contexts to their budgets, and set TRL's arguments on prompts and feedback."""
         args, scoring, feedback = self.args, self.scoring, self.feedback
         if feedback.asks_reward and scoring.feedback is None:
             raise TrainingInputError(
@@ -304,17 +312,16 @@ class SDPO(Method):
         scoring.check(args.success_reward_threshold, args.reward_weights, dataset.column_names)
         check_call_format(self.job.reward, self.tokenizer, dataset)
         budgets = (args.max_prompt_length or args.max_reprompt_len, args.max_reprompt_len)
-        reprompt = Reprompt(args, feedback)
-        fitted = fit_prompts(dataset, held_out, self.tokenizer, *budgets, reprompt)
+        fitted = fit_prompts(dataset, held_out, self.tokenizer, *budgets, Reprompt(args, feedback))
         unscored = scoring.find_unscored(fitted.rows)
         if unscored and self.job.reward == "trace_grounding":
-            # TRL would count them as failures.
+            # TRL would count their completions as failures.
             scored = sorted({*range(len(fitted.rows))} - {*unscored})
             if not scored:
                 raise TrainingInputError(
                     f"None of the {len(unscored)} rows names a concrete term in `reward_terms`; give --reward outcome."
                 )
-            lengths = {name: [all_[at] for at in scored] for name, all_ in fitted.lengths.items()}
+            lengths = {name: [values[index] for index in scored] for name, values in fitted.lengths.items()}
             fitted = replace(fitted, rows=fitted.rows.select(scored), lengths=lengths)
         per_step = args.generation_batch_size // args.num_generations
         if len(fitted.rows) < per_step:
@@ -322,33 +329,32 @@ class SDPO(Method):
                 f"There are {len(fitted.rows)} rows and each step takes {per_step} prompts; give "
                 "more rows, a smaller batch or more num_generations."
             )
-        # The rows fit already; left to itself TRL would cut off <bos> and the head of the task.
+        # The rows fit already; TRL would cut off <bos> and the start of the task.
         args.max_prompt_length = None
         args.include_environment_feedback = feedback.mode != "none"
         args.feedback_template = PASS_THROUGH
-        counts = {**fitted.counts, "without_reward": len(unscored)}
-        self.fitted = replace(fitted, counts=counts)
+        self.fitted = replace(fitted, counts={**fitted.counts, "without_reward": len(unscored)})
 
     def estimate(self, config: Any) -> dict[str, int]:
         """Estimate the peak for prompts that use their whole budget."""
         return estimate_sdpo(self.args, self.model_args, config, self.fitted.budgets["prompt"] or 0)
 
     def check(self) -> Json:
-        """Check that templates keep the prompts whole, and refuse a reward that can be won without solving."""
-        args, used = self.args, self.fitted.rows
+        """Check that the chat template keeps the prompts, and refuse a reward that can be won without solving."""
+        args, rows = self.args, self.fitted.rows
         return {
-            "templates_checked": check_template(used, self.tokenizer, args.chat_template_kwargs),
-            "reward_tried_on_rows": refuse_unsound(self.scoring, used, args.success_reward_threshold),
+            "templates_checked": check_template(rows, self.tokenizer, args.chat_template_kwargs),
+            "reward_tried_on_rows": refuse_unsound(self.scoring, rows, args.success_reward_threshold),
         }
 
     def try_rollouts(self, hardware: Hardware) -> tuple[Json, list[str], int | None] | None:
-        """Sample from the model, see preflight.py; vLLM samples whole groups, without weights so far."""
+        """Sample from the model, see preflight.py; not with vLLM, which samples whole groups and lacks weights yet."""
         if not self.job.preflight_rows or self.args.use_vllm or self.job.mode == "smoke":
             return None
         lengths = self.fitted.lengths["teacher_prompt"]
         trainer, longest = self.build().trainer, lengths.index(max(lengths))
-        found, peak = preflight.sample(trainer, self.job.preflight_rows, longest, hardware)
-        return found, preflight.stops_of(found, self.args.method), peak
+        sampled, peak = preflight.sample(trainer, self.job.preflight_rows, longest, hardware)
+        return sampled, preflight.stops_of(sampled, self.args.method), peak
 
     def make_trainer(self) -> DistillationTrainer:
         """Load the model and return the trainer with its teacher."""
@@ -370,13 +376,13 @@ class SDPO(Method):
         return score_rewards(rewards, self.args.success_reward_threshold)
 
     def notes(self) -> list[str]:
-        """Add how many rows had no reward, if any."""
+        """Add how many rows had no reward, if any, and a warning about `trace_grounding`."""
         unscored, used = self.fitted.counts["without_reward"], len(self.fitted.rows)
-        why = {
+        reason = {
             "verifiers": f"of {used} rows have no verifier_spec, so nothing scores them",
             "trace_grounding": "rows name no concrete term and were left out",
         }.get(self.job.reward, f"of {used} rows get no reward, which counts as 0")
-        notes = [f"{unscored} {why}"] if unscored else []
+        notes = [f"{unscored} {reason}"] if unscored else []
         if self.job.reward == "trace_grounding":
             notes.append(
                 "trace_grounding is a smoke test: a fluent wrong answer scores like a right one; "

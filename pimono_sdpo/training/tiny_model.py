@@ -1,7 +1,7 @@
-"""Write a tiny twin of google/gemma-4-12B-it: the same classes and template, random weights.
+"""Write a tiny model of the same classes and chat template as google/gemma-4-12B-it, with random weights.
 
-About 0.4 M parameters, so that the whole training job runs on a CPU in seconds. It speaks noise:
-what it proves is that the pieces fit, never that a model learns.
+It has about 0.4 M parameters, so that a whole training job runs on a CPU in seconds. Its output is
+noise: it can show that the job works, but not that a model learns.
 """
 
 import json
@@ -24,7 +24,7 @@ def load(path: str) -> dict[str, object]: return json.loads(Path(path).read_text
 const result = await session.prompt(message); if (!result) { throw new Error("no result"); }
 """
 
-# Ids that the job depends on are the real ones; the others only keep their places free.
+# Token ids that the job depends on are those of Gemma 4; the others only fill the gaps.
 TURN_IDS = {"<|tool_response>": 50, "<|turn>": 105, "<turn|>": 106}
 ENDS = (1, TURN_IDS["<turn|>"], TURN_IDS["<|tool_response>"])
 EXTRA_SPECIAL_TOKENS = (
@@ -52,7 +52,7 @@ def write_tiny_model(folder: Path, seed: int = 0) -> Path:
 
 
 def generation_config(ends: Sequence[int] = ENDS) -> Any:
-    """Return how the twin speaks, up to one of the ids in `ends`."""
+    """Return the generation config of the tiny model, with `ends` as ids that end a turn."""
     from transformers import GenerationConfig
 
     ids = {"bos_token_id": 2, "eos_token_id": list(ends), "pad_token_id": 0}
@@ -67,7 +67,7 @@ def chat_template() -> str:
 
 
 def _tokenizer() -> Any:
-    """Learn merges on SEED_TEXT and lay out ids: core, special and unused, bytes, learned."""
+    """Train a BPE tokenizer on SEED_TEXT; its ids are core, special and unused, bytes, learned, in this order."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import GemmaTokenizer
 
@@ -79,10 +79,10 @@ def _tokenizer() -> Any:
     )
     learned = json.loads(learner.to_str())["model"]
     others = iter(token for token in EXTRA_SPECIAL_TOKENS if token not in TURN_IDS)
-    at = {number: token for token, number in TURN_IDS.items()}
-    reserved = range(len(CORE_TOKENS), max(TURN_IDS.values()) + 1)
-    names = [at.get(number) or next(others, f"<unused{number}>") for number in reserved]
-    tokens = [*CORE_TOKENS, *names, *(f"<0x{byte:02X}>" for byte in range(256))]
+    by_id = {number: token for token, number in TURN_IDS.items()}
+    reserved_ids = range(len(CORE_TOKENS), max(TURN_IDS.values()) + 1)
+    reserved = [by_id.get(number) or next(others, f"<unused{number}>") for number in reserved_ids]
+    tokens = [*CORE_TOKENS, *reserved, *(f"<0x{byte:02X}>" for byte in range(256))]
     tokens += sorted(learned["vocab"], key=learned["vocab"].__getitem__)
     tokenizer = GemmaTokenizer(
         vocab={token: number for number, token in enumerate(tokens)},
@@ -95,7 +95,7 @@ def _tokenizer() -> Any:
 
 
 def random_model(vocab_size: int, **changes: Any) -> Any:
-    """Return a model of so many tokens with random weights; `changes` are of its text config."""
+    """Return a model with random weights; `changes` override values of its text config."""
     from transformers.models.gemma4_unified import configuration_gemma4_unified as gemma
     from transformers.models.gemma4_unified import modeling_gemma4_unified as modeling
 

@@ -1,4 +1,4 @@
-"""Log a run to Trackio, rollouts included, so that no fault of Trackio stops the training.
+"""Log a run and its rollouts to Trackio; a Space that fails does not stop the training.
 
 writes metrics, sampled rollouts (the Traces tab) and a config without machine paths, to a Space or
 to $TRACKIO_DIR on this machine
@@ -20,7 +20,7 @@ from pimono_sdpo.text import shorten
 from pimono_sdpo.training import warn
 
 SPACE_VARIABLE = "TRACKIO_SPACE_ID"
-# What the dashboard and the run log list.
+# The arguments that the dashboard and the run log list.
 TRAINING_ARGUMENTS = (
     "max_steps num_train_epochs learning_rate lr_scheduler_type warmup_steps weight_decay max_grad_norm optim "
     "per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing bf16 seed stop_on"
@@ -29,28 +29,28 @@ MODEL_ARGUMENTS = (
     "dtype load_in_4bit load_in_8bit bnb_4bit_quant_type use_bnb_nested_quant "
     "lora_r lora_alpha lora_dropout use_rslora use_dora"
 ).split()
-# Of each step: enough to see what is rewarded, few enough for any number of steps.
+# Rollouts per step in the dashboard.
 ROLLOUTS = 8
-# What the run log keeps of them: so many of about so many steps, with texts of so many characters.
+# Rollouts in the run log: how many per step, of about how many steps, with how many characters per text.
 KEPT_ROLLOUTS, KEPT_STEPS, KEPT_CHARS = 2, 12, 1000
-# Of the whole training, logged once at its end: no curves.
-ONCE = frozenset("train_runtime train_samples_per_second train_steps_per_second train_loss total_flos".split())
+# Totals logged at the end of the training, which would be curves of one point.
+TOTALS = frozenset("train_runtime train_samples_per_second train_steps_per_second train_loss total_flos".split())
 Json = dict[str, Any]
 
 
 def set_up_trackio(args: Any, smoke: bool) -> None:
-    """Set project and Space in place; the argument takes precedence, a smoke run stays here."""
+    """Set project and Space in place; the argument overrides the environment, a smoke run uses no Space."""
     # Otherwise Trackio publishes a public copy of the metrics after training.
     args.trackio_static_space_id = False
     if args.project == "huggingface":
         args.project = "pimono-sdpo"
-    # Trackio would read the variable by itself.
+    # Removed, since Trackio would read the variable itself.
     space = os.environ.pop(SPACE_VARIABLE, None)
     args.trackio_space_id = None if smoke else args.trackio_space_id or space or None
 
 
 def free_run_name(args: Any) -> str:
-    """Return the run's name, with the id of the job or the time where another run may have it."""
+    """Return the run's name, with the job's id or the time appended where it may be taken."""
     name = str(args.run_name)
     if "trackio" not in args.report_to:
         return name
@@ -61,10 +61,10 @@ def free_run_name(args: Any) -> str:
 
 
 class SafeTrackio(TrackioCallback):  # type: ignore[misc] # transformers is untyped here
-    """The callback of transformers with a config of our own; it logs here when a Space fails.
+    """The callback of Transformers, with another config and a fallback to this machine when a Space fails.
 
-    Theirs logs all arguments, including machine paths and empty mappings, which break a later
-    export of the run.
+    The callback of Transformers logs all arguments, including machine paths, and empty mappings, which
+    break a later export of the run.
     """
 
     def __init__(self, config: Json) -> None:
@@ -72,14 +72,14 @@ class SafeTrackio(TrackioCallback):  # type: ignore[misc] # transformers is unty
         self.config = config
 
     def setup(self, args: Any, state: Any, model: Any, **_: Any) -> None:
-        """Begin the run, or continue the one of this name."""
+        """Start the run, or continue the run of this name."""
         self._initialized = True
         if not state.is_world_process_zero:
             return
         try:
             self._begin(args)
         except Exception as error:
-            # Whatever the clients of Space and bucket raise, it may not stop the training.
+            # No error of the Space or its bucket may stop the training.
             if args.trackio_space_id is None:
                 raise
             sync = ["trackio", "sync", "--project", args.project, "--space-id", args.trackio_space_id, "--private"]
@@ -92,13 +92,13 @@ class SafeTrackio(TrackioCallback):  # type: ignore[misc] # transformers is unty
             self._begin(args)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Log under the step of the training; Trackio would count calls instead."""
+        """Log the metrics with the training step, where Trackio would count calls."""
         if state.is_world_process_zero and self._initialized:
-            metrics = {name: value for name, value in logs.items() if name not in ONCE}
+            metrics = {name: value for name, value in logs.items() if name not in TOTALS}
             trackio.log(rewrite_logs(metrics), step=state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Finish the run; Trackio waits at most half a minute, the rest can be synced later."""
+        """Finish the run; Trackio waits for uploads for at most half a minute, the rest can be synced later."""
         if state.is_world_process_zero and self._initialized:
             trackio.finish()
         self._initialized = False
@@ -118,7 +118,7 @@ class SafeTrackio(TrackioCallback):  # type: ignore[misc] # transformers is unty
 def log_rollouts(step: int, rollouts: Sequence[Json]) -> None:
     """Log the first ROLLOUTS completions of a step: prompt, completion, reward, feedback."""
     if trackio.context_vars.current_run.get() is None:
-        # Sampled by the preflight.
+        # The preflight samples before there is a run.
         return
     traces = {
         f"rollout_{number}": trackio.Trace(
@@ -135,11 +135,11 @@ def log_rollouts(step: int, rollouts: Sequence[Json]) -> None:
 
 
 def keep_rollouts(state: Any, rollouts: Sequence[Json]) -> None:
-    """Keep the first completions of some steps in the history, which checkpoints and resumed runs keep."""
+    """Add the first rollouts of some steps to the log history, which is part of every checkpoint."""
     step = state.global_step + 1
     if (step - 1) % max(1, state.max_steps // KEPT_STEPS) and step != state.max_steps:
         return
-    kept = [
+    shortened = [
         {
             "prompt": shorten(str(rollout["prompt"][-1]["content"]), KEPT_CHARS),
             "completion": shorten(rollout["completion"], KEPT_CHARS),
@@ -148,7 +148,7 @@ def keep_rollouts(state: Any, rollouts: Sequence[Json]) -> None:
         }
         for rollout in rollouts[:KEPT_ROLLOUTS]
     ]
-    state.log_history.append({"step": step, "rollouts": kept})
+    state.log_history.append({"step": step, "rollouts": shortened})
 
 
 def list_arguments(args: Any, model_args: Any) -> Json:

@@ -1,13 +1,13 @@
-"""TRL's SDPO trainer with its loss in float32, measures of collapse, and two rivals beside it.
+"""TRL's SDPO trainer with a float32 loss, metrics of collapse, and the methods `grpo` and `rft`.
 
-TRL computes the loss in the dtype of the logits; in bfloat16 the gradient of a small gap between
-student and teacher is then mostly rounding. Here the loss takes CHUNK_ELEMENTS of them at a time in
-float32; the chunks are computed again in the backward pass, so that no whole copy is kept.
+TRL computes the loss in the dtype of the logits. In bfloat16 the gradient of a small gap between
+student and teacher is then mostly rounding error. Here the loss is computed in float32 for chunks of
+CHUNK_ELEMENTS logits; the backward pass recomputes them, so that no full float32 copy is kept.
 
-`--method` trains on the same rollouts, rewards and checkpoints: `sdpo` distils; `grpo` takes TRL's
-policy loss alone; `rft` (rejection-sampling fine-tuning) takes the negative log-likelihood of the
-tokens of completions that reach success_reward_threshold. `--num_iterations` is the number of
-updates with each batch of rollouts.
+All methods use the same rollouts, rewards and checkpoints. `--method sdpo` distils; `grpo` uses only
+TRL's policy loss; `rft` (rejection-sampling fine-tuning) uses the negative log-likelihood of the
+completions that reach success_reward_threshold. `--num_iterations` is the number of updates per batch
+of rollouts.
 """
 
 from collections.abc import Iterator
@@ -53,15 +53,15 @@ class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no typ
         return scaled
 
     def _generate_transformers(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
-        """Sample `sample_at_once` completions after each other, whose caches fit into memory."""
+        """Sample `sample_at_once` completions at a time, so that their caches fit into memory."""
         completion_ids: list[list[int]] = []
         size = self.args.sample_at_once or len(prompt_ids)
-        for at in range(0, len(prompt_ids), size):
-            completion_ids += super()._generate_transformers(prompt_ids[at : at + size])[1]
+        for start in range(0, len(prompt_ids), size):
+            completion_ids += super()._generate_transformers(prompt_ids[start : start + size])[1]
         return prompt_ids, completion_ids
 
     def _forward_logits(self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int) -> Tensor:
-        """Return logits in the model's dtype, before the temperature, which rounds there."""
+        """Return logits in the model's dtype, not divided by the temperature, which would round them."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
         if "logits_to_keep" in self.model_kwarg_keys:
             inputs["logits_to_keep"] = logits_to_keep + 1
@@ -69,7 +69,7 @@ class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no typ
         return logits[:, :-1][:, -logits_to_keep:]
 
     def _log_probs(self, model: Any, inputs: Batch) -> Tensor:
-        """Return the log-probability of each token of the completions, rows x tokens, float32."""
+        """Return the log-probability of each completion token, shape (rows, tokens), float32."""
         ids = inputs["completion_ids"]
         logits = self._forward_logits(
             model,
@@ -78,21 +78,21 @@ class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no typ
             ids.size(1),
         )
 
-        def of_chunk(part: Tensor, chosen: Tensor) -> Tensor:
-            found: Tensor = selective_log_softmax(part.float() / self.temperature, chosen)
-            return found
+        def chunk_log_probs(chunk: Tensor, chunk_ids: Tensor) -> Tensor:
+            log_probs: Tensor = selective_log_softmax(chunk.float() / self.temperature, chunk_ids)
+            return log_probs
 
-        return torch.cat([recomputed(of_chunk, *one) for one in chunks(logits, ids)], dim=1)
+        return torch.cat([recomputed(chunk_log_probs, *chunk) for chunk in chunks(logits, ids)], dim=1)
 
     def _compute_rollout_logps(self, **batch: Tensor) -> Tensor | None:
-        """Return the same before the first update, None where every update is on policy."""
-        rounds = self.args.steps_per_generation * self.num_iterations
-        if self.args.gradient_accumulation_steps % rounds == 0:
+        """Return the log-probabilities before the first update; None where every update is on policy."""
+        micro_batches = self.args.steps_per_generation * self.num_iterations
+        if self.args.gradient_accumulation_steps % micro_batches == 0:
             return None
         size = self.args.per_device_train_batch_size
         starts = range(0, batch["completion_ids"].size(0), size)
         with torch.no_grad():
-            parts = [{n: t[at : at + size] for n, t in batch.items()} for at in starts]
+            parts = [{name: value[start : start + size] for name, value in batch.items()} for start in starts]
             return torch.cat([self._log_probs(self.model, part) for part in parts])
 
     def _compute_policy_loss(self, inputs: Batch, student_logits: Tensor) -> Tensor:
@@ -103,65 +103,56 @@ class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no typ
     def _compute_self_distillation_loss(
         self, model: Any, inputs: Batch, distillation_logits: DistillationLogits
     ) -> Tensor:
-        """Return TRL's mean over rows of the mean over tokens, and log what collapse shows in."""
-        found, mode = distillation_logits, "train" if model.training else "eval"
-        mask = found.loss_mask
-        parts = list(chunks(found.student_logits, found.teacher_logits, found.completion_ids))
+        """Return TRL's mean over rows of the mean over tokens, and log the loss and the metrics of collapse."""
+        mode, d = "train" if model.training else "eval", distillation_logits
+        mask = d.loss_mask
+        parts = list(chunks(d.student_logits, d.teacher_logits, d.completion_ids))
         by_part = [recomputed(self._token_losses, *part) for part in parts]
-        losses, now = (torch.cat(one, dim=1) for one in zip(*by_part, strict=True))
-        old, clip = inputs.get("old_per_token_logps"), self.args.distillation_is_clip
-        if old is not None and clip is not None:
-            losses = apply_importance_sampling_clipping(losses, now, old, clip)
-        measured = [self._measure(*part) for part in parts]
-        totals = torch.stack([(losses.detach() * mask).sum(), mask.sum()])
-        sums = [(torch.cat(one, dim=1) * mask).sum() for one in zip(*measured, strict=True)]
-        gathered = self.accelerator.gather(torch.stack([*totals, *sums]).unsqueeze(0)).sum(0)
-        loss_sum, tokens, *of_measures = gathered.tolist()
+        losses, log_probs = (torch.cat(values, dim=1) for values in zip(*by_part, strict=True))
+        old_log_probs, clip = inputs.get("old_per_token_logps"), self.args.distillation_is_clip
+        if old_log_probs is not None and clip is not None:
+            losses = apply_importance_sampling_clipping(losses, log_probs, old_log_probs, clip)
+        measures = zip(*(self._measure(*part) for part in parts), strict=True)
+        sums = [(torch.cat(values, dim=1) * mask).sum() for values in measures]
+        local = torch.stack([(losses.detach() * mask).sum(), mask.sum(), *sums])
+        loss_sum, tokens, *measure_sums = self.accelerator.gather(local.unsqueeze(0)).sum(0).tolist()
         self._log_self_distillation_metric(mode, loss_sum / max(tokens, 1.0))
         if tokens:
-            for name, total in zip((ENTROPY, KL, GAP), of_measures, strict=True):
+            for name, total in zip((ENTROPY, KL, GAP), measure_sums, strict=True):
                 self._metrics[mode][name].append(total / tokens)
         by_row: Tensor = (losses * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
         return by_row.mean()
 
     def _token_losses(self, student: Tensor, teacher: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss and the student's log-probability of each token, on policy."""
+        """Return the loss of each token, without importance weights, and the student's log-probability."""
         args = self.args
-        student, teacher = (one.float() / self.temperature for one in (student, teacher))
+        student, teacher = (logits.float() / self.temperature for logits in (student, teacher))
         log_probs = selective_log_softmax(student, ids)
+        alpha = {"distillation_alpha": args.distillation_alpha}
         if args.distillation_mode == "topk_logits":
-            losses = compute_topk_self_distillation_loss(
-                student,
-                teacher,
-                distillation_topk=args.distillation_topk,
-                distillation_alpha=args.distillation_alpha,
-                distillation_add_tail=args.distillation_add_tail,
-            )
+            topk = {"distillation_topk": args.distillation_topk, "distillation_add_tail": args.distillation_add_tail}
+            losses = compute_topk_self_distillation_loss(student, teacher, **topk, **alpha)
         elif args.distillation_mode == "full_logits":
-            losses = compute_full_logit_self_distillation_loss(
-                student, teacher, distillation_alpha=args.distillation_alpha
-            )
+            losses = compute_full_logit_self_distillation_loss(student, teacher, **alpha)
         else:
-            losses = compute_sampled_token_self_distillation_loss(
-                student, teacher, ids, distillation_alpha=args.distillation_alpha
-            )
+            losses = compute_sampled_token_self_distillation_loss(student, teacher, ids, **alpha)
         return losses, log_probs
 
     @torch.no_grad()
     def _measure(self, student: Tensor, teacher: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return of each token, over the whole vocabulary, what guards.py watches.
+        """Return the metrics of each token that guards.py monitors, over the whole vocabulary, in nats.
 
-        The student's entropy, the divergence of student from teacher, and by how much the teacher
-        likes the sampled token better (natural logarithms).
+        They are the student's entropy, the KL divergence of student from teacher, and the teacher's minus
+        the student's log-probability of the sampled token.
         """
-        ours, theirs = (torch.log_softmax(one.float() / self.temperature, dim=-1) for one in (student, teacher))
-        chances, gap = ours.exp(), theirs.sub_(ours)
-        entropy, divergence = -(chances * ours).sum(-1), -(chances * gap).sum(-1)
+        log_probs, gap = (torch.log_softmax(x.float() / self.temperature, dim=-1) for x in (student, teacher))
+        probs, gap = log_probs.exp(), gap.sub_(log_probs)
+        entropy, divergence = -(probs * log_probs).sum(-1), -(probs * gap).sum(-1)
         return entropy, divergence, gap.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
 
 
 def trim(batch: Batch) -> Batch:
-    """Return a micro-batch without the columns that are padding in all of its rows."""
+    """Return a micro-batch without token positions that are padding in all of its rows."""
     prompt, completion = batch["prompt_mask"], batch["completion_mask"]
     left = int(prompt.argmax(dim=1).min())
     width = completion.size(1)
@@ -172,20 +163,20 @@ def trim(batch: Batch) -> Batch:
             trimmed[name] = batch[name][:, : width - right]
     if "teacher_attention_mask" in batch:
         mask = batch["teacher_attention_mask"]
-        taught = slice(int(mask.argmax(dim=1).min()), mask.size(1) - right)
-        trimmed["teacher_attention_mask"] = mask[:, taught]
-        trimmed["teacher_input_ids"] = batch["teacher_input_ids"][:, taught]
+        kept = slice(int(mask.argmax(dim=1).min()), mask.size(1) - right)
+        trimmed["teacher_attention_mask"] = mask[:, kept]
+        trimmed["teacher_input_ids"] = batch["teacher_input_ids"][:, kept]
     return trimmed
 
 
 def chunks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Split tensors of rows x tokens x anything by tokens, at most CHUNK_ELEMENTS logits each."""
+    """Split tensors of shape (rows, tokens, ...) by tokens, so that a chunk has at most CHUNK_ELEMENTS logits."""
     tokens = max(1, CHUNK_ELEMENTS // max(1, logits.size(0) * logits.size(-1)))
-    return zip(*(torch.split(one, tokens, dim=1) for one in (logits, *others)), strict=True)
+    return zip(*(torch.split(tensor, tokens, dim=1) for tensor in (logits, *others)), strict=True)
 
 
 def recomputed(function: Any, *inputs: Tensor) -> Any:
-    """Call a function whose intermediate results the backward pass computes again, if large."""
+    """Call a function on tensors; if they are large, the backward pass recomputes its intermediate results."""
     if inputs[0].numel() * 2 <= CHUNK_ELEMENTS:
         return function(*inputs)
     return checkpoint(function, *inputs, use_reentrant=False)

@@ -205,7 +205,7 @@ def lesson(chance: random.Random, asked: list[Request], kinds: Sequence[str] = K
             successful_previous_attempt=shown(call(name, world.key, request.thing))
         )
     if kind != "solution":
-        told = feedback("both").worded(
+        told = feedback("both").format(
             failure(world, request, chance) if kind != "trace" else None,
             failure(world, request, chance) if kind in ("trace", "both") else None,
         )

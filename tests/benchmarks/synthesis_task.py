@@ -247,7 +247,7 @@ def teachers_words(task: Task, said: str, solution: str = "") -> str:
     if solution:
         solution = _template("solution_template").format(successful_previous_attempt=solution)
     if said:
-        said = feedback("rollout").worded(said, None)
+        said = feedback("rollout").format(said, None)
     return _template("reprompt_template").format(prompt=task.words, solution=solution, feedback=said)
 
 

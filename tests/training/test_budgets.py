@@ -81,7 +81,7 @@ def test_long_rows_keep_head_and_tail_and_use_the_budget(tokenizer: Any, repromp
     assert short.startswith("HEAD of the task")
     assert short.endswith("TAIL of the task")
     assert short.count(TRIMMED) == 1
-    text = reprompt.text(short, row["privileged_context"])
+    text = reprompt.format(short, row["privileged_context"])
     teacher = len(templated_ids(tokenizer, [{"role": "user", "content": text}], **TEMPLATE))
     # The demonstration may still need three tokens for each one sampled.
     assert 390 < teacher + 3 * 16 <= 400

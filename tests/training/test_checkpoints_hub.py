@@ -76,9 +76,9 @@ def test_what_breaks_off_is_passed_over_and_what_is_damaged_is_told(
     )
     assert cut[0] == 0, cut[1]
     assert (foreign[0], unnamed[0], public[0]) == (2, 2, 2)
-    assert "cannot be kept in the bucket `nobody/bucket` (the Hub answers 403" in foreign[1]
-    assert "`a/b/c` cannot name a bucket; give ns/name as --checkpoint_bucket" in unnamed[1]
-    assert "The bucket `me/public` is public, and what goes there is not; make it private" in public[1]
+    assert "cannot be stored in the bucket `nobody/bucket` (the Hub answers 403" in foreign[1]
+    assert "`a/b/c` is not a valid bucket name; give ns/name as --checkpoint_bucket" in unnamed[1]
+    assert "The bucket `me/public` is public, but the files to upload are private; make it private" in public[1]
     assert not (there / "outputs").exists()
 
     # Every write fails from here on: the training does not, and what was there stays.

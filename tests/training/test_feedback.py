@@ -114,10 +114,10 @@ def test_the_teacher_of_each_completion_reads_its_own_feedback(tmp_path: Path, t
 
 def test_without_a_verdict_both_falls_back_to_the_trace(tmp_path: Path, tiny: Path) -> None:
     feedback = Feedback("own: {feedback_raw}\n", "both", "trace: {feedback_raw}\n")
-    assert feedback.worded(None, "t") == feedback.worded(" \n", "t") == "trace: t\n"
-    assert feedback.worded("o", "t") == "own: o\ntrace: t\n"
-    assert feedback.worded("o", None) == "own: o\n"
-    assert feedback.worded("", "") == ""
+    assert feedback.format(None, "t") == feedback.format(" \n", "t") == "trace: t\n"
+    assert feedback.format("o", "t") == "own: o\ntrace: t\n"
+    assert feedback.format("o", None) == "own: o\n"
+    assert feedback.format("", "") == ""
 
 
 def test_long_and_hostile_feedback_opens_no_turn_and_cuts_no_prompt(tmp_path: Path, tiny: Path) -> None:

@@ -39,7 +39,7 @@ def test_rows_edited_by_hand_are_read_again(tmp_path: Path) -> None:
         ({}, "doesn't contain any data files"),
         ({"prompt": []}, "corresponds to no data"),
         ("not parquet", "magic bytes not found"),
-        ({"text": ["hi"]}, "has no column `prompt` but text; give rows that"),
+        ({"text": ["hi"]}, "has no column `prompt`, only text; give rows that"),
     ],
 )
 def test_unusable_rows_are_one_sentence(
@@ -77,7 +77,7 @@ def test_what_python_gives_wrongly_is_one_sentence(given: Any, options: dict[str
     ("changes", "words"),
     [
         ({"model_name_or_path": "nowhere/at/all"}, "no model in the folder `nowhere/at/all`"),
-        ({"model_name_or_path": None}, "No base model is named"),
+        ({"model_name_or_path": None}, "There is no base model"),
         ({"use_peft": False}, "`use_peft` is off"),
     ],
 )
@@ -163,7 +163,9 @@ def test_rows_for_testing_alone_are_told(tmp_path: Path) -> None:
 
 def test_sessions_in_place_of_rows_are_sent_to_the_filter(tmp_path: Path) -> None:
     write_samples(tmp_path)
-    with pytest.raises(TrainingInputError, match="give what `filter`, `steps` or `pairs` made of sessions"):
+    with pytest.raises(
+        TrainingInputError, match="give the output of `filter`, `steps` or `pairs`, or of `filter --merge`"
+    ):
         rows.load_rows(str(tmp_path))
 
 

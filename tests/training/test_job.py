@@ -181,7 +181,7 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
         ),
         (
             ("--config=tiny", "--dataset", "./gone", "--num_iterations", "4"),
-            "--save_steps 2 is in the middle of a batch of rollouts",
+            "--save_steps 2 would write checkpoints in the middle of a batch of rollouts",
         ),
         (
             ("--config=qwen3_4b", "--num_iterations", "4", "--steps_per_generation", "8"),
@@ -278,7 +278,7 @@ def test_the_job_tells_for_how_many_rows_there_is_no_reward(
     assert script().main([*argv, "--output_dir", str(tmp_path / "out")]) == 0
     assert "2 rows name no concrete term and were left out" in capsys.readouterr().out
     card = (tmp_path / "out" / "adapter" / "README.md").read_text()
-    assert "\n2 rows have no concrete token beside their categories:" in card
+    assert "\n2 rows have no concrete token besides their categories:" in card
     assert json.loads((tmp_path / "out" / "run.json").read_text())["dataset"]["rows_used"] == 4
 
 
@@ -305,7 +305,7 @@ def test_verifiers_train_and_tell_the_teacher(tmp_path: Path, tiny: Path, capsys
     argv += ["--gate", "tool_calls", "--output_dir", str(tmp_path / "out")]
     argv += ["--max_reprompt_len", "1024"]
     assert script().main(argv) == 2
-    assert "gives up to 0.99 to completions that fail" in capsys.readouterr().err
+    assert "gives at most 0.99 to a failed completion" in capsys.readouterr().err
     argv += ["--success_reward_threshold", "1.0"]
     assert script().main([*argv, "--grade", "nosuch"]) == 2
     assert "`nosuch` is not a verifier" in capsys.readouterr().err
@@ -339,7 +339,7 @@ def test_a_reward_that_can_be_won_trains_nothing(
     argv += ["--max_reprompt_len", "1024", "--success_reward_threshold", "1.0"]
     assert script().main(argv) == 2
     told = capsys.readouterr().err
-    assert "(4 trials on 4 rows; the first, `refusal_1` on row 1, gets 1); give" in told
+    assert "(4 wins on 4 rows; the first, `refusal_1` on row 1, gets 1); give" in told
     assert len(told.strip().splitlines()[-1]) < 300
     assert not (tmp_path / "out").exists()
 

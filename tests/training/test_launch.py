@@ -102,7 +102,7 @@ ON = ("--on", "hf:cpu-basic")
         ((*ON, "--max_steps", "three"), "hf_loopback", "invalid int value: 'three'"),
         ((*ON, "--split_by", "day"), "hf_loopback", "argument --split_by/--split-by: invalid choice"),
         ((*ON, "--config", "nosuch.yaml"), "hf_loopback", "There is no recipe `nosuch.yaml`"),
-        ((*ON, "--config", "tiny.yaml"), "hf_loopback", "the name of a recipe goes without .yaml"),
+        ((*ON, "--config", "tiny.yaml"), "hf_loopback", "give the name of a recipe without .yaml"),
         ((*ON, "--time-limit", "soon"), "hf_loopback", "`soon` is not a valid time limit"),
         ((*ON, "--model-name-or-path=traces"), "hf_loopback", "is on this machine, where a job"),
         ((*ON, "--wheel", "gone.whl"), "hf_loopback", "The wheel `gone.whl`"),
@@ -150,7 +150,7 @@ from pimono_sdpo.training import callbacks
 importlib.reload(callbacks)
 left = []
 for os.environ["JOB_ID"] in {jobs}:
-    left.append(callbacks.time_limit_of("3h").ends - callbacks.IMPORTED)
+    left.append(callbacks.time_limit_of("3h").end - callbacks.IMPORTED)
 print(json.dumps(left))
 """
 

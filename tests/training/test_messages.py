@@ -36,11 +36,11 @@ def refused(argv: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[s
         (("--min_score", "nan"), "--min_score is nan"),
         (("--max_samples", "0"), "--max_samples is 0"),
         (("--max_samples", "-3"), "--max_samples is -3"),
-        (("--max_steps", "0"), "--max_steps is 0; give a number from 1, or -1"),
-        (("--max_steps", "-2"), "--max_steps is -2; give a number from 1, or -1"),
+        (("--max_steps", "0"), "--max_steps is 0; give at least 1, or -1"),
+        (("--max_steps", "-2"), "--max_steps is -2; give at least 1, or -1"),
         (("--max_steps", "-1", "--num_train_epochs", "0"), "--num_train_epochs is 0"),
-        (("--seed", "-1"), "--seed is -1; give a number from 0"),
-        (("--guard_window", "0"), "--guard_window is 0; give a number from 1"),
+        (("--seed", "-1"), "--seed is -1; give a number of at least 0"),
+        (("--guard_window", "0"), "--guard_window is 0; give a number of at least 1"),
         (("--license", "my-own"), "does not know the licence `my-own`"),
         (("--run_name", "../../esc"), "The run name `../../esc`"),
         (("--run_name", "a/b"), "The run name `a/b`"),
@@ -173,7 +173,7 @@ def test_a_report_no_card_can_be_made_from_is_refused_before_training(
     rows = Path(shutil.copytree(filtered, tmp_path / "rows"))
     (rows / "report.json").write_text(text)
     given = ("--dataset", str(rows), "--output_dir", str(tmp_path / "out"))
-    refused(given, tmp_path, capsys, "report.json` is not as this project writes it")
+    refused(given, tmp_path, capsys, "report.json` was not written by pimono-sdpo")
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def test_what_no_run_has_left_is_refused_and_kept(tmp_path: Path, name: str, ove
     mine = tmp_path / "mine" / name
     mine.parent.mkdir(parents=True)
     mine.write_text('{"a": 1}')
-    with pytest.raises(OutputError, match="which no run of this job has left"):
+    with pytest.raises(OutputError, match="which no training has written"):
         output.check_output(tmp_path / "mine", overwrite)
     assert mine.read_text() == '{"a": 1}'
 

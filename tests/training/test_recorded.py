@@ -106,7 +106,7 @@ def test_a_run_leaves_an_adapter_that_loads_and_a_card_that_says_what_it_was(
     assert f"name: {measure} on held-out rows" in card
     evaluation = run["evaluation"]
     assert (evaluation["sessions"], evaluation["completions"]) == (1, 2)
-    left_out = {"sft": "Left out: too_long 1", "dpo": "each whole."}[method]
+    left_out = {"sft": "Left out: too_long 1", "dpo": "without truncation."}[method]
     assert left_out in card
     assert (out / "left-out.json").exists() == (method == "sft")
 

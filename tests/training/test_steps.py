@@ -132,7 +132,7 @@ def test_a_killed_run_goes_on_to_the_same_weights_past_a_damaged_checkpoint(
     assert second.trainer.state.global_step == 6
     assert second.progress.resumed_at == [stop]
     assert second.progress.started_at == first.progress.started_at
-    assert 0 < second.progress.before <= part["train_runtime"] < whole["train_runtime"]
+    assert 0 < second.progress.seconds_before <= part["train_runtime"] < whole["train_runtime"]
     for adapter in ("default", "teacher"):
         expected = adapter_state(straight[0].trainer, adapter)
         resumed = adapter_state(second.trainer, adapter)
