@@ -37,7 +37,7 @@ def test_the_right_program_passes() -> None:
      ("input()\n", "runtime_exception", "ends with exit code 1. EOFError"),
      ("print('3\\n3')\nraise SystemExit(2)\n", "runtime_exception", "exit code 2"),
      ("import os\nprint('3\\n3', flush=True)\nos.kill(os.getpid(), 9)\n", "runtime_exception", "signal 9"),
-     ("while True: pass\n", "timeout", "did not end in its CPU time")],
+     ("while True: pass\n", "timeout", "used up its CPU time")],
 )  # fmt: skip
 def test_other_programs_fail_and_are_told_why(program: str, category: str, told: str) -> None:
     result = judged(program, CASES)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rewards.verifiers import pytest_tests
-from rewards.verifiers.pytest_tests import offence, refused_file
+from rewards.verifiers.pytest_tests import find_offence, refused_file
 from rewards.verifiers.rubric import BadSpec
 from rewards.verifiers.tests import verify
 from tests.verifiers import cheats
@@ -53,7 +53,7 @@ UNSCREENED = ["os_exit", "os_exit_in_function", "print_and_exit", "system_exit",
 
 @pytest.mark.parametrize("name", UNSCREENED)
 def test_forgery_comes_to_nothing_without_the_screen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pytest_tests, "refusal", lambda candidate, tests: None)
+    monkeypatch.setattr(pytest_tests, "find_refusal", lambda candidate, tests: None)
     result = verify(writing(cheats.CHEATS[name][1]), spec_of())
     assert result.status == "failed", result
     assert result.score is not None
@@ -118,7 +118,7 @@ def test_files_that_cannot_be_written_are_no_accident(path: str) -> None:
      "class A:\n    def __len__(self): return 1", "import io\nio.StringIO()", "model.eval()"],
 )  # fmt: skip
 def test_usual_code_is_no_offence(source: str) -> None:
-    assert offence("", source, ["tests/test_main.py", "node.py"]) is None
+    assert find_offence("", source, ["tests/test_main.py", "node.py"]) is None
     assert refused_file("work/new.py", ["tests/test_main.py"]) is None
 
 
@@ -131,12 +131,12 @@ def test_usual_code_is_no_offence(source: str) -> None:
      ("class A(metaclass=B): pass", "metaclass"), ("from operator import attrgetter", "attrgetter")],
 )  # fmt: skip
 def test_ways_around_are_seen(source: str, mark: str) -> None:
-    assert offence("", source, ["tests/test_main.py"]) == mark
+    assert find_offence("", source, ["tests/test_main.py"]) == mark
 
 
 def test_what_was_there_is_no_offence_and_what_is_allowed_neither() -> None:
-    assert offence("import gc", "import gc\nx = 1") is None
-    assert offence("import gc", "import gc\nimport gc") == "gc"
+    assert find_offence("import gc", "import gc\nx = 1") is None
+    assert find_offence("import gc", "import gc\nimport gc") == "gc"
 
 
 @pytest.mark.parametrize("path", ["work/types.py", "work/node.py", "code/main.py", "README.md"])

@@ -7,7 +7,7 @@ import pytest
 
 from rewards.sandbox import Server
 from rewards.verifiers import tests
-from rewards.verifiers.outcomes import Python, listed
+from rewards.verifiers.outcomes import Python, format_value
 from rewards.verifiers.recorded_tests import NotRecordable, record
 from rewards.verifiers.rubric import Rubric, VerifierResult
 from tests.verifiers.programs import writing
@@ -186,7 +186,7 @@ def test_what_is_small_in_memory_alone_is_not_shown() -> None:
     value: tuple[object, ...] = ()
     for _ in range(9):
         value = (value,) * 1000
-    assert listed([value]) == "(a value too large to show)"
+    assert format_value([value]) == "(a value too large to show)"
 
 
 def test_what_tests_put_into_containers_of_an_object_reaches_it() -> None:
@@ -211,14 +211,14 @@ def test_objects_of_the_tests_need_a_class_that_both_sides_have() -> None:
 
 
 BEYOND = {
-    "main.f(lambda x: x)": "hand a function of their own",
-    "main.f(type('T', (), {})())": "hand a T of their own",
-    "main.f(f'{main.rand()}')": "gives other results each time",
-    "n = main.draw(); assert main.twice(n) == 2 * n": "gives other results each time",
+    "main.f(lambda x: x)": "pass a function of their own",
+    "main.f(type('T', (), {})())": "pass a T of their own",
+    "main.f(f'{main.rand()}')": "gives different results in each run",
+    "n = main.draw(); assert main.twice(n) == 2 * n": "gives different results in each run",
     "class Sub(main.Cart): pass": "derive Sub from a class of the code under test",
     "import copy; copy.copy(main.Cart())": "copy or pickle an object",
     "import inspect; assert 'def f' in inspect.getsource(main.f)": "another process",
-    "import time, pathlib; pathlib.Path('t').write_text(str(time.time())); main.f(1)": "each time",
+    "import time, pathlib; pathlib.Path('t').write_text(str(time.time())); main.f(1)": "in each run",
     "import os; os.environ['MODE'] = 'x'; assert main.mode() == 'x'": "another process",
 }
 PARTLY = "import os, random\ndef f(x):\n    return 1\ndef mode():\n    return os.environ.get('MODE')\nclass Cart: pass\ndef rand():\n    return random.random()\ndef draw():\n    return random.randint(1, 200)\ndef twice(n):\n    return 2 * n\n"
@@ -240,7 +240,7 @@ def test_what_cannot_be_recorded_is_named_and_left_out(line: str) -> None:
         ("import random\ndef f(): return random.random()\n", "def test():\n    assert 0 < f() < 1 and main.g() == 1\n", "fails its own tests"),
         ("def f(): return 1\n", "X = f()\n", "nothing is collected"),
         ("def f(x): return 1\n", "def test():\n    f(print)\n    f(lambda: 1)\n", "none of its tests can be recorded"),
-        ("def f():\n    while True: pass\n", "def test():\n    f()\n", "did not end in its CPU time"),
+        ("def f():\n    while True: pass\n", "def test():\n    f()\n", "used up its CPU time"),
     ],
 )  # fmt: skip
 def test_a_reference_that_cannot_judge_is_refused(program: str, test: str, why: str) -> None:
@@ -262,7 +262,7 @@ def test_a_hang_is_cut_by_its_cpu_time_and_named() -> None:
     made = recorded("def f(xs):\n    return sorted(xs)\n", test, seconds=2)
     result = judged("def f(xs):\n    while len(xs) == 1: pass\n    return sorted(xs)\n", made)
     assert (result.category, result.score) == ("timeout", 1 / 3)
-    assert "f([3]) did not end in its CPU time" in result.feedback
+    assert "f([3]) used up its CPU time" in result.feedback
 
 
 def test_the_feedback_names_the_call_and_the_line() -> None:
@@ -271,7 +271,7 @@ def test_the_feedback_names_the_call_and_the_line() -> None:
     assert "f([2, 1]) raises IndexError: list index out of range" in result.feedback
     assert "work/main.py:2: return xs[7]" in result.feedback
     result = judged("def f(xs):\n    return xs\n", made)
-    assert "f([2, 1]) gives [2, 1], the reference gives [1, 2]" in result.feedback
+    assert "f([2, 1]) returns [2, 1], the reference returns [1, 2]" in result.feedback
 
 
 def test_a_candidate_gets_no_expected_values() -> None:
