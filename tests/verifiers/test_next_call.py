@@ -222,7 +222,10 @@ def test_what_the_session_does_not_tell_is_not_decided() -> None:
     for kind, call in undecided:
         row = {"completion": write(call), "verifier_spec": json.dumps(specs()[kind])}
         scored = rescore(row, rubric)
-        assert (scored["reward"], scored["rejected"]) == (None, "The session does not show how this would end.")
+        assert (scored["reward"], scored["rejected"]) == (
+            None,
+            "The result of this call is not known from the session.",
+        )
 
 
 def test_a_spec_of_another_row_is_not_judged() -> None:
