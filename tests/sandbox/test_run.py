@@ -228,10 +228,10 @@ def _with(beacon: str) -> list[str]:
 def test_a_control_group_bounds_memory_and_counts_what_it_kills(tmp_path: Path) -> None:
     hog = subprocess.Popen([*PYTHON, "input(); kept = b'x' * (200 << 20)"], stdin=subprocess.PIPE)
     group = cgroup.Group(f"{cgroups()}/{tmp_path.name}", hog.pid)
-    group.bound(64 << 20)
-    assert group.kills() == 0
+    group.limit_memory(64 << 20)
+    assert group.count_kills() == 0
     hog.communicate(b"\n")
-    assert (hog.returncode, group.kills()) == (-9, 1)
+    assert (hog.returncode, group.count_kills()) == (-9, 1)
     group.remove()
     assert not Path(cgroups(), tmp_path.name).exists()
 
