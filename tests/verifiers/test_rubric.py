@@ -113,7 +113,7 @@ def test_a_verifier_of_the_users_own_that_raises_is_nobodys_fault_and_said_once(
         assert result.feedback() == ""
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "Verifier `faulty` raised RuntimeError: no judge for one. Those completions get a neutral reward; fix it."
+        "Verifier `faulty` raised RuntimeError: no judge for one. Its completions get a neutral reward; fix the verifier."
     ]
 
 
