@@ -100,7 +100,7 @@ def test_a_run_goes_on_behind_its_last_slice(source: Path, tmp_path: Path, monke
         ({"completion": [3], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "is neither text"),
         ({"completion": [["a"]], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "neither"),
         ({"completions": ["a"], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "has no completion"),
-        ({"completions": [[]], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "hold no completion"),
+        ({"completions": [[]], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "have no completion"),
         ({"completion": ["a"]}, ["syntax"], [], SourceError, "and `verifier_spec` as the text"),
         ({name: [] for name in ROWS}, ["syntax"], [], EmptySelection, "has no rows"),
     ],
