@@ -248,7 +248,7 @@ def _check_look(call: Call, step: Step) -> VerifierResult:
     shown = set(_find_shown_paths(printing, step))
     inside = [path for path in shown | listed if step.kind == "folder" and f"{path}/".startswith(f"{step.path}/")]
     if step.targets & shown or (inside and all(map(step.exists, inside))):
-        return _fail(f"You have seen {goal}; now use it.", LOOKS) if step.changes else passed(NAME)
+        return _fail("This only looks at the file; now make the change.", LOOKS) if step.changes else passed(NAME)
     if step.kind != "change" and _looks_for_missing(patterns, listed, step):
         return _fail("Use what was already found.", LOOKS) if step.goal.get("shown") else passed(NAME)
     is_aimless = listed and looked | listed <= {step.absolute("."), "/"} and not patterns

@@ -78,7 +78,8 @@ def test_a_module_that_the_answer_may_make_is_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"), [({"a": 1}, "not JSON text"), ('{"a":' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON")]
+    ("spec", "told"),
+    [({"a": 1}, "not the JSON text"), ('{"a":' + "[" * 100_000 + "]" * 100_000 + "}", "not the JSON")],
 )
 def test_a_column_of_another_kind_is_told(spec: Any, told: str) -> None:
     with pytest.raises(TrainingInputError, match=told):

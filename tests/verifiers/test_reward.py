@@ -51,9 +51,9 @@ def test_what_the_rows_lack_is_told() -> None:
     reward = VerifierReward(RUBRIC)
     with pytest.raises(TrainingInputError, match="no column `verifier_spec`"):
         reward(["p"], ["x"])
-    with pytest.raises(TrainingInputError, match="not JSON text"):
+    with pytest.raises(TrainingInputError, match="not the JSON text"):
         reward(["p"], ["x"], verifier_spec=["{"])
-    with pytest.raises(TrainingInputError, match="not JSON text of an object"):
+    with pytest.raises(TrainingInputError, match="not the JSON text of an object"):
         reward(["p"], ["x"], verifier_spec=["[]"])
 
 
