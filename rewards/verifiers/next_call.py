@@ -235,11 +235,8 @@ def _check_look(call: Call, step: Step) -> VerifierResult:
     listed = set(_find_listed_folders(printing, step))
     if any(map(step.is_missing, looked | {step.absolute(folder) for folder, _, _ in _walk_stages(call) if folder})):
         # Another part of the command may still find the missing file.
-        return (
-            _undecided()
-            if patterns and _looks_for_missing(patterns, set(), step)
-            else _fail(f"{goal} does not exist.")
-        )
+        may_find = patterns and _looks_for_missing(patterns, set(), step)
+        return _undecided() if may_find else _fail(f"{goal} does not exist.")
     if read & step.folders or (step.kind == "folder" and step.path in read):
         return _fail("This is a folder.")
     is_broad = len(looked | listed) + len(_split_names(" ".join(patterns))) > MAX_PLACES

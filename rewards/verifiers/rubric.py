@@ -158,7 +158,7 @@ class Rubric:
             if result.status == "error":
                 return RubricResult(None, tuple(results))
             if result.status == "failed":
-                return RubricResult(GATE_SHARE * _partial_credit(result), tuple(results))
+                return RubricResult(GATE_SHARE * _credit(result), tuple(results))
         graded = [(_run(verifier, completion, spec), weight) for verifier, weight in self.graded]
         results += [result for result, _ in graded]
         statuses = {result.status for result in results} - {"skipped"}
@@ -195,8 +195,6 @@ def _run(verifier: Verifier, completion: str, spec: dict[str, Any]) -> VerifierR
 
 
 def _credit(result: VerifierResult) -> float:
-    return 1.0 if result.status == "passed" and result.score in (1.0, None) else _partial_credit(result)
-
-
-def _partial_credit(result: VerifierResult) -> float:
+    if result.status == "passed" and result.score in (1.0, None):
+        return 1.0
     return min(max(result.score or 0.0, 0.0), MAX_PARTIAL)

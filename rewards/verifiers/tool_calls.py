@@ -49,7 +49,6 @@ from rewards.verifiers.rubric import BadSpec, VerifierResult, failed, passed, sk
 
 NAME = "tool_calls"
 UNKNOWN_TOOL = 0.2
-FAMILIES_ONLY = list(FAMILIES)
 MAX_FEEDBACK = 1200  # characters; TRL cuts a long teacher prompt from the left
 MAX_SHOWN = 3  # failed calls
 
@@ -267,18 +266,16 @@ def calls_of(completion: str, spec: dict[str, Any]) -> tuple[Call, ...]:
 def _read(completion: str, spec: dict[str, Any]) -> tuple[dict[str, Tool], list[str], Reading]:
     """Return the tools of a spec, the formats of their calls, and the calls."""
     tools = tools_of(spec["tools"], spec.get("harness", "pi"))
-    formats = _find_formats(spec.get("format"), spec["tools"])
+    name, formats = spec.get("format"), list(FAMILIES)
+    if name is not None:
+        if str(name) not in EXAMPLES:
+            raise BadSpec(f"`format` of the spec is {name!r}; use one of {', '.join(EXAMPLES)}.")
+        formats = [name]
+    elif isinstance(spec["tools"], str):
+        formats = DEFAULT_FORMATS.get(spec["tools"], formats)
     typed = [tool.typed() for tool in tools.values()]
     template = None if "format" in spec else spec.get("response_template")
     return tools, formats, read_calls(completion, formats, typed, template if isinstance(template, dict) else None)
-
-
-def _find_formats(name: Any, tools: Any) -> list[str]:
-    if name is None:
-        return DEFAULT_FORMATS.get(tools, FAMILIES_ONLY) if isinstance(tools, str) else FAMILIES_ONLY
-    if str(name) not in EXAMPLES:
-        raise BadSpec(f"`format` of the spec is {name!r}; use one of {', '.join(EXAMPLES)}.")
-    return [name]
 
 
 def _verify_calls(calls: Sequence[Call], tools: dict[str, Tool]) -> VerifierResult:

@@ -1,4 +1,4 @@
-"""Why a completion leaves no files."""
+"""The refusal of a completion."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Proposed calls, judged by what a session knew of its files."""
+"""Calls are checked against the known content of the session's files."""
 
 import json
 from typing import Any
@@ -25,9 +25,9 @@ def spec() -> dict[str, Any]:
     return {"tools": "pi", "format": "qwen3", "workspace": dump_workspace(workspace)}
 
 
-def called(*calls: tuple[str, dict[str, Any]]) -> str:
-    said = (json.dumps({"name": name, "arguments": given}) for name, given in calls)
-    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in said) + "<|im_end|>"
+def write_calls(*calls: tuple[str, dict[str, Any]]) -> str:
+    texts = (json.dumps({"name": name, "arguments": given}) for name, given in calls)
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in texts) + "<|im_end|>"
 
 
 def edit(path: str, old: str, new: str = "new") -> tuple[str, dict[str, Any]]:
@@ -35,7 +35,7 @@ def edit(path: str, old: str, new: str = "new") -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("calls", "status", "told"),
+    ("calls", "status", "feedback"),
     [
         ([edit("a.ts", "let y = x")], "passed", ""),
         ([edit("/w/a.ts", "let y = x")], "passed", ""),
@@ -72,23 +72,23 @@ def edit(path: str, old: str, new: str = "new") -> tuple[str, dict[str, Any]]:
         ([], "skipped", "not known from the session"),
     ],
 )
-def test_calls_are_judged_or_left_open(calls: list[tuple[str, dict[str, Any]]], status: str, told: str) -> None:
-    verdict = verify(called(*calls), spec())
-    assert (verdict.status, told in verdict.feedback) == (status, True)
+def test_calls_pass_fail_or_are_skipped(calls: list[tuple[str, dict[str, Any]]], status: str, feedback: str) -> None:
+    verdict = verify(write_calls(*calls), spec())
+    assert (verdict.status, feedback in verdict.feedback) == (status, True)
     if status == "failed":
         assert verdict.score is not None
         assert verdict.score < 0.7
 
 
-def test_a_row_without_files_has_no_say() -> None:
-    assert verify(called(edit("a.ts", "x")), {"tools": "pi"}).status == "skipped"
+def test_a_row_without_files_is_skipped() -> None:
+    assert verify(write_calls(edit("a.ts", "x")), {"tools": "pi"}).status == "skipped"
     broken = {"tools": "pi", "workspace": {"files": {"/w/a.ts": "text"}}}
     with pytest.raises(BadSpec):
-        verify(called(edit("a.ts", "x")), broken)
+        verify(write_calls(edit("a.ts", "x")), broken)
 
 
-def test_the_spec_is_left_as_it_was() -> None:
+def test_the_spec_does_not_change() -> None:
     given = spec()
     before = json.dumps(given)
-    verify(called(edit("a.ts", "let y = x"), ("write", {"path": "part.ts", "content": "q"})), given)
+    verify(write_calls(edit("a.ts", "let y = x"), ("write", {"path": "part.ts", "content": "q"})), given)
     assert json.dumps(given) == before

@@ -1,4 +1,4 @@
-"""Calls are read back from what the models' own chat templates render (TRL ships them)."""
+"""Calls that the chat templates of models render are parsed back (TRL ships the templates)."""
 
 # ruff: noqa: RUF001 (the bars of DeepSeek)
 
@@ -62,7 +62,7 @@ def rendered(template: str, name: str, arguments: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(("name", "arguments"), CALLS)
 @pytest.mark.parametrize("model", FAMILY_OF)
-def test_what_a_template_renders_is_read_back(model: str, name: str, arguments: dict[str, Any]) -> None:
+def test_rendered_calls_are_parsed_back(model: str, name: str, arguments: dict[str, Any]) -> None:
     text = rendered(getattr(chat_template_utils, f"{model}_chat_template"), name, arguments)
     types = [tool.typed() for tool in tools_of("pi").values()]
     (call,) = read_calls(text, [FAMILY_OF[model]], types).calls
@@ -80,7 +80,7 @@ def test_the_response_template_of_a_tokenizer_is_used(model: str, name: str, arg
 
 
 @pytest.mark.parametrize("model", FAMILY_OF)
-def test_the_template_tells_the_format(model: str) -> None:
+def test_the_chat_template_determines_the_format(model: str) -> None:
     template = getattr(chat_template_utils, f"{model}_chat_template")
     assert format_of(template) == FAMILY_OF[model]
     assert format_of("{{ messages }}") is None
@@ -131,7 +131,7 @@ def test_several_calls_as_the_templates_on_the_hub_write_them(sign: str, family:
     assert verify(text, {"tools": "pi"}).metrics == {"calls": 2, "strict": 1.0}
 
 
-def test_a_llama_that_calls_in_python_is_of_no_known_family() -> None:
+def test_a_llama_with_python_calls_has_no_known_format() -> None:
     pythonic = (
         "{{- '<|start_header_id|>system<|end_header_id|>' }}{{- 'Return calls in the form "
         "[func_name1(params_name1=params_value1)], and nothing else.' }}{{- '<|eot_id|>' }}"
