@@ -24,7 +24,7 @@ KILL_TIMEOUT_S = 10
 SOCKET_BYTES = 208 << 10
 # The kernel's memory for each area of a memory map.
 AREA_BYTES = 350
-# The size of one piece of shared memory: /proc does not show how much of it is in use.
+# The largest piece of shared memory that the seccomp filter allows; /proc does not show how much of it is in use.
 SHARED_BYTES = 4 << 20
 # Including page tables: a huge empty map uses nothing else.
 MEMORY_FIELDS = (b"RssAnon", b"RssShmem", b"VmSwap", b"VmPTE", b"HugetlbPages")

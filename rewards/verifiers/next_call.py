@@ -82,7 +82,7 @@ class Step:
         except (KeyError, TypeError, AttributeError) as error:
             raise BadSpec(f"The row was not written by `filter --unit step` ({error!r}).") from error
         goal = str(self.goal.get("path") or "")
-        self.path = self.absolute(_join(_find_folder(self.failed), goal)) if goal else ""
+        self.path = self.absolute(_join(_find_folder(self.failed) if self.failed else "", goal)) if goal else ""
         # The paths that the resolved call names exist, whether the session has shown them or not.
         uses = [
             call for call in self.references[1:] if _LISTERS.isdisjoint(stage.program for stage in _list_stages(call))
@@ -207,7 +207,7 @@ def _is_unambiguous(call: Call, step: Step) -> bool:
 def _check_look(call: Call, step: Step) -> VerifierResult:
     """Check a call that does not change the wanted file: it looks at files, or runs a command that was not found."""
     looked, read = (set(map(step.absolute, _find_paths(call, step, of))) for of in ((), _READERS))
-    goal, command = step.goal["path"], find_text(call.arguments, "command", "cmd")
+    goal, command = step.goal["path"], _get_command(call)
     programs = _list_programs(call)
     if _destroys(call) and not any(map(_destroys, step.references)):
         return _undecided() if _deletes_only_others(call, step) else _fail("This may delete files that must be kept.")
@@ -274,7 +274,7 @@ def _destroys(call: Call) -> bool:
 def _deletes_only_others(call: Call, step: Step) -> bool:
     """Whether a command deletes only single, named files of the workspace that the step does not need."""
     needed, workspace = step.targets | {step.path}, step.absolute(".")
-    if _SUBSTITUTION.search(find_text(call.arguments, "command", "cmd")):
+    if _SUBSTITUTION.search(_get_command(call)):
         return False
     for folder, stage, _ in _walk_stages(call):
         if stage.program in (_LOOKERS - {"find", "fd", "git"}) | _TERMS["navigates"]:
@@ -291,14 +291,14 @@ def _deletes_only_others(call: Call, step: Step) -> bool:
 def _list_all_stages(call: Call) -> list[Stage]:
     """Return the programs of a command line, including those of command substitutions."""
     stages = _list_stages(call)
-    for groups in _SUBSTITUTION.findall(find_text(call.arguments, "command", "cmd")):
+    for groups in _SUBSTITUTION.findall(_get_command(call)):
         stages += _list_all_stages(Call("", {"command": "".join(groups)}))
     return stages
 
 
 def _list_programs(call: Call) -> set[str]:
     """Return the programs that a call runs, also on other machines, with the arguments of git unless it looks."""
-    programs = set(_REMOTE.findall(find_text(call.arguments, "command", "cmd")))
+    programs = set(_REMOTE.findall(_get_command(call)))
     for stage in _list_all_stages(call):
         is_look = stage.program != "git" or not _TERMS["git_looking"].isdisjoint(stage.arguments[:3])
         programs.add(stage.program if is_look else " ".join((stage.program, *stage.arguments)))
@@ -392,6 +392,10 @@ def _is_command(call: Call) -> bool:
     return not {"command", "cmd"}.isdisjoint(call.arguments)
 
 
+def _get_command(call: Call) -> str:
+    return find_text(call.arguments, "command", "cmd")
+
+
 def _find_action(call: Call) -> str:
     """Return what a tool does, judging by its name and arguments: change, reads, searches or lists; "" if unknown."""
     words = split_name(call.name)
@@ -415,7 +419,7 @@ def _does_nothing(call: Call) -> bool:
 
 def _may_change(call: Call) -> bool:
     """Whether a call may change files."""
-    command = find_text(call.arguments, "command", "cmd")
+    command = _get_command(call)
     changes = find_changes(command, "")
     is_change = changes.anything or changes.names - {"/dev/null"} or _WRITES.search(command)
     return _find_action(call) == "change" or bool(is_change)
@@ -424,7 +428,7 @@ def _may_change(call: Call) -> bool:
 def _repeats(call: Call, failed_call: Call, step: Step) -> bool:
     """Whether a call is the failed one, possibly with different white space or additions."""
     # Compare command lines without quotes, redirections and spacing.
-    lines = (find_text(one.arguments, "command", "cmd").replace(";", " ; ") for one in (call, failed_call))
+    lines = (_get_command(one).replace(";", " ; ") for one in (call, failed_call))
     command, failed_command = (" ".join(_QUOTES_AND_REDIRECTIONS.sub(" ", line).split()) for line in lines)
     if failed_command:
         folder = _find_folder(call)
@@ -442,15 +446,15 @@ def _repeats(call: Call, failed_call: Call, step: Step) -> bool:
     return "".join(str(common).split()) == "".join(str(failed_call.arguments).split())
 
 
-def _find_folder(call: Call | None) -> str:
+def _find_folder(call: Call) -> str:
     """Return the folder in which the last program of a command runs, "" for the working folder."""
     folders = [folder for folder, _, _ in _walk_stages(call)]
     return folders[-1] if folders else ""
 
 
-def _walk_stages(call: Call | None) -> Iterator[tuple[str, Stage, list[Stage]]]:
+def _walk_stages(call: Call) -> Iterator[tuple[str, Stage, list[Stage]]]:
     """Yield the programs of a command line, each with its folder and the programs after it in the pipeline."""
-    folder = find_text(call.arguments, "workdir", "cwd") if call else ""
+    folder = find_text(call.arguments, "workdir", "cwd")
     for stages in _list_pipelines(call):
         for at, stage in enumerate(stages, 1):
             if stage.program in {"cd", "pushd", "set-location"} and stage.arguments:
@@ -458,14 +462,13 @@ def _walk_stages(call: Call | None) -> Iterator[tuple[str, Stage, list[Stage]]]:
             yield folder, stage, stages[at:]
 
 
-def _list_pipelines(call: Call | None) -> list[list[Stage]]:
+def _list_pipelines(call: Call) -> list[list[Stage]]:
     """Return the programs of a command line, or the program that is equivalent to a tool."""
-    if call is None or _is_command(call):
-        command = find_text(call.arguments, "command", "cmd") if call else ""
+    if _is_command(call):
         # PowerShell ignores case.
         return [
             [stage._replace(program=stage.program.lower()) for stage in pipeline.stages]
-            for pipeline in parse_command(command)
+            for pipeline in parse_command(_get_command(call))
         ]
     path, action, arguments = find_path(call.arguments), _find_action(call), call.arguments
     pattern, words = find_text(arguments, "pattern", "query"), [path] * bool(path)
@@ -478,7 +481,7 @@ def _list_pipelines(call: Call | None) -> list[list[Stage]]:
     return [[Stage(_EQUIVALENT_PROGRAMS.get(action, ""), tuple(words), (), "reads")]]
 
 
-def _list_stages(call: Call | None) -> list[Stage]:
+def _list_stages(call: Call) -> list[Stage]:
     return [stage for stages in _list_pipelines(call) for stage in stages]
 
 

@@ -161,7 +161,7 @@ def verify_pytest(files: Mapping[str, str], tests: PytestTests, python: Python) 
     if not tests.passes:
         raise BadSpec("Tests of kind `pytest` need `passes`: the node ids that pass with the reference, one or more.")
     ran, events = run_together(files, tests, python)
-    outcomes = [_to_outcome(name, [e for e in events if e.get("id") == name]) for name in tests.passes]
+    outcomes = [_to_outcome(name, events) for name in tests.passes]
     collected = [name for event in events for name in event.get("collected", ())]
     if collected and (missing := [name for name in tests.passes if name not in collected]):
         outcomes.append(Outcome("runtime_exception", f"{missing[0]} is no longer collected"))
@@ -198,10 +198,15 @@ def run_together(files: Mapping[str, str], tests: PytestTests, python: Python) -
     return ran, [json.loads(line.removeprefix(prefix)) for line in lines]
 
 
-def _to_outcome(name: str, reports: Events) -> Outcome:
-    if [(report["when"], report["outcome"]) for report in reports] == STAGES:
+def has_passed(name: str, events: Events) -> bool:
+    """Whether all stages of a test passed."""
+    return [(event["when"], event["outcome"]) for event in events if event.get("id") == name] == STAGES
+
+
+def _to_outcome(name: str, events: Events) -> Outcome:
+    if has_passed(name, events):
         return PASSED
-    bad = next((report for report in reports if report["outcome"] != "passed"), None)
+    bad = next((event for event in events if event.get("id") == name and event["outcome"] != "passed"), None)
     if bad is None:
         return UNKNOWN
     is_assertion = bad["text"].startswith(("assert ", "AssertionError", "Failed: DID NOT"))

@@ -57,7 +57,7 @@ from rewards.verifiers.outcomes import (
     describe_ending,
     format_value,
 )
-from rewards.verifiers.pytest_tests import STAGES, Events, PytestTests, Seconds
+from rewards.verifiers.pytest_tests import Events, PytestTests, Seconds
 from rewards.verifiers.recorded.values import REQUEST_KEYS, Decoder, Encoder
 
 OUTPUT = 32 << 20
@@ -293,7 +293,7 @@ def _record_calls(
             reasons[name] = why or f"fails when the reference runs in another process: {failed[0]}"
         elif why:
             reasons[name] = why
-        elif _find_stages(events, name) == STAGES:  # neither skipped nor expected to fail
+        elif pytest_tests.has_passed(name, events):  # neither skipped nor expected to fail
             passing.append(name)
     for event in events:
         if "broken" in event:
@@ -388,10 +388,6 @@ def _run(
     with suppress(RecursionError):  # an answer may forge a message that is nested too deeply
         messages += (json.loads(line) for line in ran.stdout.split(b"\n")[:-1] if line.startswith(b"{"))
     return ran, messages
-
-
-def _find_stages(events: Events, name: str) -> list[tuple[str, str]]:
-    return [(e["when"], e["outcome"]) for e in events if e.get("id") == name]
 
 
 def _to_comparable(reply: Any) -> str:
@@ -571,7 +567,7 @@ def _describe_reply(message: Message, reply: Message) -> str:
 
 
 def _to_outcome(name: str, events: Events, difference: Outcome | None, broken: str) -> Outcome:
-    if _find_stages(events, name) == STAGES:
+    if pytest_tests.has_passed(name, events):
         return PASSED
     text = next((e["text"] for e in events if e.get("id") == name and e["outcome"] != "passed"), "")
     text = text or broken or "it is skipped or not collected"

@@ -17,7 +17,7 @@ score  from this table, for the worst call
 | has arguments that are not an object | 0.3 |
 | lacks a required argument | 0.4 |
 | has all arguments, one with the wrong type or value | 0.6 |
-| has only unknown arguments too many | 0.8 |
+| has unknown arguments, and is otherwise valid | 0.8 |
 | has only valid calls | 1.0 |
 
 The tools of a harness are those of its `Harness` object; those of the repository agent are in
