@@ -101,7 +101,7 @@ def test_a_run_resumes_after_its_last_slice(source: Path, tmp_path: Path, monkey
         ({"completion": [["a"]], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "neither"),
         ({"completions": ["a"], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "has no completion"),
         ({"completions": [[]], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "have no completion"),
-        ({"completion": ["a"]}, ["syntax"], [], SourceError, "and `verifier_spec` as the text"),
+        ({"completion": ["a"]}, ["syntax"], [], SourceError, "and `verifier_spec` as JSON text"),
         ({name: [] for name in ROWS}, ["syntax"], [], EmptySelection, "has no rows"),
     ],
 )
@@ -289,7 +289,7 @@ def test_rows_without_a_verdict_are_counted_and_do_not_stop_the_others(tmp_path:
         ("x.jsonl", b'{"completion": "a", "verifier_spec": null}\n', "no `verifier_spec`"),
         ("x.jsonl", b"\xff\xfe\x00", "cannot be read"),
         ("x.jsonl", b"", "has no rows"),
-        ("x.jsonl", b'{"completion": "a", "verifier_spec": {"files": {}}}\n', "the text that json.dumps makes"),
+        ("x.jsonl", b'{"completion": "a", "verifier_spec": {"files": {}}}\n', "as JSON text from json.dumps"),
         ("x.parquet", b"PAR1 and nothing", "cannot be read"),
         ("x.csv", b"a,b", "neither parquet nor JSONL"),
     ],

@@ -46,7 +46,7 @@ BROKEN_SYNTAX = 0.6
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     """Check the calls of a completion, which was decoded with its special tokens."""
     if not spec.get("workspace"):
-        return skipped(NAME, "The row has no known files.")
+        return skipped(NAME, "The row knows no files.")
     try:
         workspace = load_workspace(spec["workspace"])
     except (KeyError, TypeError, AttributeError) as error:

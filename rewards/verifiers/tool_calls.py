@@ -254,7 +254,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     elif spec.get("call") == "optional":
         return skipped(NAME, "The message has no tool call, and does not need one.")
     else:
-        text = f"The message has no tool call. Call one of {_join_names(tools)}. {example}"
+        text = f"The message makes no tool call. Call one of {_join_names(tools)}. {example}"
     return failed(NAME, "malformed_output", shorten(text.strip(), MAX_FEEDBACK), calls=0, strict=0.0)
 
 
