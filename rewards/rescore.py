@@ -60,7 +60,7 @@ SCORED = Output("scored/{:05}.parquet")
 Row = dict[str, Any]
 
 
-def rubric_of(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
+def build_rubric(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
     """Build a rubric from names: a module of `rewards.verifiers`, or `module:name` of your own function.
 
     A graded verifier may have a weight, as in `syntax=0.5`. Raises OutputError for anything else.

@@ -16,7 +16,7 @@ import re2
 
 from pimono_sdpo.suites.suite import decode_text
 from pimono_sdpo.text import replace_surrogates
-from rewards.verifiers.tool_calls import AGENT_TOOLS, check, tools_of
+from rewards.verifiers.tool_calls import AGENT_TOOLS, check, load_tools
 
 MAX_FILES, MOST_FILES = 200, 1000
 MAX_HITS, MOST_HITS = 50, 500
@@ -61,7 +61,7 @@ class Workspace:
         given = {key: value for key, value in args.items() if key != "thought"}
         before = dict(self.written)
         try:
-            if wrong := check(tools_of("repo_agent")[name], args).errors:
+            if wrong := check(load_tools("repo_agent")[name], args).errors:
                 raise ToolError(f"The arguments of {name} are wrong: {'; '.join(wrong)}.")
             text = getattr(self, name)(**given)
         except ToolError as error:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from pimono_sdpo.replay.calls import find_path, read_edits
 from rewards.answers import Fenced, fenced, find_calls
-from rewards.verifiers.candidate import Candidate, Refusal, changed_files, files_of, refused_path
+from rewards.verifiers.candidate import Candidate, Refusal, changed_files, get_files, refused_path
 from rewards.verifiers.patches import HINTS, apply_patch, drop_delimiter, has_diff, split_lines
 
 _TOKEN = re.compile(r"[\s:={}\"',]+")
@@ -40,12 +40,12 @@ MAX_TIMES = 3  # drafts of a file are allowed, filling an answer with repetition
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def candidate_of(completion: str, spec: Mapping[str, Any]) -> Candidate:
+def read_candidate(completion: str, spec: Mapping[str, Any]) -> Candidate:
     """Return the files as the completion leaves them.
 
     Raises Refusal, also if the answer only removes code, and BadSpec for a spec without files.
     """
-    files_of(spec)
+    get_files(spec)
     if changes := list(read_changes(completion)):
         candidate = apply_changes(changes, spec)
     else:

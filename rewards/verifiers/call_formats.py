@@ -126,10 +126,10 @@ def read_calls(
     return Reading(problem=problem) if problem else reading
 
 
-def format_of(chat_template: str) -> str | None:
+def find_format(chat_template: str) -> str | None:
     """Return the format of a model's calls, judging by its chat template, for spec["format"]; None if unknown.
 
-    >>> format_of("... '<tool_call>' ... '<function=' ...")
+    >>> find_format("... '<tool_call>' ... '<function=' ...")
     'qwen3_5'
     """
     return next((name for name, family in FAMILIES.items() if family.sign in chat_template), None)

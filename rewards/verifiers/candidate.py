@@ -56,7 +56,7 @@ class Candidate:
     before: Mapping[str, str] = field(repr=False)
 
 
-def files_of(spec: Mapping[str, Any]) -> Mapping[str, str]:
+def get_files(spec: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the files of a spec; raises BadSpec when it has none, or an invalid `allowed`, `locked` or `end`."""
     files = spec.get("files")
     for name in ("allowed", "locked"):

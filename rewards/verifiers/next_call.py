@@ -144,7 +144,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     valid = tool_calls.verify(completion, spec if step.kind else {**spec, "call": "optional"})
     if valid.status != "passed":
         return valid if valid.score is None else _fail(valid.feedback, INVALID * valid.score)
-    calls = tool_calls.calls_of(completion, spec)
+    calls = tool_calls.parse_calls(completion, spec)
     if step.kind and len(calls) != 1:
         return _fail("Make one call.", 0.0)
     if any(step.failed and _repeats(call, step.failed, step) for call in calls):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rewards.answers import Fenced, fenced
-from rewards.verifiers.candidate import Candidate, Refusal, changed_files, files_of, refused_path, unsafe_path
+from rewards.verifiers.candidate import Candidate, Refusal, changed_files, get_files, refused_path, unsafe_path
 from rewards.verifiers.rubric import VerifierResult, failed, passed
 
 NAME = "patch"
@@ -52,7 +52,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
 
 def apply_patch(completion: str, spec: Mapping[str, Any]) -> Candidate:
     """Return the files after the diff of a completion; raises Refusal, and BadSpec for a spec without files."""
-    before = files_of(spec)
+    before = get_files(spec)
     text = completion.removesuffix(spec.get("end", ""))
     diffs = _combine(_read_diff(text, spec.get("truncated")), spec)
     after, positions, refusals = dict(before), list[int](), list[Refusal]()

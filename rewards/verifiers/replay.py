@@ -31,8 +31,8 @@ from pimono_sdpo.replay.workspace import Workspace, load_workspace
 from pimono_sdpo.text import shorten
 from rewards.verifiers.call_formats import Call
 from rewards.verifiers.rubric import BadSpec, VerifierResult, failed, passed, skipped
-from rewards.verifiers.syntax import problems
-from rewards.verifiers.tool_calls import calls_of
+from rewards.verifiers.syntax import find_problems
+from rewards.verifiers.tool_calls import parse_calls
 
 NAME = "replay"
 MAX_FEEDBACK = 1200
@@ -52,7 +52,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     except (KeyError, TypeError, AttributeError) as error:
         raise BadSpec(f"`workspace` of the spec cannot be read ({type(error).__name__}).") from error
     decided = 0
-    for call in calls_of(completion, spec):
+    for call in parse_calls(completion, spec):
         verdict = CHECKS.get(call.name, _check_other)(workspace, call) if isinstance(call.arguments, dict) else None
         if isinstance(verdict, VerifierResult):
             return verdict
@@ -119,9 +119,9 @@ def _check_other(workspace: Workspace, call: Call) -> CallVerdict:
 
 def _check_syntax(path: str, before: str | None, after: str | None) -> VerifierResult | None:
     """Return a failure if the file parsed before and no longer does."""
-    if before is None or after is None or problems(path, before) != []:
+    if before is None or after is None or find_problems(path, before) != []:
         return None
-    new_problems = problems(path, after)
+    new_problems = find_problems(path, after)
     if not new_problems or isinstance(new_problems, str):
         return None
     line, message = new_problems[0]

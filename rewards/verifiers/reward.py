@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from pimono_sdpo.errors import TrainingInputError
 from rewards.answers import Conversation, text_of
-from rewards.verifiers.call_formats import decode, format_of
+from rewards.verifiers.call_formats import decode, find_format
 from rewards.verifiers.rubric import MAX_PARTIAL, BadSpec, Rubric, RubricResult, error
 from rewards.verifiers.tool_calls import DEFAULT_FORMATS
 
@@ -39,7 +39,7 @@ class VerifierReward:
 
     With a `tokenizer` the text is decoded from `completion_ids`, because SDPO passes text without the
     special tokens that delimit tool calls. Then `spec["truncated"]` is whether the completion lacks a
-    token that ends the turn, `spec["end"]` is that token, and `format_of_model` sets the format of
+    token that ends the turn, `spec["end"]` is that token, and `find_model_format` sets the format of
     calls unless the row does. `end_ids` are further tokens that end a turn, such as
     `generation_config.eos_token_id`. A completion without a verdict gets the reward of `fallback`, at
     most MAX_PARTIAL.
@@ -109,7 +109,7 @@ class VerifierReward:
         text, truncated = decode(ids, self.tokenizer, self.end_ids)
         ends = [token for token in self.tokenizer.get_added_vocab() if token and text.endswith(token)]
         end = "" if truncated else max(ends, key=len, default="")
-        default_format = format_of_model(self.tokenizer) if needs_format(decoded) else {}
+        default_format = find_model_format(self.tokenizer) if needs_format(decoded) else {}
         return text, json.dumps({**default_format, **decoded, "truncated": truncated, "end": end})
 
     def _verify(self, pair: tuple[str, str]) -> RubricResult:
@@ -149,14 +149,14 @@ def needs_format(spec: Mapping[str, Any]) -> bool:
     return bool(tools) and "format" not in spec and not (isinstance(tools, str) and tools in DEFAULT_FORMATS)
 
 
-def format_of_model(tokenizer: Any) -> dict[str, Any]:
+def find_model_format(tokenizer: Any) -> dict[str, Any]:
     """Return the keys of a spec that set the format in which a model writes calls, {} if it is unknown.
 
     It is the response template of the tokenizer if it has one, otherwise the family of its chat template.
     """
     if template := getattr(tokenizer, "response_template", None):
         return {"response_template": template}
-    family = format_of(tokenizer.chat_template or "")
+    family = find_format(tokenizer.chat_template or "")
     return {"format": family} if family else {}
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.answer import read_candidate
 from rewards.verifiers.candidate import Candidate, Refusal
 from rewards.verifiers.rubric import VerifierResult, failed, passed, skipped
 
@@ -45,7 +45,7 @@ _GRAMMARS = {
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     """Parse the files that the completion changes; partial credit is the share of files that parse."""
     try:
-        return verify_candidate(candidate_of(completion, spec))
+        return verify_candidate(read_candidate(completion, spec))
     except Refusal as refused:
         return failed(NAME, "malformed_output", f"There is nothing to parse. {refused}")
 
@@ -56,8 +56,8 @@ def verify_candidate(candidate: Candidate) -> VerifierResult:
     lines: list[str] = []
     reasons: list[str] = []
     for path in candidate.changed:
-        after = problems(path, candidate.files[path]) if path in candidate.files else ""
-        before = problems(path, candidate.before[path]) if path in candidate.before else []
+        after = find_problems(path, candidate.files[path]) if path in candidate.files else ""
+        before = find_problems(path, candidate.before[path]) if path in candidate.before else []
         if isinstance(after, str):
             reasons.append(after)
         elif after and len(after) <= (0 if isinstance(before, str) else len(before)):
@@ -74,10 +74,10 @@ def verify_candidate(candidate: Candidate) -> VerifierResult:
     return failed(NAME, "build_lint_compile", "\n".join(lines[:MAX_SHOWN]), share, files=float(checked))
 
 
-def problems(path: str, text: str) -> list[Problem] | str:
+def find_problems(path: str, text: str) -> list[Problem] | str:
     """Return the syntax errors of a file, or a sentence if this kind of file cannot be checked.
 
-    >>> problems("a.py", "x = (1")
+    >>> find_problems("a.py", "x = (1")
     [(1, "'(' was never closed")]
     """
     kind = PurePosixPath(path).suffix.lower().removeprefix(".")

@@ -45,7 +45,7 @@ import msgspec
 from pimono_sdpo.text import shorten
 from rewards.sandbox import Limits, Ran, SandboxError, Server
 from rewards.verifiers import pytest_tests, recorded_tests
-from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.answer import read_candidate
 from rewards.verifiers.candidate import LOCKED, Candidate, Refusal, matches, refused_path
 from rewards.verifiers.outcomes import (
     ENVIRONMENT,
@@ -140,7 +140,7 @@ def verify(completion: str, spec: dict[str, Any], python: Python | None = None) 
     if "tests" not in spec:
         return skipped(NAME, "The row has no tests.")
     try:
-        return verify_candidate(candidate_of(completion, spec), spec, python)
+        return verify_candidate(read_candidate(completion, spec), spec, python)
     except Refusal as refused:
         check_tests(spec)
         return failed(NAME, "malformed_output", f"There is nothing to test. {refused}")
@@ -161,14 +161,14 @@ def verify_candidate(candidate: Candidate, spec: Mapping[str, Any], python: Pyth
     files = _select_files(candidate, spec, tests)
     match tests:
         case ValueTests():
-            return verdict(verify_values(files, tests, python))
+            return summarize_outcomes(verify_values(files, tests, python))
         case OutputTests():
-            return verdict(verify_outputs(files, tests, python))
+            return summarize_outcomes(verify_outputs(files, tests, python))
         case PytestTests():
             if why := pytest_tests.find_refusal(candidate, tests):
                 return failed(NAME, "policy_block", why)
-            return verdict(pytest_tests.verify_pytest(files, tests, python))
-    result = verdict(recorded_tests.verify_recorded(files, tests, python))
+            return summarize_outcomes(pytest_tests.verify_pytest(files, tests, python))
+    result = summarize_outcomes(recorded_tests.verify_recorded(files, tests, python))
     replies = recorded_tests.run_generated(files, tests, python) if result.status == "passed" else []
     if not replies:
         return result
@@ -234,7 +234,7 @@ MAX_FEEDBACK = 1200
 CASES_SHOWN = 3
 
 
-def verdict(outcomes: Sequence[Outcome]) -> VerifierResult:
+def summarize_outcomes(outcomes: Sequence[Outcome]) -> VerifierResult:
     """Summarize outcomes; feedback is the first runtime error, else the first timeout, else the shortest failures."""
     passing = sum(outcome == PASSED for outcome in outcomes)
     counts = {"tests": float(len(outcomes)), "passed": float(passing)}

@@ -1,6 +1,6 @@
 """Check that the tool calls of a completion can be parsed and match the schemas of existing tools.
 
-spec   tools: the tools that may be called, as in `tools_of`; without it the row is skipped
+spec   tools: the tools that may be called, as in `load_tools`; without it the row is skipped
        harness: the harness to which the tool names of a list belong (default: Pi)
        format: a name of EXAMPLES (default: that of the set of tools, else those of all families);
        other formats do not count
@@ -88,7 +88,7 @@ class Tool:
         return {"function": {"name": self.name, "parameters": {"properties": properties}}}
 
 
-def tools_of(tools: str | Sequence[str | dict[str, Any]], harness: str = "pi") -> dict[str, Tool]:
+def load_tools(tools: str | Sequence[str | dict[str, Any]], harness: str = "pi") -> dict[str, Tool]:
     """Return the tools by name; raises BadSpec.
 
     `tools` is the name of a set in TOOL_SETS, or a list of OpenAI-style definitions and of names of
@@ -96,11 +96,11 @@ def tools_of(tools: str | Sequence[str | dict[str, Any]], harness: str = "pi") -
     """
     if not isinstance(harness, str) or harness not in HARNESS_TOOLS:
         raise BadSpec(f"`harness` of the spec is {harness!r}; use one of {', '.join(HARNESS_TOOLS)}.")
-    return _load_tools(json.dumps(tools), harness)
+    return _parse_tools(json.dumps(tools), harness)
 
 
 @lru_cache(maxsize=1024)
-def _load_tools(text: str, harness: str) -> dict[str, Tool]:
+def _parse_tools(text: str, harness: str) -> dict[str, Tool]:
     tools: Any = json.loads(text)
     if isinstance(tools, str):
         if tools not in TOOL_SETS:
@@ -108,10 +108,10 @@ def _load_tools(text: str, harness: str) -> dict[str, Tool]:
         tools, harness = [*TOOL_SETS[tools]], tools
     if not isinstance(tools, list) or not tools:
         raise BadSpec("`tools` of the spec must be the name of a set, or a list of tools that is not empty.")
-    return {tool.name: tool for tool in (_load_tool(entry, harness) for entry in tools)}
+    return {tool.name: tool for tool in (_parse_tool(entry, harness) for entry in tools)}
 
 
-def _load_tool(entry: Any, harness: str) -> Tool:
+def _parse_tool(entry: Any, harness: str) -> Tool:
     if isinstance(entry, str):
         return Tool(entry, TOOL_SETS[harness].get(entry, ({"type": "object"},)), harness in COERCING)
     function = entry.get("function", entry) if isinstance(entry, dict) else None
@@ -258,14 +258,14 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     return failed(NAME, "malformed_output", shorten(text.strip(), MAX_FEEDBACK), calls=0, strict=0.0)
 
 
-def calls_of(completion: str, spec: dict[str, Any]) -> tuple[Call, ...]:
+def parse_calls(completion: str, spec: dict[str, Any]) -> tuple[Call, ...]:
     """Return the calls of a completion for other verifiers, none if they cannot be parsed; raises BadSpec."""
     return _read(completion, spec)[2].calls if spec.get("tools") else ()
 
 
 def _read(completion: str, spec: dict[str, Any]) -> tuple[dict[str, Tool], list[str], Reading]:
     """Return the tools of a spec, the formats of their calls, and the calls."""
-    tools = tools_of(spec["tools"], spec.get("harness", "pi"))
+    tools = load_tools(spec["tools"], spec.get("harness", "pi"))
     name, formats = spec.get("format"), list(FAMILIES)
     if name is not None:
         if str(name) not in EXAMPLES:

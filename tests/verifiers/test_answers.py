@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.answer import read_candidate
 from tests.verifiers.refusals import refusal
 
 BEFORE = "import re\n\n\ndef f(x):\n    return x + 1\n\n\ndef g(x):\n    return f(x)\n"
@@ -45,7 +45,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_same_files(form: str) -> None:
-    found = candidate_of(FORMS[form], SPEC)
+    found = read_candidate(FORMS[form], SPEC)
     assert found.files == {"work/main.py": AFTER}
 
 
@@ -73,7 +73,7 @@ def test_code_without_a_file_to_go_to_is_refused() -> None:
 def test_a_part_keeps_the_rest_with_its_decorators_and_brings_its_imports() -> None:
     before = '"""Doc."""\nfrom __future__ import annotations\nimport os\n\n@once\ndef f(): pass\n\nclass A: pass\n'
     code = "```python\nimport math\n\n@twice\ndef f():\n    return math.pi\n\ndef more(): pass\n```"
-    found = candidate_of(code, {"files": {"a.py": before}})
+    found = read_candidate(code, {"files": {"a.py": before}})
     assert found.files["a.py"] == (
         '"""Doc."""\nfrom __future__ import annotations\nimport math\ndef more(): pass\nimport os\n\n'
         "@twice\ndef f():\n    return math.pi\n\nclass A: pass\n"
@@ -85,7 +85,7 @@ DOC = "def f(x):\n    '''\n@@ a line\n--- a/x\n    '''\n    return x - 1\n"
 
 @pytest.mark.parametrize("completion", [DOC, f"```python\n{DOC}```\n", f"```\n{DOC}```\n"])
 def test_a_docstring_that_looks_like_a_diff_is_code(completion: str) -> None:
-    found = candidate_of(completion, SPEC)
+    found = read_candidate(completion, SPEC)
     assert "@@ a line" in found.files["work/main.py"]
 
 
@@ -101,14 +101,14 @@ NEW = "def f(): return 2\n"
      (f"```python\n# {{}}\n{NEW}```", "a/m.py"), (f"# {{}}\n{NEW}", "b.py")],
 )  # fmt: skip
 def test_the_label_of_a_block_selects_the_file(completion: str, path: str) -> None:
-    found = candidate_of(completion.format(path), {"files": TWO})
+    found = read_candidate(completion.format(path), {"files": TWO})
     assert found.changed == (path,)
     assert found.files[path].endswith(NEW)
 
 
 def test_an_answer_may_have_several_files() -> None:
     both = "".join(f"**{path}**\n```python\n{NEW}```\n" for path in ("m.py", "b.py"))
-    found = candidate_of(both, {"files": TWO})
+    found = read_candidate(both, {"files": TWO})
     assert found.changed == ("a/m.py", "b.py")
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewards.verifiers import syntax
-from rewards.verifiers.answer import candidate_of, read_changes
+from rewards.verifiers.answer import read_candidate, read_changes
 from tests.verifiers.refusals import refusal
 
 CONTENT = 'def f(x):\n\treturn {"a": [x], \'b\': "<>"}\n'
@@ -42,7 +42,7 @@ def test_every_form_is_read(form: str) -> None:
     write = FORMS[form]
     text = f"First.\n{write('src/a.py', 'draft')}\nThen.\n{write('src/b.py', CONTENT)}\nDone {{."
     text += write("src/a.py", "new")
-    result = candidate_of(text, {"files": FILES})
+    result = read_candidate(text, {"files": FILES})
     assert result.files == {"src/a.py": "new", "src/b.py": CONTENT}, "the first write is a draft"
 
 
@@ -80,7 +80,7 @@ def test_a_refusal_has_a_reason(text: str, failure: str) -> None:
 
 def test_new_files_must_be_allowed_and_truncated_answers_are_refused() -> None:
     text = json_call("./src/c.py", "x\n")
-    result = candidate_of(text, {"files": FILES, "allowed": ["src/*"]})
+    result = read_candidate(text, {"files": FILES, "allowed": ["src/*"]})
     assert result.changed == ("src/c.py",)
     refused = refusal(text, {"files": FILES, "allowed": ["src/*"], "truncated": True})
     assert refused.failure == "truncated"

@@ -7,7 +7,7 @@ import pytest
 
 from rewards.answers import Call, find_calls
 from rewards.verifiers import syntax
-from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.answer import read_candidate
 from rewards.verifiers.reward import VerifierReward, attacks, self_test
 from rewards.verifiers.rubric import Rubric
 from tests.verifiers.refusals import refusal
@@ -36,12 +36,12 @@ def test_a_file_without_its_code_is_refused(answer: str) -> None:
 def test_files_without_code_may_be_emptied() -> None:
     two = {"files": {"a.py": CODE, "b.py": "# nothing yet\n"}}
     call = {"name": "write", "arguments": {"path": "b.py", "content": "pass\n"}}
-    candidate_of(json.dumps(call), two)
+    read_candidate(json.dumps(call), two)
     moved = (
         "--- a/a.py\n+++ b/a.py\n@@ -1,2 +0,0 @@\n-def f():\n-    return 1\n"
         "--- a/b.py\n+++ b/b.py\n@@ -1 +1,2 @@\n-# nothing yet\n+def f():\n+    return 1\n"
     )
-    candidate_of(moved, two)
+    read_candidate(moved, two)
 
 
 def test_the_self_test_deletes_the_code() -> None:

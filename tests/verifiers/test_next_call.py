@@ -12,7 +12,7 @@ from pimono_sdpo import run_pipeline
 from pimono_sdpo.schema import SESSION as COLUMNS
 from pimono_sdpo.training.rewards import scoring_of
 from processors import pipeline
-from rewards.rescore import rescore, rubric_of
+from rewards.rescore import build_rubric, rescore
 from rewards.verifiers.next_call import verify
 from rewards.verifiers.rubric import VerifierResult
 from tests.failing_steps import APP, NEW, OLD, SAVE, SESSION
@@ -217,7 +217,7 @@ def test_recorded_calls_pass_and_fail_as_in_the_session() -> None:
 
 
 def test_a_result_unknown_from_the_session_is_skipped() -> None:
-    rubric = rubric_of((), ("next_call",))
+    rubric = build_rubric((), ("next_call",))
     undecided = [("correction", edit(SAVE, 'open(path, "w")')), ("path", read("lib/settings_test.py"))]
     for kind, call in undecided:
         row = {"completion": write(call), "verifier_spec": json.dumps(specs()[kind])}
@@ -230,7 +230,9 @@ def test_a_result_unknown_from_the_session_is_skipped() -> None:
 
 def test_a_spec_of_another_kind_of_row_is_an_error() -> None:
     assert verify("x", {"tools": ["read"]}).status == "skipped"
-    scored = rescore({"completion": "x", "verifier_spec": '{"goal": {"kind": "path"}}'}, rubric_of((), ("next_call",)))
+    scored = rescore(
+        {"completion": "x", "verifier_spec": '{"goal": {"kind": "path"}}'}, build_rubric((), ("next_call",))
+    )
     assert "filter --unit step" in scored["rejected"]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rewards.verifiers.rubric import VerifierResult
-from rewards.verifiers.tool_calls import tools_of, verify
+from rewards.verifiers.tool_calls import load_tools, verify
 
 TRACES = os.environ.get("PIMONO_TRACES", "")
 SAMPLES = Path(__file__).parents[2] / "pimono_sdpo" / "samples" / "sessions"
@@ -36,7 +36,7 @@ def recorded(folder: Path) -> Iterator[tuple[dict[str, Any], str, bool]]:
             blocks = [block for block in message["content"] if isinstance(block, dict)]
             calls |= {b["id"]: b for b in blocks if b.get("type") == "toolCall"}
             call = calls.get(message.get("toolCallId", ""))
-            if message.get("role") == "toolResult" and call and call["name"] in tools_of("pi"):
+            if message.get("role") == "toolResult" and call and call["name"] in load_tools("pi"):
                 text = "".join(str(block.get("text", "")) for block in blocks)
                 yield call, text, bool(message.get("isError"))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rewards.verifiers.candidate import Candidate
 from rewards.verifiers.rubric import VerifierResult
-from rewards.verifiers.syntax import Problem, problems, verify, verify_candidate
+from rewards.verifiers.syntax import Problem, find_problems, verify, verify_candidate
 
 TREE_SITTER = all(
     importlib.util.find_spec(name) for name in ("tree_sitter", "tree_sitter_typescript", "tree_sitter_javascript")
@@ -64,7 +64,7 @@ def test_files_that_parse_and_files_that_do_not(path: str) -> None:
 @needs_tree_sitter
 @pytest.mark.parametrize("path", GOOD_TREES)
 def test_typescript_and_javascript(path: str) -> None:
-    assert problems(path, GOOD_TREES[path]) == []
+    assert find_problems(path, GOOD_TREES[path]) == []
     assert verdict({path: GOOD_TREES[path]}, {path: BAD_TREES[path]}).status == "failed"
     assert verdict({path: BAD_TREES[path]}, {path: BAD_TREES[path]}).status == "skipped"
 
@@ -72,7 +72,7 @@ def test_typescript_and_javascript(path: str) -> None:
 @needs_tree_sitter
 def test_more_errors_than_before_fail() -> None:
     before = "let a = ;\nlet b = 1;\nlet c = 2;\n"
-    assert [line for line, _ in cast(list[Problem], problems("a.ts", before))] == [1]
+    assert [line for line, _ in cast(list[Problem], find_problems("a.ts", before))] == [1]
     worse = verdict({"a.ts": before}, {"a.ts": before.replace("= 2", "= = 2")})
     assert (worse.status, worse.metrics) == ("failed", {"files": 1.0})
     assert "a.ts:3: this does not parse: `let c = = 2;`" in worse.feedback
