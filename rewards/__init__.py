@@ -1,15 +1,15 @@
 """Score completions for `pimono_sdpo`: rewards for TRL, and verifiers that run in a sandbox.
 
-A reward is a plain function, as TRL calls it. To write your own, take the columns of the rows that
-you need as keyword arguments and return one number per completion:
+A reward is a plain function that TRL calls. To write your own, take the columns of the rows that you
+need as keyword arguments and return one number per completion:
 
     from rewards import text_of
 
     def short_answer(prompts, completions, **columns):
         return [1.0 if len(text_of(one)) < 200 else 0.0 for one in completions]
 
-To score a completion by what it does, put verifiers into a rubric; `rewards.verifiers` lists them
-and says how to add one:
+To score a completion by what it does, combine verifiers in a rubric; `rewards.verifiers` describes
+how to write one:
 
     from rewards import Rubric, VerifierReward
     from rewards.verifiers import tests

@@ -1,4 +1,4 @@
-"""Parse an answer: its prose, its fenced blocks, the commands and tools it calls."""
+"""Parse an answer into prose, fenced blocks, shell commands and tool calls."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 MAX_CHARS = 400_000
 MAX_OBJECTS = 400
-MAX_INSIDE = 3  # how much deeper than its opener a fence that closes may stand, as in CommonMark
+MAX_EXTRA_INDENT = 3  # of a closing fence relative to its opening one, as in CommonMark
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -24,7 +24,7 @@ _DIFF = re.compile(r"^(?:@@ |\+\+\+ |diff --git )", re.MULTILINE)
 _NAMES = ("name", "tool", "tool_name", "function")
 _ARGUMENTS = ("arguments", "args", "input", "parameters", "params")
 _SHELLS = ("bash", "sh", "shell", "console", "zsh", "terminal")
-# Each opening is looked up with its end by `_between`: a pattern of both is quadratic in openings.
+# `_find_between` searches an opening and its end one after the other: a pattern of both takes quadratic time.
 _GEMMA = re.compile(r"call:(\w+)\{"), "<tool_call|>"
 _GEMMA_TEXT = re.compile(r'(?<!\w)(\w+):<\|"\|>'), '<|"|>'
 _XML = re.compile(r"<function=(\w+)>"), "</function>"
@@ -32,7 +32,7 @@ _XML_TEXT = re.compile(r"<parameter=(\w+)>\n?"), "</parameter>"
 
 
 class Call(NamedTuple):
-    """A call of a tool: its name, its arguments, and where it stands."""
+    """A tool call: its name, its arguments, and its position in the text."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -40,9 +40,9 @@ class Call(NamedTuple):
 
 
 class Fenced(NamedTuple):
-    """What stands between two fences, less the indent of the first; `open` without a last.
+    """A fenced block, without the indent of its opening fence; `open` if the closing fence is missing.
 
-    `before` is the last line above that is not blank.
+    `before` is the last line above it that is not blank.
     """
 
     info: str
@@ -52,7 +52,7 @@ class Fenced(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The lines, each with its end."""
+        """The lines, each with a newline."""
         return "".join(f"{line}\n" for line in self.lines)
 
 
@@ -69,17 +69,19 @@ class Answer:
 def text_of(turns: str | Conversation, role: str | None = None) -> str:
     """Join the text of a completion or a prompt, plain or conversational, of one role or of all.
 
-    Tool calls that a message keeps beside its content are written into the text.
+    The tool calls of messages are written into the text.
     """
     if isinstance(turns, str):
         return turns
-    said = [message for message in turns if role is None or message.get("role", role) == role]
-    parts = [part for one in said for part in (_content(one.get("content")), _calls(one.get("tool_calls")))]
+    parts: list[str] = []
+    for message in turns:
+        if role is None or message.get("role", role) == role:
+            parts += (_format_content(message.get("content")), _format_calls(message.get("tool_calls")))
     return "\n".join(filter(None, parts))
 
 
 def fenced(lines: Sequence[str], indented: bool = True) -> Iterator[Fenced | str]:
-    """Yield the blocks of a text, and the lines outside of them, in linear time."""
+    """Yield the fenced blocks of a text and the lines outside of them, in linear time."""
     at, before = 0, ""
     while at < len(lines):
         opener = _FENCE.match(lines[at])
@@ -88,9 +90,9 @@ def fenced(lines: Sequence[str], indented: bool = True) -> Iterator[Fenced | str
             yield lines[at - 1]
             before = lines[at - 1] if lines[at - 1].strip() else before
             continue
-        deepest = len(opener[1].expandtabs(4)) + MAX_INSIDE if indented else 0
+        deepest = len(opener[1].expandtabs(4)) + MAX_EXTRA_INDENT if indented else 0
         closer = next((n for n in range(at, len(lines)) if _closes(lines[n], opener[2], deepest)), None)
-        inside = [_dedented(line, opener[1]) for line in lines[at:closer]]
+        inside = [_dedent(line, opener[1]) for line in lines[at:closer]]
         yield Fenced(opener[3].strip(), before, tuple(inside), closer is None)
         at, before = len(lines) if closer is None else closer + 1, ""
 
@@ -102,28 +104,28 @@ def _closes(line: str, marks: str, deepest: int) -> bool:
     return len(fence[1].expandtabs(4)) <= deepest
 
 
-def _dedented(line: str, indent: str) -> str:
+def _dedent(line: str, indent: str) -> str:
     if line[: len(indent)].strip():
         return line
     return line.removeprefix(indent) if line.startswith(indent) else line.lstrip(" \t")
 
 
 def find_calls(completion: str) -> Iterator[Call]:
-    """Yield every complete call of a completion, format by format: Gemma's, XML, JSON."""
+    """Yield every complete call of a completion, first those in Gemma's format, then XML, then JSON."""
     text = completion[:MAX_CHARS]
-    for at, name, body in _between(text, *_GEMMA):
+    for at, name, body in _find_between(text, *_GEMMA):
         if body.endswith("}"):
-            yield Call(name, {key: value for _, key, value in _between(body, *_GEMMA_TEXT)}, at)
-    for at, name, body in _between(text, *_XML):
-        texts = _between(body, *_XML_TEXT)
+            yield Call(name, {key: value for _, key, value in _find_between(body, *_GEMMA_TEXT)}, at)
+    for at, name, body in _find_between(text, *_XML):
+        texts = _find_between(body, *_XML_TEXT)
         yield Call(name, {key: value.removesuffix("\n") for _, key, value in texts}, at)
-    for at, _, value in _objects(text):
-        if call := _call(value):
+    for at, _, value in _find_objects(text):
+        if call := _read_call(value):
             yield call._replace(at=at)
 
 
-def _between(text: str, opening: re.Pattern[str], end: str) -> Iterator[tuple[int, str, str]]:
-    """Yield place, name and body from each opening to the next end, in linear time."""
+def _find_between(text: str, opening: re.Pattern[str], end: str) -> Iterator[tuple[int, str, str]]:
+    """Yield position, name and body from each opening to the next end, in linear time."""
     stop = at = 0
     while stop >= 0 and (found := opening.search(text, at)):
         at = found.end()
@@ -134,64 +136,64 @@ def _between(text: str, opening: re.Pattern[str], end: str) -> Iterator[tuple[in
             at = stop + len(end)
 
 
-def _objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yield start, end and value of the outermost JSON objects, after at most MAX_OBJECTS tries."""
+def _find_objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yield start, end and value of the outermost JSON objects, in at most MAX_OBJECTS attempts."""
     end = 0
     for _ in range(MAX_OBJECTS):
         if (at := text.find("{", end)) < 0:
             return
         end = at + 1
-        with suppress(ValueError, RecursionError):  # not JSON, or nested to no purpose
+        with suppress(ValueError, RecursionError):  # not JSON, or nested too deeply
             value, end = _DECODER.raw_decode(text, at)
             yield at, end, value
 
 
-def parsed(text: str) -> Answer:
+def parse_answer(text: str) -> Answer:
     """Parse an answer.
 
-    >>> parsed('I look first.\\n{"name": "read", "arguments": {"path": "a.py"}}').calls
+    >>> parse_answer('I look first.\\n{"name": "read", "arguments": {"path": "a.py"}}').calls
     [Call(name='read', arguments={'path': 'a.py'}, at=0)]
     """
     answer = Answer()
-    spoken: list[str] = []
-    for part in fenced(_without_calls(text, answer).split("\n")):
+    prose_lines: list[str] = []
+    for part in fenced(_extract_calls(text, answer).split("\n")):
         if isinstance(part, str):
-            spoken.append(part)
+            prose_lines.append(part)
             continue
         language = part.info.lower()
         if language in (*_SHELLS, ""):
             answer.commands += [line.strip().removeprefix("$ ") for line in part.lines]
         if language not in _SHELLS:
             answer.code.append("\n".join(part.lines))
-    prose = "\n".join(spoken)
+    prose = "\n".join(prose_lines)
     if _DIFF.search(prose):
         answer.code.append(prose)
-        prose = "\n".join(line for line in spoken if line[:1] not in ("+", "-", "@"))
+        prose = "\n".join(line for line in prose_lines if line[:1] not in ("+", "-", "@"))
     answer.commands += _SHELL_LINE.findall(prose)
-    answer.commands += [found for found in _INLINE.findall(prose) if " " in found]
+    answer.commands += [code for code in _INLINE.findall(prose) if " " in code]
     answer.prose = _SHELL_LINE.sub("", prose)
     return answer
 
 
-def _without_calls(text: str, answer: Answer) -> str:
-    """Move the calls of tools out of a text; other JSON stays where it is."""
-    for name, given in _BARE_GEMMA.findall(text):
-        # Such as `path:a.py,limit:3`, what is left of a Gemma call without its special tokens.
-        first = _FIELD.match(given)
-        field, value = (first[1], given[first.end() :]) if first else ("", given)
+def _extract_calls(text: str, answer: Answer) -> str:
+    """Move the tool calls of a text to the answer; other JSON stays in the text."""
+    for name, arguments in _BARE_GEMMA.findall(text):
+        # Such as `path:a.py,limit:3`, a Gemma call without its special tokens.
+        first = _FIELD.match(arguments)
+        field, value = (first[1], arguments[first.end() :]) if first else ("", arguments)
         answer.calls.append(Call(name, {field: value.rstrip("} \t")}))
     text = _BARE_GEMMA.sub("", text)
-    found = [(start, end, call) for start, end, value in _objects(text) if (call := _call(value))]
-    answer.calls += [call for _, _, call in found]
-    for start, end, _ in reversed(found):
+    calls = [(start, end, call) for start, end, value in _find_objects(text) if (call := _read_call(value))]
+    answer.calls += [call for _, _, call in calls]
+    for start, end, _ in reversed(calls):
         text = text[:start] + text[end:]
     return _TAG.sub("", text)
 
 
-def _call(value: Any) -> Call | None:
-    """Read a call in any of the shapes in use.
+def _read_call(value: Any) -> Call | None:
+    """Read a call in any of the common JSON shapes.
 
-    >>> _call({"type": "function", "function": {"name": "ls", "arguments": '{"path": "."}'}})
+    >>> _read_call({"type": "function", "function": {"name": "ls", "arguments": '{"path": "."}'}})
     Call(name='ls', arguments={'path': '.'}, at=0)
     """
     if not isinstance(value, dict):
@@ -205,14 +207,14 @@ def _call(value: Any) -> Call | None:
     return Call(name, arguments) if name and isinstance(arguments, dict) else None
 
 
-def _content(content: object) -> str:
+def _format_content(content: object) -> str:
     if isinstance(content, str):
         return content
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    return "\n".join(str(part["text"]) if part.get("text") else _calls([part]) for part in parts)
+    return "\n".join(str(part["text"]) if part.get("text") else _format_calls([part]) for part in parts)
 
 
-def _calls(calls: object) -> str:
-    """Write calls as text, so that a message and a plain completion are read alike."""
-    found = filter(None, map(_call, calls if isinstance(calls, list) else ()))
-    return "\n".join(json.dumps({"name": call.name, "arguments": dict(call.arguments)}, default=str) for call in found)
+def _format_calls(messages: object) -> str:
+    """Write calls as text, so that messages and plain completions are parsed in the same way."""
+    calls = filter(None, map(_read_call, messages if isinstance(messages, list) else ()))
+    return "\n".join(json.dumps({"name": call.name, "arguments": dict(call.arguments)}, default=str) for call in calls)

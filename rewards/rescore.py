@@ -1,13 +1,13 @@
-"""Score stored completions with a rubric: the same rows with the verdicts beside them.
+"""Score stored completions with a rubric; write the same rows with the columns of the verdicts.
 
 reads   a folder or file of parquet or JSONL, or a saved dataset; columns `verifier_spec` (JSON text or null), and
-        `completion` (text, or a conversation) or `completions` (a list of such)
+        `completion` (text, or a conversation) or `completions` (a list of these)
 writes  DIR/data/scored-NNNNN.parquet with all columns and those of VERDICT, DIR/report.json
 
-A row that cannot be judged, such as one without a usable spec, says why in `rejected` and is counted.
+A row without a verdict, such as one without a usable spec, has the reason in `rejected` and is counted.
 
-Done in slices of SLICE rows, each by several threads: verifiers mostly wait for programs that they
-have started. A run that is killed goes on behind its last finished slice.
+Rows are scored in slices of SLICE rows, each by several threads, because verifiers mostly wait for
+programs that they have started. A run that was killed resumes after its last finished slice.
 """
 
 import inspect
@@ -54,101 +54,103 @@ VERDICT = Features(
         "rejected": Value("string"),
     }
 )
-REASONS = 10
+MAX_REASONS = 10
 COUNTED = ("reward", "verifier", "status", "category", "rejected")
 SCORED = Output("scored/{:05}.parquet")
 Row = dict[str, Any]
 
 
-def rubric_of(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
-    """Build a rubric from names: a module of `rewards.verifiers`, or `module:name` of your own.
+def build_rubric(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
+    """Build a rubric from names: a module of `rewards.verifiers`, or `module:name` of your own function.
 
-    A graded one may carry its weight, `syntax=0.5`. Raises OutputError for anything else.
+    A graded verifier may have a weight, as in `syntax=0.5`. Raises OutputError for anything else.
     """
-    named = [given.partition("=") for given in graded]
-    names = [*gates, *(name for name, _, _ in named)]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise OutputError(f"The verifier `{twice}` is given twice; give each once, as a gate or graded.")
+    weighted = [name.partition("=") for name in graded]
+    names = [*gates, *(name for name, _, _ in weighted)]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise OutputError(f"The verifier `{repeated}` is given twice; give each once, as a gate or graded.")
     try:
-        weighed = [(verifier_of(name), float(weight or 1)) for name, _, weight in named]
-        return Rubric(tuple(map(verifier_of, gates)), tuple(weighed))
-    except ValueError as found:
+        return Rubric(
+            tuple(map(import_verifier, gates)),
+            tuple((import_verifier(name), float(weight or 1)) for name, _, weight in weighted),
+        )
+    except ValueError as error:
         raise OutputError(
-            f"The rubric cannot be built ({found}); name verifiers such as tool_calls, or syntax=0.5 with its weight."
-        ) from found
+            f"The rubric cannot be built ({error}); name verifiers such as tool_calls, or syntax=0.5 with its weight."
+        ) from error
 
 
-def verifier_of(name: str) -> Verifier:
-    """Import a verifier by its name; raises OutputError or OwnCodeError when there is none."""
-    found: object = None
+def import_verifier(name: str) -> Verifier:
+    """Import a verifier by its name; raises OutputError or OwnCodeError if there is none."""
+    verifier: object = None
     if ":" in name or (VERIFIERS / f"{name}.py").is_file():
-        found = import_own(name if ":" in name else f"rewards.verifiers.{name}:verify")
+        verifier = import_own(name if ":" in name else f"rewards.verifiers.{name}:verify")
     try:
-        inspect.signature(cast("Verifier", found)).bind("", {})
-    except (TypeError, ValueError):  # nothing to call, or with other arguments
-        found = None
-    if not isinstance(found, FunctionType | partial):
+        inspect.signature(cast("Verifier", verifier)).bind("", {})
+    except (TypeError, ValueError):  # not callable, or with other arguments
+        verifier = None
+    if not isinstance(verifier, FunctionType | partial):
         raise OutputError(
             f"`{name}` is not a verifier; give a module of rewards.verifiers, such as tool_calls, "
             "or module:name of a function of a completion and a spec."
         )
-    return found
+    return verifier
 
 
 def rescore(row: Row, rubric: Rubric) -> Row:
     """Return the columns of VERDICT for one row."""
     spec, completion = row[SPEC], row[ONE]
     if spec is None:
-        return _rejected(f"the row has no `{SPEC}`")
+        return _reject(f"the row has no `{SPEC}`")
     if completion is None:
-        return _rejected("the row has no completion")
+        return _reject("the row has no completion")
     is_chat = isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion)
     if not is_chat and not isinstance(completion, str):
-        return _rejected("the completion is neither text nor messages")
+        return _reject("the completion is neither text nor messages")
     with suppress(ValueError, RecursionError):
         spec = json.loads(spec)
     try:
-        found = rubric(text_of(completion, "assistant"), spec)
-    except ValueError as refused:  # what verifiers say of a spec that they cannot judge by
-        return _rejected(str(refused))
-    # Errors of ours say more than verifiers that do not apply.
-    why = {one.status: one.feedback for one in reversed(found.results)} if found.reward is None else {}
-    return {**found.to_row(), "rejected": why.get("error") or why.get("skipped")}
+        verdict = rubric(text_of(completion, "assistant"), spec)
+    except ValueError as error:  # such as BadSpec
+        return _reject(str(error))
+    # An error is a better reason than a verifier that does not apply.
+    reasons = {r.status: r.feedback for r in reversed(verdict.results)} if verdict.reward is None else {}
+    return {**verdict.to_row(), "rejected": reasons.get("error") or reasons.get("skipped")}
 
 
-def _rejected(why: str) -> Row:
+def _reject(why: str) -> Row:
     return {**{name: [] for name in VERDICT}, "reward": None, "passed": False, "rejected": why}
 
 
 def rescore_dataset(source: str, out: Path, rubric: Rubric, workers: int = 1) -> Row:
-    """Score every completion of `source` into the folder `out`, under a bar; return the report.
+    """Score every completion of `source` into the folder `out`, with a progress bar; return the report.
 
-    What is written does not depend on `workers`, the number of threads that run verifiers.
-    Raises SourceError, EmptySelection or OutputError; then `out` is as it was.
+    The output does not depend on `workers`, the number of threads that run verifiers.
+    Raises SourceError, EmptySelection or OutputError; then `out` stays as it was.
     """
     out = out.resolve()
-    used = {
-        "gates": [_name(gate) for gate in rubric.gates],
-        "graded": [[_name(verifier), weight] for verifier, weight in rubric.graded],
+    rubric_names = {
+        "gates": [_name_of(gate) for gate in rubric.gates],
+        "graded": [[_name_of(verifier), weight] for verifier, weight in rubric.graded],
     }
     verifiers = [*rubric.gates, *(verifier for verifier, _ in rubric.graded)]
-    options = {**used, "code": list(map(source_hash, verifiers))}
+    options = {**rubric_names, "code": list(map(source_hash, verifiers))}
     with hide_bars():
         rows = open_completions(source)
         rows = rows.remove_columns([name for name in VERDICT if name in rows.column_names])
     parts = []
     for number, start in enumerate(range(0, rows.num_rows, SLICE)):
         stored = rows.select(range(start, min(start + SLICE, rows.num_rows)))
-        given = {"rows": rows._fingerprint, "start": start}
+        key = {"rows": rows._fingerprint, "start": start}
         run = partial(_score, stored, rubric, workers)
-        parts.append(Part(number, f"row {start}", stored.num_rows, given, options, run))
+        parts.append(Part(number, f"row {start}", stored.num_rows, key, options, run))
     with only_run(out) as work:
         run_parts(parts, work, {"scored": SCORED}, desc="rescore")
         files = [work / SCORED.path.format(part.number) for part in parts]
-        report = _report(files, used)
+        report = _make_report(files, rubric_names)
         if not report["rows"] or sum(report["rejected"].values()) == report["rows"]:
             remove(work, LOCK)
-            why = next((f"row {n}: {why}" for why, n in report["first_rejected"].items()), "they hold no completion")
+            why = next((f"row {n}: {why}" for why, n in report["first_rejected"].items()), "they have no completion")
             raise SourceError(f"None of the rows of `{source}` can be scored ({why.rstrip('.')}).")
         finished = make_output(work, "data")
         for file in files:
@@ -159,8 +161,8 @@ def rescore_dataset(source: str, out: Path, rubric: Rubric, workers: int = 1) ->
 
 def _score(stored: Dataset, rubric: Rubric, workers: int) -> Iterator[Piece]:
     """Yield the stored rows, one for each completion, with their verdicts."""
-    rows = one_each(stored)
-    # A row of several completions counts when all of them are scored.
+    rows = split_completions(stored)
+    # A row with several completions counts when all of them are scored.
     units = int(rows.num_rows == stored.num_rows)
     verdicts = []
     pool = ThreadPoolExecutor(workers)
@@ -169,7 +171,7 @@ def _score(stored: Dataset, rubric: Rubric, workers: int) -> Iterator[Piece]:
             verdicts.append(verdict)
             yield Piece(units=units)
     finally:
-        # An interrupt does not wait for the rest.
+        # Do not wait for the remaining rows after an interrupt.
         pool.shutdown(cancel_futures=True)
     features = Features({**rows.features, **VERDICT})
     scored = rows.map(
@@ -184,7 +186,7 @@ def _score(stored: Dataset, rubric: Rubric, workers: int) -> Iterator[Piece]:
     yield Piece({"scored": table}, stored.num_rows - units * len(verdicts))
 
 
-def _report(files: Sequence[Path], used: Row) -> Row:
+def _make_report(files: Sequence[Path], rubric_names: Row) -> Row:
     rewards: list[float | None] = []
     verdicts = defaultdict[str, Counter[str]](Counter)
     categories, rejected, first = Counter[str](), Counter[str](), dict[str, int]()
@@ -196,7 +198,7 @@ def _report(files: Sequence[Path], used: Row) -> Row:
             rejected[why] += 1
             first.setdefault(why, number)
         categories.update(filter(None, row["category"]))
-    reasons = dict(rejected.most_common(REASONS))
+    reasons = dict(rejected.most_common(MAX_REASONS))
     if others := rejected.total() - sum(reasons.values()):
         reasons["other reasons"] = others
     judged = [reward for reward in rewards if reward is not None]
@@ -210,11 +212,11 @@ def _report(files: Sequence[Path], used: Row) -> Row:
         "first_rejected": {why: first[why] for why in reasons if why in first},
         "verdicts": {n: {s: verdicts[n][s] for s in STATUSES} for n in sorted(verdicts)},
         "categories": dict(sorted(categories.items())),
-        "rubric": used,
+        "rubric": rubric_names,
     }
 
 
-def _name(verifier: Any) -> str:
+def _name_of(verifier: Any) -> str:
     function = getattr(verifier, "func", verifier)
     return f"{function.__module__}:{function.__qualname__}"
 
@@ -222,7 +224,7 @@ def _name(verifier: Any) -> str:
 def open_completions(source: str) -> Dataset:
     """Return the rows as they are stored; raises SourceError or EmptySelection."""
     path = Path(source)
-    # Beside its rows, a folder of ours has a report and rejects.
+    # The output folders of this package also have a report and rejects, next to `data`.
     folder = path / "data" if (path / "data").is_dir() else path
     files = [path] if path.is_file() else sorted(folder.rglob("*"))
     parquet = [str(file) for file in files if file.suffix == ".parquet"]
@@ -230,47 +232,47 @@ def open_completions(source: str) -> Dataset:
     is_saved = any((path / name).exists() for name in ("state.json", "dataset_dict.json"))
     if not (is_saved or parquet or raw):
         raise SourceError(
-            f"`{source}` holds neither parquet nor JSONL nor a saved dataset; give a folder or file of completions."
+            f"`{source}` has neither parquet nor JSONL nor a saved dataset; give a folder or file of completions."
         )
     try:
         if is_saved:
-            found = load_from_disk(source)
-        elif not any(pq.read_metadata(one).num_rows for one in parquet) and not any(map(os.path.getsize, raw)):
+            rows = load_from_disk(source)
+        elif not any(pq.read_metadata(file).num_rows for file in parquet) and not any(map(os.path.getsize, raw)):
             raise EmptySelection(f"`{source}` has no rows; give stored completions.")
         else:
-            found = load_dataset("parquet" if parquet else "json", data_files=parquet or raw, split="train")
+            rows = load_dataset("parquet" if parquet else "json", data_files=parquet or raw, split="train")
     except (pa.ArrowException, DatasetsError, ValueError, OSError) as error:
         raise SourceError(
             f"`{source}` cannot be read ({type(error).__name__}); write it again, all files with the same columns."
         ) from error
-    if isinstance(found, DatasetDict):
+    if isinstance(rows, DatasetDict):
         raise SourceError(f"`{source}` has several splits; give the folder of one.")
-    there = found.column_names
-    if not found.num_rows:
+    if not rows.num_rows:
         raise EmptySelection(f"`{source}` has no rows; give stored completions.")
-    is_text = getattr(found.features.get(SPEC), "dtype", "") in ("string", "large_string", "null")
-    if not is_text or (ONE in there) == (SEVERAL in there):
+    columns = rows.column_names
+    is_text = getattr(rows.features.get(SPEC), "dtype", "") in ("string", "large_string", "null")
+    if not is_text or (ONE in columns) == (SEVERAL in columns):
         raise SourceError(
-            f"`{source}` has the columns {', '.join(there)}; give `{ONE}` or `{SEVERAL}`, and `{SPEC}` as the text "
-            "that json.dumps makes of it."
+            f"`{source}` has the columns {', '.join(columns)}; give `{ONE}` or `{SEVERAL}`, and `{SPEC}` as JSON text "
+            "from json.dumps."
         )
-    return found
+    return rows
 
 
-def one_each(rows: Dataset) -> Dataset:
-    """Give every completion of `completions` a row of its own, in order; others stay as they are.
+def split_completions(rows: Dataset) -> Dataset:
+    """Give every completion of `completions` its own row, in order; rows with `completion` do not change.
 
-    A row without any has none afterwards.
+    A row without completions is dropped.
     """
     if SEVERAL not in rows.column_names:
         return rows
-    # Anything but a list becomes one completion, which is rejected later.
+    # A value that is not a list becomes one completion, which is rejected later.
     pairs = [
         (number, completion)
-        for number, given in enumerate(rows[SEVERAL])
-        for completion in (given if isinstance(given, list) else [None] * (given is not None))
+        for number, completions in enumerate(rows[SEVERAL])
+        for completion in (completions if isinstance(completions, list) else [None] * (completions is not None))
     ]
-    alone = rows.remove_columns(SEVERAL).select([number for number, _ in pairs])
-    kind = getattr(rows.features[SEVERAL], "feature", rows.features[SEVERAL])
+    repeated = rows.remove_columns(SEVERAL).select([number for number, _ in pairs])
+    feature = getattr(rows.features[SEVERAL], "feature", rows.features[SEVERAL])
     flat = [completion for _, completion in pairs]
-    return alone.add_column(ONE, flat, new_fingerprint=rows._fingerprint, feature=kind)
+    return repeated.add_column(ONE, flat, new_fingerprint=rows._fingerprint, feature=feature)

@@ -1,14 +1,14 @@
-"""Check whether an answer deals with the failure it was asked about: a smoke test, not a grade.
+"""Check whether an answer addresses the failure it was asked about: a smoke test, not a grade.
 
 columns  reward_terms, privileged_context / range 0 to 1, or None without a concrete term
 
-It tells stuffing, copies, refusals and empty calls from an answer, in any language: a sentence
-earns its terms by words of its own around them, which neither the prompt nor the context has; an
-action earns its part when it is a command, a call of a tool or code, and names a term.
+It gives no reward for lists of terms, copies, refusals and empty calls, in any language. A sentence
+earns its terms with enough own words around them, which occur in neither the prompt nor the context.
+An action earns its share if it is a command, a tool call or code, and names a term.
 
-It cannot tell whether an answer is right, or makes sense: a fluent wrong diagnosis scores like a
-right one, and opening the file that the failure names is always a success. Grade with verifiers
-where a row has what they need.
+It cannot check whether an answer is correct or makes sense: a fluent wrong diagnosis scores like a
+correct one, and opening the file that the failure names is always a success. Grade with verifiers if
+a row has what they need.
 """
 
 import re
@@ -22,24 +22,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pimono_sdpo.failures import CATEGORIES
-from rewards.answers import Answer, Call, Conversation, parsed, text_of
+from rewards.answers import Answer, Call, Conversation, parse_answer, text_of
 
 __all__ = ["text_of", "trace_grounding_reward"]
 
 GROUNDING_WEIGHT = 0.7
-ACTION_WEIGHT = 0.3  # an action that names a term, beside what is said
-ACTION_ONLY = 0.45  # the same action, when nothing is said
-ACTION_ALONE = 0.1  # any other action
-BREADTH = (0.0, 0.6, 0.8, 1.0)  # by terms named
+ACTION_WEIGHT = 0.3  # an action that names a term, in addition to sentences that do
+ACTION_ONLY = 0.45  # the same action without such sentences
+OTHER_ACTION = 0.1  # an action without a term
+BREADTH = (0.0, 0.6, 0.8, 1.0)  # by number of terms
 MAX_TERMS_PER_SENTENCE = 2
 MIN_OWN_WORDS = 4
-OWN_PER_TERM = 5  # words, where there are more terms; fewer make a list
+OWN_WORDS_PER_TERM = 5  # in a sentence with more terms; fewer words make it a list
 MIN_OWN_WORDS_SHARE = 0.75
-NOVEL_NEEDED = 10  # in all sentences
-ALIKE = 0.6  # of the words of two sentences: a template, filled twice
+MIN_NEW_WORDS = 10  # in all sentences, for the full score
+MAX_OVERLAP = 0.6  # of the words of two sentences; more means a template that was filled in twice
 MAX_CHARS = 50_000
 
-Named = Callable[[str], set[str]]  # the terms in a text
+FindTerms = Callable[[str], set[str]]
 
 
 def trace_grounding_reward(
@@ -49,7 +49,7 @@ def trace_grounding_reward(
     privileged_context: Sequence[str | None] | None = None,
     **_: object,
 ) -> list[float | None]:
-    """Score each completion by the concrete terms of its row that its own sentences use; None for a row without any.
+    """Score each completion by its own sentences that use concrete terms of its row; None for a row without terms.
 
     >>> answer = "The build stops because src/cli.ts is missing, so I restore that file with git."
     >>> ask = "Why does the build fail?"
@@ -61,8 +61,8 @@ def trace_grounding_reward(
     terms = reward_terms or [None] * len(completions)
     contexts = privileged_context or [None] * len(completions)
     return [
-        _score(text_of(completion, "assistant"), given or (), (text_of(prompt), context or ""))
-        for prompt, completion, given, context in zip(prompts, completions, terms, contexts, strict=True)
+        _score(text_of(completion, "assistant"), row_terms or (), (text_of(prompt), context or ""))
+        for prompt, completion, row_terms, context in zip(prompts, completions, terms, contexts, strict=True)
     ]
 
 
@@ -71,47 +71,47 @@ def _score(text: str, reward_terms: Sequence[str], references: tuple[str, str]) 
     if not terms:
         return None
 
-    def named(text: str) -> set[str]:
+    def find_terms(text: str) -> set[str]:
         return set(_pattern(terms).findall(text))
 
-    answer = parsed(text[:MAX_CHARS])
-    said = _said(sentences(unwrapped(answer.prose), references), named, len(terms))
-    done = act(answer, named, references)
-    # An edit may leave it to the sentence beside it to name what it edits.
-    if said and done >= Act.EDIT:
-        return round(max(said + ACTION_WEIGHT, ACTION_ONLY), 6)
-    if done is Act.AIMED:
+    answer = parse_answer(text[:MAX_CHARS])
+    score = _score_sentences(split_sentences(strip_markdown(answer.prose), references), find_terms, len(terms))
+    action = find_action(answer, find_terms, references)
+    # The sentences may name the term instead of the edit.
+    if score and action >= Action.EDIT:
+        return round(max(score + ACTION_WEIGHT, ACTION_ONLY), 6)
+    if action is Action.WITH_TERM:
         return ACTION_ONLY
-    return round(said + (ACTION_ALONE if done else 0.0), 6)
+    return round(score + (OTHER_ACTION if action else 0.0), 6)
 
 
-def _said(parts: Sequence["Sentence"], named: Named, terms: int) -> float:
-    """Score what the sentences say: the terms they name, and how much they say of them."""
-    if any(_REFUSAL.search(part.text) for part in parts):
+def _score_sentences(sentences: Sequence["Sentence"], find_terms: FindTerms, term_count: int) -> float:
+    """Score the sentences by the terms that they name, and by how much they add to the references."""
+    if any(_REFUSAL.search(sentence.text) for sentence in sentences):
         return 0.0
-    said: dict[str, tuple[set[str], set[str]]] = {}
-    novel: set[str] = set()
-    for part in parts:
-        mine = named(part.text)
-        free = {word: new for word, new in part.own if not any(word in term or term in word for term in mine)}
-        is_question = part.text.rstrip().endswith(("?", "\uff1f"))
-        is_list = len(mine) > MAX_TERMS_PER_SENTENCE and len(free) < OWN_PER_TERM * len(mine)
-        is_own = len(free) >= MIN_OWN_WORDS and len(part.own) >= MIN_OWN_WORDS_SHARE * part.length
+    counted: dict[str, tuple[set[str], set[str]]] = {}
+    new_words: set[str] = set()
+    for sentence in sentences:
+        terms = find_terms(sentence.text)
+        own = {word: new for word, new in sentence.own if not any(word in term or term in word for term in terms)}
+        is_question = sentence.text.rstrip().endswith(("?", "\uff1f"))
+        is_list = len(terms) > MAX_TERMS_PER_SENTENCE and len(own) < OWN_WORDS_PER_TERM * len(terms)
+        is_own = len(own) >= MIN_OWN_WORDS and len(sentence.own) >= MIN_OWN_WORDS_SHARE * sentence.length
         if is_own and not is_question and not is_list:
-            said[part.text.strip()] = mine, {*free}
-            novel |= {word for word, is_new in free.items() if is_new}
+            counted[sentence.text.strip()] = terms, {*own}
+            new_words |= {word for word, is_new in own.items() if is_new}
     credited: set[str] = set()
-    for text, (mine, own) in said.items():
-        others = (other for key, (terms_of, other) in said.items() if key != text and terms_of)
-        if not any(len(own & o) >= ALIKE * len(own | o) for o in others):
-            credited.update(sorted(mine - credited)[:MAX_TERMS_PER_SENTENCE])
-    breadth = BREADTH[min(len(credited), 3)] if len(credited) < terms else 1.0
-    return GROUNDING_WEIGHT * breadth * min(1.0, len(novel) / NOVEL_NEEDED)
+    for text, (terms, own_words) in counted.items():
+        others = (words for key, (other_terms, words) in counted.items() if key != text and other_terms)
+        if not any(len(own_words & words) >= MAX_OVERLAP * len(own_words | words) for words in others):
+            credited.update(sorted(terms - credited)[:MAX_TERMS_PER_SENTENCE])
+    breadth = BREADTH[min(len(credited), 3)] if len(credited) < term_count else 1.0
+    return GROUNDING_WEIGHT * breadth * min(1.0, len(new_words) / MIN_NEW_WORDS)
 
 
 @lru_cache(maxsize=64)
 def _pattern(terms: frozenset[str]) -> re.Pattern[str]:
-    """Return what matches the terms that stand as a whole, of overlapping ones the longer."""
+    """Return a pattern that matches the terms as whole words; where terms overlap, it matches the longer one."""
     longest_first = sorted(terms, key=lambda term: (-len(term), term))
     return re.compile(rf"(?<![a-z0-9_])(?:{'|'.join(map(re.escape, longest_first))})(?![a-z0-9_])")
 
@@ -119,11 +119,11 @@ def _pattern(terms: frozenset[str]) -> re.Pattern[str]:
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _REFUSAL = re.compile("|".join(_TABLE["refusals"]))
 _PROGRAMS = frozenset(_TABLE["programs"].split())
-MAX_ACTIONS = 16  # of a kind
-MAX_TERMS_AIMED = 2  # more is a list
-MIN_NAMES = 3  # what code must consist of, besides its strings
-MIN_OWN = 2
-SHORT = 300  # an argument that says where, not what
+MAX_ACTIONS = 16  # of each kind
+MAX_TERMS_IN_ACTION = 2  # more terms are a list
+MIN_CODE_WORDS = 3  # outside of strings
+MIN_OWN_CODE_WORDS = 2
+MAX_LOCATION_CHARS = 300  # a longer argument is content rather than a path or pattern
 
 _TOOL = re.compile(
     r"(?:^|[._-])(?:read|view|open|cat|edit|replace|patch|write|create|insert|bash|sh|shell|run|exec|"
@@ -138,56 +138,56 @@ _STATEMENT = re.compile(
 _CHANGED = re.compile(r"^[+-](?![+-])", re.MULTILINE)
 
 
-class Act(IntEnum):
-    """How much an answer does about the failure."""
+class Action(IntEnum):
+    """How much an action does about the failure."""
 
     NOTHING = 0
-    SOMETHING = 1
+    OTHER = 1
     EDIT = 2
-    AIMED = 3
+    WITH_TERM = 3
 
 
-def act(answer: Answer, named: Named, references: tuple[str, str]) -> Act:
-    """Return the best that an answer does; `named` finds the terms in a text."""
-    found = [_command(text, named, references) for text in answer.commands[:MAX_ACTIONS]]
-    found += [_called(call, named, references) for call in answer.calls[:MAX_ACTIONS]]
-    found += [_code(text, named, references) for text in answer.code[:MAX_ACTIONS]]
-    return max(found, default=Act.NOTHING)
+def find_action(answer: Answer, find_terms: FindTerms, references: tuple[str, str]) -> Action:
+    """Return the best action of an answer; `find_terms` returns the terms in a text."""
+    actions = [_rate_command(text, find_terms, references) for text in answer.commands[:MAX_ACTIONS]]
+    actions += [_rate_call(call, find_terms, references) for call in answer.calls[:MAX_ACTIONS]]
+    actions += [_rate_code(text, find_terms, references) for text in answer.code[:MAX_ACTIONS]]
+    return max(actions, default=Action.NOTHING)
 
 
-def _command(text: str, named: Named, references: tuple[str, str]) -> Act:
-    """Judge a shell command; echoing terms or listing a folder is none."""
-    text = text[: SHORT * 4]
-    # A command that a reference shows, be it the one that failed, is a copy however short it is.
+def _rate_command(text: str, find_terms: FindTerms, references: tuple[str, str]) -> Action:
+    """Rate a shell command; echoing terms or listing a folder does not count."""
+    text = text[: MAX_LOCATION_CHARS * 4]
+    # A command that occurs in a reference is a copy, however short, even if it is the one that failed.
     if any(text.strip() in reference for reference in references):
-        return Act.NOTHING
+        return Action.NOTHING
     parts = [part.split(None, 1) for part in _SEGMENT.split(text)]
-    given = [part[1] for part in parts if len(part) == 2 and part[0] in _PROGRAMS]
-    if not given or not _count_own(text, references):
-        return Act.NOTHING
-    is_aimed = named("\n".join(given).lower()) and len(named(text.lower())) <= MAX_TERMS_AIMED
-    return Act.AIMED if is_aimed else Act.SOMETHING
+    arguments = [part[1] for part in parts if len(part) == 2 and part[0] in _PROGRAMS]
+    if not arguments or not _count_own_words(text, references):
+        return Action.NOTHING
+    has_term = find_terms("\n".join(arguments).lower()) and len(find_terms(text.lower())) <= MAX_TERMS_IN_ACTION
+    return Action.WITH_TERM if has_term else Action.OTHER
 
 
-def _called(call: Call, named: Named, references: tuple[str, str]) -> Act:
+def _rate_call(call: Call, find_terms: FindTerms, references: tuple[str, str]) -> Action:
     name = call.name.lower()
-    texts = list(islice(_texts(call.arguments), MAX_ACTIONS))
+    texts = list(islice(_find_texts(call.arguments), MAX_ACTIONS))
     if not _TOOL.search(name) or not texts:
-        return Act.NOTHING
+        return Action.NOTHING
     if _RUNS.search(name):
-        return max(_command(text, named, references) for text in texts)
-    what = [text for text in texts if len(text) > SHORT or "\n" in text]
-    where = [text for text in texts if text not in what]
-    if any(not _count_own(text, references) for text in what):
-        return Act.NOTHING
-    if any(_code(text, named, references) is Act.AIMED for text in what):
-        return Act.AIMED
-    is_aimed = 1 <= len(named("\n".join(where).lower())) <= MAX_TERMS_AIMED
-    return Act.AIMED if is_aimed else Act.SOMETHING
+        return max(_rate_command(text, find_terms, references) for text in texts)
+    contents = [text for text in texts if len(text) > MAX_LOCATION_CHARS or "\n" in text]
+    locations = [text for text in texts if text not in contents]
+    if any(not _count_own_words(text, references) for text in contents):
+        return Action.NOTHING
+    if any(_rate_code(text, find_terms, references) is Action.WITH_TERM for text in contents):
+        return Action.WITH_TERM
+    has_term = 1 <= len(find_terms("\n".join(locations).lower())) <= MAX_TERMS_IN_ACTION
+    return Action.WITH_TERM if has_term else Action.OTHER
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in the arguments of a call, also those of a list of edits."""
+def _find_texts(value: Any) -> Iterator[str]:
+    """Yield the strings in the arguments of a call, including those of a list of edits."""
     pending = [value]
     while pending:
         item = pending.pop()
@@ -197,67 +197,71 @@ def _texts(value: Any) -> Iterator[str]:
             pending += reversed(list(item.values() if isinstance(item, dict) else item))
 
 
-def _code(text: str, named: Named, references: tuple[str, str]) -> Act:
-    """Judge code or a diff: it must hold words of its own; a term makes it aimed."""
+def _rate_code(text: str, find_terms: FindTerms, references: tuple[str, str]) -> Action:
+    """Rate code or a diff, which must contain words that the references do not have."""
     changed = [line[1:] for line in text.split("\n") if _CHANGED.match(line)]
     lines = [line for line in changed or text.split("\n") if line.strip()]
     if sum(map(bool, map(_STATEMENT.search, lines))) * 2 < max(len(lines), 1):
-        return Act.NOTHING
+        return Action.NOTHING
     body = "\n".join(lines).strip()
     is_data = body.startswith("{") and body.endswith("}") and '":' in body
     bare = body if is_data else _STRING.sub("''", body)
-    if len(words(bare)) < MIN_NAMES or min(_count_own(one, references) for one in (body, bare)) < MIN_OWN:
-        return Act.NOTHING
-    return Act.AIMED if named(text.lower()) else Act.EDIT
+    own_words = min(_count_own_words(text, references) for text in (body, bare))
+    if len(split_words(bare)) < MIN_CODE_WORDS or own_words < MIN_OWN_CODE_WORDS:
+        return Action.NOTHING
+    return Action.WITH_TERM if find_terms(text.lower()) else Action.EDIT
 
 
-def _count_own(text: str, references: tuple[str, str]) -> int:
-    return sum(len(part.own) for part in sentences(text, references))
+def _count_own_words(text: str, references: tuple[str, str]) -> int:
+    return sum(len(sentence.own) for sentence in split_sentences(text, references))
 
 
 COPY_LENGTH = 5
-COPY_CONTENT = 4  # in the order of a reference, whatever stands between
-SHORT_WORD = 3
-SHORT_WORDS, SHORT_CHARS = 4, 40  # a heading, or an item too short to stand alone
-HEADING_CHARS = 60
+COPY_CONTENT_LENGTH = 4  # content words in the order of a reference, with any words between them
+MAX_FUNCTION_WORD = 3
+MAX_HEADING_WORDS, MAX_HEADING_CHARS = 4, 40  # also an item that is too short to be a sentence
+MAX_JOINED_CHARS = 60  # of consecutive headings
 
-_SIGN = r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
-# One sign of a script without spaces says little: its words are overlapping pairs of signs.
-_WORD = re.compile(rf"{_SIGN}(?={_SIGN})|[a-z0-9_$][\w./:@$+-]*|(?!{_SIGN})[^\W\d_]\w*")
+_CJK_CHAR = r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+# A single CJK character says little, so words of these scripts are overlapping pairs of characters.
+_WORD = re.compile(rf"{_CJK_CHAR}(?={_CJK_CHAR})|[a-z0-9_$][\w./:@$+-]*|(?!{_CJK_CHAR})[^\W\d_]\w*")
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?])\s|(?<=[\u3002\uff01\uff1f])")
 _MARK = re.compile(r"^[ \t]*(?:#{1,6}[ \t]|[-*+\u2022][ \t]|\d{1,3}[.)][ \t])?[ \t]*")
-_CJK = re.compile(_SIGN)
+_CJK = re.compile(_CJK_CHAR)
 
 
 class Sentence(NamedTuple):
-    """A lower-cased sentence, how many words it has, and those not copied: whether no reference has them at all."""
+    """A sentence in lower case, its number of words, and the words not copied, each with whether it is new.
+
+    A word is new if it occurs in no reference.
+    """
 
     text: str
     length: int
     own: list[tuple[str, bool]]
 
 
-def words(text: str) -> list[str]:
-    """Lower-cased words; paths, codes and identifiers stay whole, CJK text comes in pairs.
+def split_words(text: str) -> list[str]:
+    """Return the words of a text in lower case, with paths and identifiers kept whole, CJK text as pairs.
 
-    >>> words("Open src/cli.ts:41, then run it.")
+    >>> split_words("Open src/cli.ts:41, then run it.")
     ['open', 'src/cli.ts:41', 'then', 'run', 'it']
     """
-    return _placed(text.lower())[1]
+    return _find_words(text.lower())[1]
 
 
-def unwrapped(text: str) -> str:
-    """Drop Markdown's marks; join headings to what they head.
+def strip_markdown(text: str) -> str:
+    """Remove Markdown markup; join headings with the text below them.
 
-    >>> unwrapped("**Cause**\\n\\n- the loop in the parser ends early")
+    >>> strip_markdown("**Cause**\\n\\n- the loop in the parser ends early")
     'Cause: the loop in the parser ends early'
     """
     lines: list[str] = []
     heading = ""
     for raw in text.replace("**", "").split("\n"):
         line = _MARK.sub("", raw, count=1).rstrip()
-        is_short = len(line) < SHORT_CHARS and len(line.split()) <= SHORT_WORDS
-        if is_short and line[-1:] not in ".!?;\u3002" and len(heading) < HEADING_CHARS:
+        is_short = len(line) < MAX_HEADING_CHARS and len(line.split()) <= MAX_HEADING_WORDS
+        if is_short and line[-1:] not in ".!?;\u3002" and len(heading) < MAX_JOINED_CHARS:
             heading += line.rstrip(":") + ": "
         elif line:
             lines.append(heading + line)
@@ -265,48 +269,50 @@ def unwrapped(text: str) -> str:
     return "\n".join([*lines, heading] if heading else lines)
 
 
-def sentences(text: str, references: Iterable[str]) -> list[Sentence]:
-    """Split a text; words inside a run of COPY_LENGTH words of a reference are not its own."""
+def split_sentences(text: str, references: Iterable[str]) -> list[Sentence]:
+    """Split a text into sentences; words in a run of COPY_LENGTH words of a reference count as copied."""
     text = text.lower()
-    known = list(map(_words_of, references))
-    vocabulary = set(chain.from_iterable(known))
-    starts, flow = _placed(text)
-    copied = {index for found in known for index in _copied_from(flow, found)}
-    out = []
+    reference_words = list(map(_split_reference, references))
+    vocabulary = set(chain.from_iterable(reference_words))
+    starts, words = _find_words(text)
+    copied = {index for reference in reference_words for index in _find_copied(words, reference)}
+    sentences = []
     ends = [(0, 0), *(match.span() for match in _SENTENCE_END.finditer(text)), (len(text), len(text))]
     for (_, begin), (end, _) in pairwise(ends):
         first, last = bisect_left(starts, begin), bisect_left(starts, end)
-        own = [(flow[at], flow[at] not in vocabulary) for at in range(first, last) if at not in copied]
-        out.append(Sentence(text[begin:end], last - first, own))
-    return out
+        own = [(words[index], words[index] not in vocabulary) for index in range(first, last) if index not in copied]
+        sentences.append(Sentence(text[begin:end], last - first, own))
+    return sentences
 
 
-_words_of = lru_cache(maxsize=64)(words)
+_split_reference = lru_cache(maxsize=64)(split_words)
 
 
-def _placed(lowered: str) -> tuple[list[int], list[str]]:
-    """Return where each word begins, and the words; of CJK text the pairs of signs."""
+def _find_words(lowered: str) -> tuple[list[int], list[str]]:
+    """Return where each word begins, and the words; CJK text is split into pairs of characters."""
     matches = list(_WORD.finditer(lowered))
     starts = [match.start() for match in matches]
     pairs = (lowered[at : at + 2] if _CJK.match(lowered, at) else "" for at in starts)
     return starts, [pair or match[0].rstrip(".:/-+") for pair, match in zip(pairs, matches, strict=True)]
 
 
-def _copied_from(flow: list[str], found: list[str]) -> Iterator[int]:
-    """Yield the places of words in runs of a reference, of all its words or of those of content.
+def _find_copied(words: list[str], reference: list[str]) -> Iterator[int]:
+    """Yield the indexes of words in runs of a reference, of all its words or only of its content words.
 
-    So a copy stays a copy when other words are woven in.
+    So a copy is found even if other words were inserted.
     """
-    # A longer word carries content rather than holding a sentence together.
-    content = [word for word in found if len(word) > SHORT_WORD or _CJK.match(word)]
+    content = [word for word in reference if len(word) > MAX_FUNCTION_WORD or _CJK.match(word)]
     known = set(content)
-    picked = [at for at, word in enumerate(flow) if word in known]
-    for places, reference, length in ((range(len(flow)), found, COPY_LENGTH), (picked, content, COPY_CONTENT)):
-        runs = set(_runs(reference, length))
-        for start, run in enumerate(_runs([flow[at] for at in places], length)):
+    of_content = [index for index, word in enumerate(words) if word in known]
+    for indexes, source, length in (
+        (range(len(words)), reference, COPY_LENGTH),
+        (of_content, content, COPY_CONTENT_LENGTH),
+    ):
+        runs = set(_list_runs(source, length))
+        for start, run in enumerate(_list_runs([words[index] for index in indexes], length)):
             if run in runs:
-                yield from places[start : start + length]
+                yield from indexes[start : start + length]
 
 
-def _runs(found: list[str], length: int) -> Iterable[tuple[str, ...]]:
-    return zip(*(found[offset:] for offset in range(length)), strict=False)
+def _list_runs(words: list[str], length: int) -> Iterable[tuple[str, ...]]:
+    return zip(*(words[offset:] for offset in range(length)), strict=False)

@@ -14,7 +14,7 @@ from pimono_sdpo.traces.events import decode_json
 from pimono_sdpo.traces.harness import HARNESSES
 from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.parse import detect_harness, read_trace
-from rewards.verifiers.tool_calls import check, tools_of
+from rewards.verifiers.tool_calls import check, load_tools
 from tests.plug import ROOT, copy_project, insert_line, run_python
 
 TOY_READER = '''
@@ -115,7 +115,7 @@ def test_the_sample_of_a_harness_shows_a_request_and_a_failing_call(harness: Har
     assert result.is_error
     assert classify(result.text)
     if harness.tools:
-        tool = tools_of([call.tool_name], harness.name)[call.tool_name]
+        tool = load_tools([call.tool_name], harness.name)[call.tool_name]
         assert check(tool, decode_json(call.arguments)).errors == ()
 
 

@@ -1,4 +1,4 @@
-"""Stored completions scored again, through the front door."""
+"""Stored completions are scored with the command and the function."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-def test_verdicts_stand_beside_the_rows(source: Path, tmp_path: Path) -> None:
+def test_verdicts_are_added_to_the_rows(source: Path, tmp_path: Path) -> None:
     report = score_completions(
         Options(source=str(source), out=tmp_path / "out", gate=["tool_calls"], grade=["replay=2"])
     )
@@ -53,7 +53,7 @@ def test_verdicts_stand_beside_the_rows(source: Path, tmp_path: Path) -> None:
     assert again["passed"] == 1
 
 
-def test_a_run_goes_on_behind_its_last_slice(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_resumes_after_its_last_slice(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rescore, "SLICE", 1)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     score_completions(Options(source=str(source), out=whole, gate=["tool_calls"]))
@@ -77,7 +77,7 @@ def test_a_run_goes_on_behind_its_last_slice(source: Path, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("columns", "gates", "graded", "problem", "told"),
+    ("columns", "gates", "graded", "problem", "message"),
     [
         (ROWS, [], [], OutputError, "no verifiers"),
         (ROWS, ["gone"], [], OutputError, "`gone` is not a verifier"),
@@ -100,27 +100,27 @@ def test_a_run_goes_on_behind_its_last_slice(source: Path, tmp_path: Path, monke
         ({"completion": [3], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "is neither text"),
         ({"completion": [["a"]], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "neither"),
         ({"completions": ["a"], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "has no completion"),
-        ({"completions": [[]], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "hold no completion"),
-        ({"completion": ["a"]}, ["syntax"], [], SourceError, "and `verifier_spec` as the text"),
+        ({"completions": [[]], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "have no completion"),
+        ({"completion": ["a"]}, ["syntax"], [], SourceError, "and `verifier_spec` as JSON text"),
         ({name: [] for name in ROWS}, ["syntax"], [], EmptySelection, "has no rows"),
     ],
 )
-def test_bad_input_is_one_sentence(
+def test_bad_input_is_an_error_of_one_sentence(
     tmp_path: Path,
     columns: dict[str, list[Any]],
     gates: list[str],
     graded: list[str],
     problem: type[Exception],
-    told: str,
+    message: str,
 ) -> None:
     (tmp_path / "in").mkdir()
     Dataset.from_dict(columns).to_parquet(tmp_path / "in" / "x.parquet")
-    with pytest.raises(problem, match=told):
+    with pytest.raises(problem, match=message):
         score_completions(Options(source=str(tmp_path / "in"), out=tmp_path / "out", gate=gates, grade=graded))
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_tells_the_result(source: Path, tmp_path: Path) -> None:
+def test_the_command_prints_the_result(source: Path, tmp_path: Path) -> None:
     done = cli("rescore", source, "--out", tmp_path / "out", "--gate", "tool_calls")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1:] == [
@@ -150,7 +150,7 @@ main()
     assert "Reading the tool calls of a model needs the extra `train`: run" in done.stderr
 
 
-def test_the_bar_is_the_filters_in_a_terminal(source: Path, tmp_path: Path) -> None:
+def test_a_terminal_shows_the_same_bar_as_filter(source: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pimono_sdpo", "rescore", str(source)]
     command += ["--out", str(tmp_path / "out"), "--gate", "tool_calls"]
     ours, theirs = os.openpty()
@@ -176,13 +176,13 @@ def _read(terminal: int) -> bytes:
 
 def test_completions_of_every_shape_are_read(tmp_path: Path) -> None:
     call = {"type": "function", "function": {"name": "read", "arguments": '{"path": "a.ts"}'}}
-    said = [{"role": "assistant", "content": GOOD, "tool_calls": None}]
+    messages = [{"role": "assistant", "content": GOOD, "tool_calls": None}]
     shapes: dict[str, list[dict[str, Any]]] = {
         "text": [{"completion": GOOD}, {"completion": BAD}],
-        "messages": [{"completion": said}, {"completion": [{"role": "assistant", "content": BAD}]}],
+        "messages": [{"completion": messages}, {"completion": [{"role": "assistant", "content": BAD}]}],
         "texts": [{"completions": [GOOD, BAD]}, {"completions": []}],
-        "conversations": [{"completions": [said]}, {"completions": [said[:0], said]}],
-        "mixed": [{"completion": said}, {"completion": GOOD}, {"completion": 3}],
+        "conversations": [{"completions": [messages]}, {"completions": [messages[:0], messages]}],
+        "mixed": [{"completion": messages}, {"completion": GOOD}, {"completion": 3}],
         "calls": [{"completion": [{"role": "assistant", "content": "", "tool_calls": [call]}]}],
     }
     passed = {}
@@ -227,7 +227,7 @@ def verify(completion, spec):
 
 
 @pytest.mark.slow
-def test_a_run_killed_outright_goes_on(tmp_path: Path) -> None:
+def test_a_killed_run_resumes(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     names = [f"answer {number}" for number in range(2 * rescore.SLICE + 9)]
     rows = [{"completion": name, "verifier_spec": "{}"} for name in names]
@@ -257,7 +257,7 @@ def test_a_run_killed_outright_goes_on(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".broken*"))
 
 
-def test_rows_that_cannot_be_judged_are_counted_and_do_not_stop_the_others(tmp_path: Path) -> None:
+def test_rows_without_a_verdict_are_counted_and_do_not_stop_the_others(tmp_path: Path) -> None:
     diff = "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
     spec: dict[str, Any] = {"files": {"a.py": "x = 1\n"}}
     specs = [
@@ -283,24 +283,26 @@ def test_rows_that_cannot_be_judged_are_counted_and_do_not_stop_the_others(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("x.jsonl", b'{"completion": "a"', "cannot be read"),
         ("x.jsonl", b'{"completion": "a", "verifier_spec": null}\n', "no `verifier_spec`"),
         ("x.jsonl", b"\xff\xfe\x00", "cannot be read"),
         ("x.jsonl", b"", "has no rows"),
-        ("x.jsonl", b'{"completion": "a", "verifier_spec": {"files": {}}}\n', "the text that json.dumps makes"),
+        ("x.jsonl", b'{"completion": "a", "verifier_spec": {"files": {}}}\n', "as JSON text from json.dumps"),
         ("x.parquet", b"PAR1 and nothing", "cannot be read"),
         ("x.csv", b"a,b", "neither parquet nor JSONL"),
     ],
 )
-def test_files_that_cannot_be_read_are_one_sentence(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+def test_unreadable_files_are_an_error_of_one_sentence(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     done = cli("rescore", tmp_path / name, "--out", tmp_path / "out", "--gate", "syntax")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr.startswith("pimono-sdpo: ")
     assert f"`{tmp_path / name}` " in done.stderr
-    assert told in done.stderr
+    assert message in done.stderr
     assert not (tmp_path / "out").exists()
 
 

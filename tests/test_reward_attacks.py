@@ -1,4 +1,4 @@
-"""Every attack on a row scores below every honest answer to it, whatever language or form it has."""
+"""Every attack on a row scores below every honest answer to it, in every language and form."""
 
 # ruff: noqa: RUF001 (Cyrillic words)
 

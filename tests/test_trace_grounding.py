@@ -212,7 +212,7 @@ def test_a_concrete_answer_is_a_success(answer: str) -> None:
 
 
 @pytest.mark.parametrize("answer", BAD.values(), ids=list(BAD))
-def test_what_says_nothing_is_none(answer: str) -> None:
+def test_answers_without_substance_get_nothing(answer: str) -> None:
     value = reward(answer)
     assert value is not None
     assert 0 <= value < THRESHOLD
@@ -220,7 +220,7 @@ def test_what_says_nothing_is_none(answer: str) -> None:
 
 @pytest.mark.parametrize("answer", PLAIN.values(), ids=list(PLAIN))
 @pytest.mark.parametrize("term", ["src/lexer.ts", "src/parser.ts"])
-def test_one_place_well_explained_is_a_success(answer: str, term: str) -> None:
+def test_one_well_explained_location_is_a_success(answer: str, term: str) -> None:
     value = reward(answer.format(term))
     assert value is not None
     assert value >= THRESHOLD
@@ -234,18 +234,18 @@ def test_terms_in_sentences_that_explain_nothing(answer: str) -> None:
 
 
 @pytest.mark.parametrize("answer", GOOD.values(), ids=list(GOOD))
-def test_saying_it_ten_times_earns_nothing(answer: str) -> None:
+def test_repetition_earns_nothing(answer: str) -> None:
     assert reward("\n".join([answer] * 10)) == reward(answer)
 
 
 @pytest.mark.parametrize("answer", GOOD.values(), ids=list(GOOD))
-def test_a_good_answer_to_another_row_is_no_success(answer: str) -> None:
+def test_a_good_answer_to_another_row_is_not_a_success(answer: str) -> None:
     value = reward(answer, ["enoent", "migrate.py", "schema.sql", "user_id"])
     assert value is not None
     assert value < THRESHOLD
 
 
-def test_completions_come_as_text_or_as_messages() -> None:
+def test_completions_may_be_text_or_messages() -> None:
     answer = GOOD["prose"]
     parts = [{"type": "text", "text": answer}]
     expected = reward(answer)
@@ -256,7 +256,7 @@ def test_completions_come_as_text_or_as_messages() -> None:
     assert plain == expected
 
 
-def test_a_call_is_read_in_every_protocol() -> None:
+def test_a_call_is_parsed_in_every_format() -> None:
     arguments = {"command": "npx vitest run test/parser.test.ts"}
     call = {"name": "bash", "arguments": arguments}
     function = {"type": "function", "function": {**call, "arguments": json.dumps(arguments)}}
@@ -275,7 +275,7 @@ def test_a_call_is_read_in_every_protocol() -> None:
     assert reward([{"role": "assistant", "content": "", "tool_calls": odd}]) == 0.0
 
 
-def test_a_row_without_concrete_terms_is_not_judged() -> None:
+def test_a_row_without_concrete_terms_gets_none() -> None:
     assert reward(GOOD["prose"], ["command_error", "user_feedback"]) is None
     assert reward(GOOD["prose"], []) is None
     two = ([PROMPT] * 2, [GOOD["prose"]] * 2)
@@ -295,7 +295,7 @@ def test_any_text_has_a_reward_between_0_and_1(text: str, terms: list[str]) -> N
     assert value is None or 0 <= value <= 1
 
 
-def test_it_can_be_sent_to_another_process() -> None:
+def test_it_is_picklable() -> None:
     copy = pickle.loads(pickle.dumps(trace_grounding_reward))
     assert copy is trace_grounding_reward
     assert copy.__name__ == "trace_grounding_reward"

@@ -99,7 +99,7 @@ def _test_by_spec(task: Mapping[str, Any], written: Written) -> TaskResult:
     spec = {"files": shown, **json.loads(task["verifier_spec"])}
     if "tests" not in spec:
         raise BadSpec("The `verifier_spec` has no `tests`; add them, or leave the spec out.")
-    before = {**shown, **candidate.files_of(spec)}
+    before = {**shown, **candidate.get_files(spec)}
     texts = {path: None if content is None else decode_text(content) for path, content in written.items()}
     after = {path: text for path, text in before.items() if path not in shown or texts.get(path, "") is not None}
     allowed = {**spec, "allowed": spec.get("allowed") or ["*"]}

@@ -16,7 +16,7 @@ import re2
 
 from pimono_sdpo.suites.suite import decode_text
 from pimono_sdpo.text import replace_surrogates
-from rewards.verifiers.tool_calls import AGENT_TOOLS, check, tools_of
+from rewards.verifiers.tool_calls import AGENT_TOOLS, check, load_tools
 
 MAX_FILES, MOST_FILES = 200, 1000
 MAX_HITS, MOST_HITS = 50, 500
@@ -60,7 +60,7 @@ class Workspace:
             return ToolResult(False, replace_surrogates(text))
         before = dict(self.written)
         try:
-            if errors := check(tools_of("repo_agent")[name], args).errors:
+            if errors := check(load_tools("repo_agent")[name], args).errors:
                 raise ToolError(f"The arguments of {name} are wrong: {'; '.join(errors)}.")
             text = getattr(self, name)(**{key: value for key, value in args.items() if key != "thought"})
         except ToolError as error:

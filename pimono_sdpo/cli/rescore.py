@@ -11,7 +11,7 @@ import typer
 
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.folders import require_disjoint
-from rewards.rescore import rescore_dataset, rubric_of
+from rewards.rescore import build_rubric, rescore_dataset
 
 Json = dict[str, Any]
 
@@ -50,7 +50,7 @@ def run(options: Options) -> None:
 
 def score_completions(options: Options) -> Json:
     """Score the completions under `out` and return the report."""
-    rubric = rubric_of(options.gate, options.grade)
+    rubric = build_rubric(options.gate, options.grade)
     if Path(options.source).exists():
         require_disjoint(Path(options.source).resolve(), options.out.resolve())
     workers = options.workers or os.cpu_count() or 1

@@ -22,10 +22,10 @@ from pimono_sdpo.own_code import OwnReward, import_own
 from pimono_sdpo.stage import source_hash
 from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, special_tokens
 from pimono_sdpo.training.tracking import keep_rollouts, log_rollouts
-from rewards.rescore import rubric_of
+from rewards.rescore import build_rubric
 from rewards.trace_grounding import trace_grounding_reward
 from rewards.verifiers.call_formats import FAMILIES
-from rewards.verifiers.reward import VerifierReward, format_of_model, needs_format, self_test
+from rewards.verifiers.reward import VerifierReward, find_model_format, needs_format, self_test
 from rewards.verifiers.rubric import MAX_PARTIAL
 
 Mode = Literal["rollout", "trace", "both", "none"]
@@ -201,12 +201,12 @@ def scoring_of(
     `outcome` is the verifier `next_call` where it applies and `trace_grounding` elsewhere.
     """
     if name == "verifiers":
-        reward = VerifierReward(rubric_of(gates, graded), tokenizer, end_ids)
+        reward = VerifierReward(build_rubric(gates, graded), tokenizer, end_ids)
         return Scoring(reward, reward.feedback, "verifier_spec", MAX_PARTIAL)
     if gates or graded:
         raise TrainingInputError("--gate and --grade name verifiers; give --reward verifiers, or leave them out.")
     if name == "outcome":
-        rubric = rubric_of([], ["next_call"])
+        rubric = build_rubric([], ["next_call"])
         reward = VerifierReward(rubric, tokenizer, end_ids, fallback=trace_grounding_reward)
         return Scoring(reward, reward.feedback, partial=MAX_PARTIAL)
     if name == "trace_grounding":
@@ -229,7 +229,7 @@ def hash_own(names: Sequence[str]) -> dict[str, str]:
 
 def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:
     """Raise TrainingInputError when the reward scores tool calls and the model's call format is unknown."""
-    if name not in {"verifiers", "outcome"} or format_of_model(tokenizer) or "verifier_spec" not in rows.column_names:
+    if name not in {"verifiers", "outcome"} or find_model_format(tokenizer) or "verifier_spec" not in rows.column_names:
         return
     specs = (json.loads(text) for text in rows["verifier_spec"] if text)
     if any(isinstance(spec, dict) and needs_format(spec) for spec in specs):

@@ -1,10 +1,11 @@
-"""Run untrusted code so that it can do no harm; nothing else here starts any.
+"""Run untrusted code in a sandbox; nothing else in this project runs any.
 
     ran = run([sys.executable, "main.py"], files={"main.py": answer}, stdin=b"[3, 1, 2]")
 
-No network, no environment, no other processes; the system and the interpreter can be read, only a
-folder of the run's own can be written, and everything is counted and limited. Where no backend
-holds, `run` refuses. For many short runs of Python, a `Server` starts one interpreter.
+The code has no network, no environment variables and no access to other processes. It can read the
+system and the interpreter, can write only its own folder, and all resources are limited. If no
+backend works on this machine, `run` refuses. For many short runs of Python, a `Server` starts one
+interpreter.
 """
 
 import fcntl
@@ -32,18 +33,18 @@ MEBI = 1 << 20
 
 
 class SandboxError(PimonoError):
-    """No backend holds, or confinement failed; nothing untrusted was run."""
+    """No backend works, or confinement failed; nothing untrusted was run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the whole tree of processes may use.
+    """The limits of a run, for all of its processes together.
 
-    CPU seconds are tight, wall seconds loose (0 is 5 times the CPU seconds, at least 15): a loaded
-    machine must not fail a correct program. The wall clock stands still while a program is ready to
-    run and gets no CPU. Sizes are bytes. `memory` has what sockets may hold; pipes are bounded by the
-    number of open files, and by the kernel for each user. `processes` counts threads. `files` counts
-    entries of the work folder.
+    CPU seconds are strict, wall seconds are generous (0 means 5 times the CPU seconds, at least 15): a
+    correct program must not fail on a busy machine. Time in which a program is ready to run and gets no
+    CPU is not counted as wall time. Sizes are in bytes. `memory` includes the buffers of sockets; pipes
+    are limited by the number of open files, and by the kernel per user. `processes` counts threads.
+    `files` counts entries of the work folder.
     """
 
     cpu_seconds: float = 10
@@ -61,11 +62,11 @@ class Limits:
 class Ran:
     """The result of a run.
 
-    `exit_code` is None when `signal` ended it. `stdout` and `stderr` are the first bytes up to
-    `Limits.output`; what is longer ends in a line `[... N bytes cut]`. `files` has those of
-    `collect` that are there, regular, and not too large. `stopped` names the limit that was
-    passed, at which the tree was killed if it still ran, "" when it ended by itself; a program
-    whose allocation or write is refused ends by itself.
+    `exit_code` is None when `signal` ended the run. `stdout` and `stderr` are cut at `Limits.output`
+    bytes, then followed by a line `[... N bytes cut]`. `files` has the files of `collect` that exist,
+    are regular files, and are not too large. `stopped` is the limit that was exceeded, for which all
+    processes were killed, "" when the run ended by itself; a program ends by itself when an allocation
+    or a write is refused.
     """
 
     exit_code: int | None
@@ -80,20 +81,20 @@ class Ran:
 
 
 PATH = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
-# Numeric libraries that start threads could not be forked.
-CLEAN = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# Numeric libraries must not start threads: an interpreter with threads cannot be forked.
+CLEAN_ENV = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class Sandbox:
-    """Runs each command with a supervisor of its own, under a backend or the strongest that holds here."""
+    """Runs each command under its own supervisor, with the given backend or the strongest that works here."""
 
     def __init__(self, backend: str = "auto") -> None:
-        self._wanted = backend
+        self._requested = backend
 
     @functools.cached_property
     def backend(self) -> str:
-        """The name of the backend; SandboxError when it does not hold."""
-        return choose(self._wanted)
+        """The name of the backend; raises SandboxError when it does not work here."""
+        return choose(self._requested)
 
     def run(
         self,
@@ -105,67 +106,71 @@ class Sandbox:
         collect: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> Ran:
-        """Run a command in a fresh folder that holds `files`.
+        """Run a command in a fresh folder that contains `files`.
 
-        `collect` names files of that folder to bring back; `env` is added to a clean environment. Never
-        take it from a dataset.
-        A command that is not there exits with 127. Raises SandboxError when nothing could be run.
+        `collect` names files of that folder to return; `env` is added to a clean environment. Never take
+        the command or the environment from a dataset. A command that does not exist exits with 127.
+        Raises SandboxError when nothing could be run.
         """
-        names = {_inside(name): content for name, content in (files or {}).items()}
-        entries = {path for name in names for path in (PurePosixPath(name), *PurePosixPath(name).parents[:-1])}
-        over_disk = sum(map(len, names.values())) > limits.disk
+        contents = {_check_name(name): content for name, content in (files or {}).items()}
+        entries = {path for name in contents for path in (PurePosixPath(name), *PurePosixPath(name).parents[:-1])}
+        over_disk = sum(map(len, contents.values())) > limits.disk
         if over_disk or len(entries) > limits.files:
             stopped: Literal["disk", "files"] = "disk" if over_disk else "files"
             return Ran(None, signal.SIGKILL, b"", b"", 0.0, 0.0, self.backend, stopped)
         spec: dict[str, Any] = {
             "command": list(command),
-            "env": {"PATH": PATH, **CLEAN, **(env or {})},
-            "files": {name: text.encode() if isinstance(text, str) else text for name, text in names.items()},
-            "collect": [_inside(name) for name in collect],
+            "env": {"PATH": PATH, **CLEAN_ENV, **(env or {})},
+            "files": {name: text.encode() if isinstance(text, str) else text for name, text in contents.items()},
+            "collect": [_check_name(name) for name in collect],
             "limits": {name: getattr(limits, name) for name in Limits.__slots__}
             | {"wall_seconds": limits.wall_seconds or max(15, 5 * limits.cpu_seconds)},
         }
-        with self._lane(limits.disk) as lane:
-            # RLIMIT_NPROC counts every task of the uid. Without a uid of its own a run shares it with what
-            # its user starts meanwhile, other runs included: it may then be refused a process that it
-            # should have had, never get more.
-            spec["tasks"] = limits.processes + (0 if lane.uid else processes.tasks_of(os.getuid()))
-            report = lane.run(spec, stdin)
+        with self._supervisor(limits.disk) as supervisor:
+            # RLIMIT_NPROC counts every task of the uid. A run without its own uid shares it with other
+            # processes of the user, including other runs: it may then be refused a process within its
+            # limit, but never gets more.
+            spec["tasks"] = limits.processes + (0 if supervisor.uid else processes.count_tasks(os.getuid()))
+            report = supervisor.run(spec, stdin)
             if "refused" in report:
                 raise SandboxError(f"the sandbox `{self.backend}` did not start: {report['refused']}")
         stdout, stderr = (
-            kept + (f"\n[... {seen - len(kept)} bytes cut]\n".encode() if seen > len(kept) else b"")
-            for kept, seen in report.pop("output")
+            output + (f"\n[... {size - len(output)} bytes cut]\n".encode() if size > len(output) else b"")
+            for output, size in report.pop("output")
         )
         code = report.pop("code")
         return Ran(
-            exit_code=code if code >= 0 else None, signal=-code if code < 0 else None,
-            stdout=stdout, stderr=stderr, backend=self.backend, **report,
-        )  # fmt: skip
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            stdout=stdout,
+            stderr=stderr,
+            backend=self.backend,
+            **report,
+        )
 
-    def _lane(self, disk: int) -> AbstractContextManager["_Lane"]:
-        return closing(_Lane(self.backend, disk))
+    def _supervisor(self, disk: int) -> AbstractContextManager["_Supervisor"]:
+        return closing(_Supervisor(self.backend, disk))
 
 
-class _Lane:
-    """A supervisor with a uid and a folder; `control` leads to the warm interpreter that starts it, if one does."""
+class _Supervisor:
+    """A supervisor process with its uid and folder; a warm interpreter starts it if `control` connects to one."""
 
     def __init__(self, backend: str, disk: int, control: socket.socket | None = None) -> None:
-        above = TMPFS if backend == "bubblewrap" else tempfile.gettempdir()
-        self.folder = f"{above}/sandbox-{secrets.token_hex(8)}"
+        parent = TMPFS if backend == "bubblewrap" else tempfile.gettempdir()
+        self.folder = f"{parent}/sandbox-{secrets.token_hex(8)}"
         with ExitStack() as stack:
-            self.uid = stack.enter_context(_own_uid())
+            self.uid = stack.enter_context(_lease_uid())
             stack.callback(self._remove_folder)
             if control:
-                self.connection, theirs = socket.socketpair()
+                self.connection, remote = socket.socketpair()
                 stack.enter_context(self.connection)
-                with theirs:
-                    socket.send_fds(control, [b"."], [theirs.fileno()])
+                with remote:
+                    socket.send_fds(control, [b"."], [remote.fileno()])
             else:
-                prefix = _bubblewrap(disk, self.uid) if backend == "bubblewrap" else []
-                self.connection = stack.enter_context(_started(prefix, "supervisor", "-IS"))
-            stack.callback(self._end)
-            self._ending = stack.pop_all()
+                prefix = _bubblewrap_command(disk, self.uid) if backend == "bubblewrap" else []
+                self.connection = stack.enter_context(_start_module(prefix, "supervisor", "-IS"))
+            stack.callback(self._wait)
+            self._resources = stack.pop_all()
         self._send(
             {
                 "folder": self.folder,
@@ -173,39 +178,39 @@ class _Lane:
                 "read": readable(),
                 "cgroup": cgroups(),
                 "uid": self.uid,
-                "search": bool(self.uid) and needs_search((*readable(), above)),
+                "search": bool(self.uid) and needs_search((*readable(), parent)),
                 "filter": seccomp.program(own_uid=bool(self.uid)),
             }
         )
 
     def run(self, spec: dict[str, Any], stdin: bytes) -> dict[str, Any]:
-        """Send a spec and the standard input of its run, wait for the report."""
-        # A file in memory, sealed: it cannot be changed any more.
-        given = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
+        """Send a spec and the standard input of its run; wait for the report."""
+        # A sealed file in memory: the run cannot change it.
+        descriptor = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
         try:
-            with open(given, "r+b", closefd=False) as file:
+            with open(descriptor, "r+b", closefd=False) as file:
                 file.write(stdin)
                 file.seek(0)
             seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-            fcntl.fcntl(given, fcntl.F_ADD_SEALS, seals)
-            self._send(spec, given)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+            self._send(spec, descriptor)
             return zygote.receive(self.connection.fileno())
         except (EOFError, ConnectionResetError):
             return {"refused": "its supervisor ended without a report, see its message above"}
         finally:
-            os.close(given)
+            os.close(descriptor)
 
     def abandon(self) -> None:
-        """Have what runs killed."""
-        with suppress(OSError):  # it has gone
+        """Make the supervisor kill its run."""
+        with suppress(OSError):  # it has already ended
             self.connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """End the supervisor, and what runs."""
-        self._ending.close()
+        """End the supervisor and its run."""
+        self._resources.close()
 
-    def _end(self) -> None:
-        """Wait until nothing runs and nothing is left, so that the uid may be another's."""
+    def _wait(self) -> None:
+        """Wait until the supervisor and all processes of its run have ended, so that the uid can be reused."""
         self.abandon()
         with suppress(OSError):
             while self.connection.recv(1 << 16):
@@ -215,11 +220,11 @@ class _Lane:
         if Path(self.folder).exists():  # its supervisor was killed
             folder.remove(self.folder)
         if cgroups():
-            with suppress(OSError):  # it has gone with its supervisor
+            with suppress(OSError):  # its supervisor has removed it
                 Path(cgroups(), Path(self.folder).name).rmdir()
 
     def _send(self, message: dict[str, Any], *descriptors: int) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # then there will be no report either
+        with suppress(BrokenPipeError, ConnectionResetError):  # `run` notices that there is no report
             zygote.send(self.connection.fileno(), message)
             if descriptors:
                 socket.send_fds(self.connection, [b"."], descriptors)
@@ -229,16 +234,16 @@ run = Sandbox().run
 
 
 class Server(Sandbox):
-    """A warm interpreter, which runs what `python COMMAND...` would: a file, `-c CODE`,
-    or `-m MODULE`, one of its imports of this package, for the function `main` of it.
+    """A warm interpreter that runs the equivalent of `python COMMAND...`: a file, `-c CODE`, or
+    `-m MODULE`, which calls `main` of one of its imports from this package.
 
         with Server(imports=["json", "math"]) as server:
             ran = server.run(["main.py"], files={"main.py": answer})
 
-    It imports once, and each run is a fork of it, confined as a cold run is before it runs anything
-    untrusted. Runs at the same time have a supervisor, folder and uid each; the next run gets them
-    when nothing of the last one is left. Import only what is trusted: it runs unconfined. Safe to use
-    from several threads, and from processes that are forked later.
+    It imports its modules once. Each run is a fork of it, which is confined like any other run before
+    it executes untrusted code. Concurrent runs each have their own supervisor, folder and uid, which
+    later runs reuse when all processes of the last one have ended. Import only trusted modules, because
+    imports are not confined. Safe to use from several threads, and from processes that are forked later.
     """
 
     def __init__(self, imports: Sequence[str] = ()) -> None:
@@ -246,10 +251,10 @@ class Server(Sandbox):
         _ = self.backend
         self._lock = threading.Lock()
         self._process = os.getpid()
-        self._idle: list[_Lane] = []
-        self._busy: set[_Lane] = set()
-        self._started = _started([], "warm_server", "-I")
-        self._control = self._started.__enter__()
+        self._idle: list[_Supervisor] = []
+        self._busy: set[_Supervisor] = set()
+        self._interpreter = _start_module([], "warm_server", "-I")
+        self._control = self._interpreter.__enter__()
         try:
             zygote.send(self._control.fileno(), {"imports": list(imports)})
             missing = zygote.receive(self._control.fileno()).get("missing")
@@ -261,30 +266,30 @@ class Server(Sandbox):
             raise SandboxError(f"the warm sandbox {why}")
 
     @contextmanager
-    def _lane(self, disk: int) -> Iterator[_Lane]:
-        """A supervisor that no other thread uses now; kept for later runs unless this one fails."""
+    def _supervisor(self, disk: int) -> Iterator[_Supervisor]:
+        """A supervisor that no other thread is using; kept for later runs unless this one fails."""
         with self._lock:
-            if self._process != os.getpid():  # the lanes are those of the process that forked this one
+            if self._process != os.getpid():  # the supervisors belong to the process that forked this one
                 self._process, self._idle, self._busy = os.getpid(), [], set()
-            lane = self._idle.pop() if self._idle else _Lane(self.backend, disk, self._control)
-            self._busy.add(lane)
+            supervisor = self._idle.pop() if self._idle else _Supervisor(self.backend, disk, self._control)
+            self._busy.add(supervisor)
         try:
-            yield lane
-            self._idle.append(lane)
+            yield supervisor
+            self._idle.append(supervisor)
         except BaseException:
-            lane.close()
+            supervisor.close()
             raise
         finally:
-            self._busy.discard(lane)
+            self._busy.discard(supervisor)
 
     def close(self) -> None:
         """End the interpreter; runs in progress are killed."""
-        if self._process == os.getpid():  # not in a fork of the process that uses them
-            for lane in list(self._busy):
-                lane.abandon()
+        if self._process == os.getpid():  # a fork does not own the supervisors
+            for supervisor in list(self._busy):
+                supervisor.abandon()
             while self._idle:
                 self._idle.pop().close()
-        self._started.__exit__(None, None, None)
+        self._interpreter.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self
@@ -315,66 +320,67 @@ print("end")
 
 @functools.cache
 def available() -> dict[str, str]:
-    """Return why each backend, the strongest first, does not hold here, "" when it does; tried once per process."""
+    """Return why each backend does not work here, "" if it does; strongest first, tried once per process."""
     missing = missing_in_kernel()
     no_bubblewrap = "" if shutil.which("bwrap") else "`bwrap` is not installed"
     return {
-        "bubblewrap": no_bubblewrap or missing or _broken("bubblewrap"),
-        "landlock": missing or _broken("landlock"),
+        "bubblewrap": no_bubblewrap or missing or _find_escapes("bubblewrap"),
+        "landlock": missing or _find_escapes("landlock"),
     }
 
 
 def choose(backend: str) -> str:
-    """The backend of that name, or for `auto` the strongest that holds here; else SandboxError."""
+    """Return the backend of that name, or for `auto` the strongest that works here; raises SandboxError."""
     known = available()
     if backend not in ("auto", *known):
         raise SandboxError(f"unknown sandbox `{backend}`; use auto or one of {', '.join(known)}")
-    wanted = {backend: known[backend]} if backend in known else known
-    if held := [name for name, why in wanted.items() if not why]:
-        return held[0]
-    why = "; ".join(f"{name}: {why}" for name, why in wanted.items())
-    raise SandboxError(f"no sandbox holds on this machine, so nothing was run ({why})")
+    candidates = {backend: known[backend]} if backend in known else known
+    for name, why in candidates.items():
+        if not why:
+            return name
+    reasons = "; ".join(f"{name}: {why}" for name, why in candidates.items())
+    raise SandboxError(f"no sandbox works on this machine, so nothing was run ({reasons})")
 
 
 def missing_in_kernel() -> str:
-    """What Landlock and seccomp lack here, "" when nothing."""
+    """Return what Landlock or seccomp need and this machine lacks, "" when nothing is missing."""
     if not sys.platform.startswith("linux"):
         return f"needs Linux, this is {sys.platform}"
     if kernel.MACHINE not in kernel.AUDIT_ARCH:
         return f"the seccomp filter is written for x86_64 and aarch64, this is {kernel.MACHINE}"
     version, needed = landlock.abi(), 3 if may_change_uid() else 6
     if version < needed:
-        whose = "with a uid of its own" if needed == 3 else "without root"
-        return f"the kernel {os.uname().release} has Landlock {version}, {whose} {needed} is needed"
+        user = "as root" if needed == 3 else "without root"
+        return f"the kernel {os.uname().release} has Landlock {version}, {needed} is needed {user}"
     if not Path("/proc/thread-self/children").exists():
         return "the kernel has no /proc/PID/task/TID/children (CONFIG_PROC_CHILDREN)"
     unreachable = may_change_uid() and needs_search(readable())
     if unreachable and not kernel.has_capabilities(kernel.CAP_DAC_READ_SEARCH):
         return (
-            f"the interpreter {sys.executable} lies below a folder that only root may enter, and "
-            "CAP_DAC_READ_SEARCH is not held; use an interpreter that everybody can read"
+            f"the interpreter {sys.executable} is below a folder that only root may enter, and this process "
+            "does not have CAP_DAC_READ_SEARCH; use an interpreter that everybody can read"
         )
     return ""
 
 
-def _broken(backend: str) -> str:
-    """What untrusted code could still do under a backend; "" when the probe was held."""
+def _find_escapes(backend: str) -> str:
+    """Return what untrusted code can still do under a backend, "" when the probe is fully confined."""
     with tempfile.NamedTemporaryFile() as secret:
         Path(secret.name).chmod(0o666)
         arguments = [secret.name, f"{secret.name}-written", str(os.getppid())]
-        tried = Sandbox()
-        tried.backend = backend  # not chosen among those that were tried
+        sandbox = Sandbox()
+        sandbox.backend = backend  # `choose` would call this function again
         try:
-            ran = tried.run([sys.executable, "-I", "-S", "-c", PROBE, *arguments])
+            ran = sandbox.run([sys.executable, "-I", "-S", "-c", PROBE, *arguments])
         except SandboxError as refusal:
             return str(refusal)
     *escapes, end = ran.stdout.decode().split("\n")[:-1] or [""]
     if end != "end":
-        return f"its self-test did not end: {ran.stderr.decode().strip()[-300:]}"
+        return f"its self-test did not finish: {ran.stderr.decode().strip()[-300:]}"
     return f"its self-test {', '.join(escapes)}" if escapes else ""
 
 
-# No /etc as a whole, which may hold secrets; no /proc, which shows other processes.
+# Not all of /etc, which may contain secrets, and not /proc, which shows other processes.
 SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store",
     "/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
@@ -385,7 +391,7 @@ SYSTEM = (
 
 @functools.cache
 def readable() -> tuple[str, ...]:
-    """The system's programs and libraries, and those of this interpreter."""
+    """Return the paths of the system's programs and libraries, and of this interpreter."""
     paths = {
         f"{prefix}/{part}"
         for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)
@@ -398,38 +404,38 @@ def readable() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=256)
 def needs_search(paths: tuple[str, ...]) -> bool:
-    """Whether a stranger's uid can reach some of these paths only with CAP_DAC_READ_SEARCH."""
+    """Whether another uid can reach some of these paths only with CAP_DAC_READ_SEARCH."""
     resolved = [Path(path).resolve() for path in paths]
-    on_the_way = {folder for path in resolved for folder in (path, *path.parents)}
-    return not all(folder.stat().st_mode & 0o001 for folder in on_the_way if folder.is_dir())
+    folders = {folder for path in resolved for folder in (path, *path.parents)}
+    return not all(folder.stat().st_mode & 0o001 for folder in folders if folder.is_dir())
 
 
-# A run may have a tmpfs of its own over this folder.
+# A run may have its own tmpfs mounted over this folder.
 TMPFS = "/dev/shm"
 
 
-def _inside(name: str) -> str:
-    """The name of a file of the work folder, or SandboxError."""
+def _check_name(name: str) -> str:
+    """Return the normalized name of a file in the work folder; raises SandboxError for a path outside of it."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
         raise SandboxError(f"the file `{name}` would lie outside the work folder; name it relative to that folder")
     return str(path)
 
 
-# HF Jobs map uids up to 65535; this range belongs to nobody (systemd's table of uids).
+# HF Jobs map uids up to 65535; systemd's table of uids leaves this range unassigned.
 UIDS = range(60578, 61184)
 
 
 @contextmanager
-def _own_uid() -> Iterator[int]:
-    """A uid that no other run on this machine has now; 0 where we may not change ours."""
+def _lease_uid() -> Iterator[int]:
+    """Yield a uid that no other run on this machine is using; 0 if this process may not change its uid."""
     if not may_change_uid():
         yield 0
         return
     for uid in UIDS:
         with socket.socket(socket.AF_UNIX) as lease:
             try:
-                # The kernel lets one process have the name, and frees it when that process ends.
+                # Only one process can bind the name, and the kernel frees it when that process ends.
                 lease.bind(f"\0pimono-sdpo-sandbox-{uid}")
             except OSError:
                 continue
@@ -440,31 +446,31 @@ def _own_uid() -> Iterator[int]:
 
 @functools.cache
 def cgroups() -> str:
-    """The folder in which groups of processes with a limit of memory can be made, "" where none can."""
+    """Return the folder in which control groups with a memory limit can be created, "" where they cannot."""
     return cgroup.find()
 
 
 @functools.cache
 def may_change_uid() -> bool:
-    """Whether a run can have its own uid: as root, also as root of a container."""
+    """Whether a run can have its own uid, which needs root, possibly the root of a container."""
     return os.geteuid() == 0 and kernel.has_capabilities(
         kernel.CAP_CHOWN, kernel.CAP_KILL, kernel.CAP_SETGID, kernel.CAP_SETUID
     )
 
 
-def _bubblewrap(disk: int, uid: int) -> list[str]:
-    """Namespaces around the supervisor, which confines what it starts as it does without them."""
+def _bubblewrap_command(disk: int, uid: int) -> list[str]:
+    """Return the command that starts a supervisor in namespaces; it confines its runs in the same way as without."""
     arguments = [
         shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc",
         "--unshare-uts", "--unshare-cgroup-try", "--new-session",
         "--tmpfs", "/", "--proc", "/proc", "--chdir", "/",
     ]  # fmt: skip
-    for device in (*zygote.DEVICES, zygote.ZERO):  # not `--dev`, which wants devices that small machines lack
+    for device in (*zygote.DEVICES, zygote.ZERO):  # not `--dev`, which needs devices that small machines lack
         arguments += ["--dev-bind-try", device, device]
     bound = [path for path in (*readable(), str(HERE)) if not path.startswith("/proc/")]
-    # The folders on the way are bubblewrap's own, and closed to all but its user otherwise.
-    on_the_way = {str(parent) for path in bound for parent in Path(path).parents} - {"/", *bound}
-    for parent in sorted(on_the_way):
+    # Bubblewrap creates the parent folders, by default accessible only to its own user.
+    parents = {str(parent) for path in bound for parent in Path(path).parents} - {"/", *bound}
+    for parent in sorted(parents):
         arguments += ["--perms", "0755", "--dir", parent]
     for path in bound:
         arguments += ["--ro-bind", path, path]
@@ -479,7 +485,7 @@ def _bubblewrap(disk: int, uid: int) -> list[str]:
 
 
 HERE = Path(__file__).resolve().parent
-# The packages' own `__init__` import much that a supervisor has no use for.
+# The `__init__` modules of the packages import much that a supervisor does not need.
 BOOT = """
 import sys, types
 for name, path in (("rewards", {0!r}), ("rewards.sandbox", {1!r})):
@@ -491,23 +497,23 @@ main()
 
 
 @contextmanager
-def _started(prefix: list[str], module: str, flags: str) -> Iterator[socket.socket]:
-    """Start `main` of a module of this package in a clean interpreter; the socket to it."""
+def _start_module(prefix: list[str], module: str, flags: str) -> Iterator[socket.socket]:
+    """Start `main` of a module of this package in a clean interpreter; yield the socket connected to it."""
     code = BOOT.format(str(HERE.parent), str(HERE), module)
-    ours, theirs = socket.socketpair()
-    with ours:
-        # Its own session: Ctrl-C must not end it before it has killed the tree.
-        with theirs:
+    connection, remote = socket.socketpair()
+    with connection:
+        # In its own session: Ctrl-C must not end it before it has killed its processes.
+        with remote:
             process = subprocess.Popen(
                 [*prefix, sys.executable, flags, "-c", code],
-                stdin=theirs.fileno(),
+                stdin=remote.fileno(),
                 stdout=subprocess.DEVNULL,
-                env=CLEAN,
+                env=CLEAN_ENV,
                 start_new_session=True,
                 cwd="/",
             )
         try:
-            yield ours
+            yield connection
         finally:
-            ours.close()
+            connection.close()
             process.wait()

@@ -1,7 +1,8 @@
-"""Control groups, where the machine lets us make some: they bound memory that no process shows as its own.
+"""Limit memory with control groups, where the machine allows it.
 
-Such as what the kernel keeps of pipes. A group is made below that of this process in version 1, and beside it
-in version 2, in which a group has either processes or groups below it.
+They include memory that belongs to no single process, such as the kernel's buffers of pipes. A group
+is created below that of this process in version 1, and next to it in version 2, where a group cannot
+have both processes and child groups.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ MOUNT = "/sys/fs/cgroup"
 
 
 def find() -> str:
-    """Return the folder in which groups with a limit of memory can be made, "" where none can."""
+    """Return the folder in which groups with a memory limit can be created, "" if they cannot."""
     if not os.path.exists("/proc/self/cgroup"):
         return ""
     paths = dict(line.split(":", 2)[1:] for line in _read("/proc/self/cgroup").splitlines())
@@ -25,7 +26,7 @@ def find() -> str:
 
 
 class Group:
-    """A group of its own for a process and its later children; none where it cannot be made."""
+    """A new group for a process and its later children; does nothing if it cannot be created."""
 
     def __init__(self, folder: str, pid: int) -> None:
         self.folder, self.size = folder, 0
@@ -39,23 +40,23 @@ class Group:
         except OSError:
             self.remove()
 
-    def bound(self, size: int) -> None:
-        """Set the bytes of memory that it may have in all."""
+    def limit_memory(self, size: int) -> None:
+        """Set the total bytes of memory that the group may use."""
         if self.folder and size != self.size:
             name = "memory.max" if os.path.exists(f"{self.folder}/memory.max") else "memory.limit_in_bytes"
             _write(f"{self.folder}/{name}", str(size))
             self.size = size
 
-    def kills(self) -> int:
-        """Return how many processes were killed since it had no memory left."""
+    def count_kills(self) -> int:
+        """Return how many processes were killed because the group ran out of memory."""
         if not self.folder:
             return 0
         name = "memory.events" if os.path.exists(f"{self.folder}/memory.events") else "memory.oom_control"
         lines = (line.split() for line in _read(f"{self.folder}/{name}").splitlines())
-        return next((int(count) for what, count in lines if what == "oom_kill"), 0)
+        return next((int(count) for event, count in lines if event == "oom_kill"), 0)
 
     def remove(self) -> None:
-        """Remove it; nothing is in it any more."""
+        """Remove the group, in which no process may be left."""
         if self.folder:
             os.rmdir(self.folder)
             self.folder = ""

@@ -1,96 +1,100 @@
-"""The folder of a run: made and filled before, measured meanwhile, read and removed after.
+"""Fill the folder of a run before it starts, measure it during the run, then read files and remove it.
 
-Whatever lies in it after the start is hostile: symlinks, pipes, folders a thousand deep, folders
-that may not be listed. Nothing here follows a symlink, blocks on a pipe, or recurses without bound.
+Its content is untrusted once the run has started: it may have symlinks, pipes, folders a thousand
+levels deep, or folders that cannot be listed. Nothing here follows a symlink, blocks on a pipe, or
+recurses without bound.
 """
 
 import os
 import stat
 
-DEEPEST = 64
-ENTER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-NO_ANSWER = (1 << 62, 1 << 62)
+MAX_DEPTH = 64
+OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+TOO_LARGE = (1 << 62, 1 << 62)
 
 
-def measure(path: str, most: int, above: int | None = None, depth: int = 0) -> tuple[int, int]:
-    """Bytes on disk and entries below, too much of both in a tree deeper than DEEPEST; stops soon after `most`."""
-    if depth > DEEPEST:
-        return NO_ANSWER
+def measure(path: str, max_entries: int, parent: int | None = None, depth: int = 0) -> tuple[int, int]:
+    """Return the bytes on disk and the number of entries of a tree; stops soon after `max_entries`.
+
+    A tree deeper than MAX_DEPTH counts as too large in both.
+    """
+    if depth > MAX_DEPTH:
+        return TOO_LARGE
     size = entries = 0
-    folder = _enter(path, above)
+    folder = _open_folder(path, parent)
     try:
         with os.scandir(folder) as listing:
             for entry in listing:
                 try:
-                    found = entry.stat(follow_symlinks=False)
-                    size, entries = size + found.st_blocks * 512, entries + 1
-                    if stat.S_ISDIR(found.st_mode):
-                        deeper = measure(entry.name, most - entries, folder, depth + 1)
-                        size, entries = size + deeper[0], entries + deeper[1]
+                    state = entry.stat(follow_symlinks=False)
+                    size, entries = size + state.st_blocks * 512, entries + 1
+                    if stat.S_ISDIR(state.st_mode):
+                        inner_size, inner_entries = measure(entry.name, max_entries - entries, folder, depth + 1)
+                        size, entries = size + inner_size, entries + inner_entries
                 except (FileNotFoundError, NotADirectoryError):
-                    continue  # it went while we looked
-                if entries > most:
+                    continue  # the run has removed it meanwhile
+                if entries > max_entries:
                     break
     finally:
         os.close(folder)
     return size, entries
 
 
-def _enter(name: str, folder: int | None) -> int:
-    """Open a folder, also one whose mode forbids it to its owner."""
+def _open_folder(name: str, folder: int | None) -> int:
+    """Open a folder, even if its mode forbids that to its owner."""
     try:
-        return os.open(name, ENTER, dir_fd=folder)
+        return os.open(name, OPEN_FOLDER, dir_fd=folder)
     except PermissionError:
-        # By descriptor: by name, a symlink could have taken its place.
-        itself = os.open(name, os.O_PATH | ENTER, dir_fd=folder)
+        # By descriptor, because the name could be replaced by a symlink.
+        descriptor = os.open(name, os.O_PATH | OPEN_FOLDER, dir_fd=folder)
         try:
-            os.chmod(f"/proc/self/fd/{itself}", 0o700)
+            os.chmod(f"/proc/self/fd/{descriptor}", 0o700)
         finally:
-            os.close(itself)
-        return os.open(name, ENTER, dir_fd=folder)
+            os.close(descriptor)
+        return os.open(name, OPEN_FOLDER, dir_fd=folder)
 
 
 def fill(base: str, files: dict[str, bytes], uid: int) -> None:
-    """Make `work`, which holds the files, and `tmp`, and all of it the run's own."""
+    """Create `work` with the files, and `tmp`; give everything to the uid of the run, if it has one."""
     os.chmod(base, 0o700)
-    made = [base]
+    created = [base]
     for name in (f"{base}/work", f"{base}/tmp"):
         os.mkdir(name, 0o700)
-        made.append(name)
+        created.append(name)
     for name, content in files.items():
-        above = f"{base}/work"
+        parent = f"{base}/work"
         *folders, last = name.split("/")
-        for one in folders:
-            above += f"/{one}"
-            if above not in made:
-                os.mkdir(above)
-                made.append(above)
-        made.append(f"{above}/{last}")
-        descriptor = os.open(made[-1], os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        for folder in folders:
+            parent += f"/{folder}"
+            if parent not in created:
+                os.mkdir(parent)
+                created.append(parent)
+        created.append(f"{parent}/{last}")
+        descriptor = os.open(created[-1], os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         with open(descriptor, "wb") as file:
             file.write(content)
     if uid:
-        for name in made:
+        for name in created:
             os.chown(name, uid, uid)
 
 
-def read(path: str, name: str, most: int) -> bytes | None:
-    """Read a regular file of at most `most` bytes; None when it is not there or something else."""
-    folder = os.open(path, ENTER)
+def read(path: str, name: str, max_size: int) -> bytes | None:
+    """Read a regular file; None if it is missing, is not a regular file, or has more than `max_size` bytes."""
+    folder = os.open(path, OPEN_FOLDER)
     try:
         *parents, last = name.split("/")
         for parent in parents:
-            inner = os.open(parent, ENTER, dir_fd=folder)
+            inner = os.open(parent, OPEN_FOLDER, dir_fd=folder)
             os.close(folder)
             folder = inner
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with os.fdopen(os.open(last, flags, dir_fd=folder), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+            state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode) or state.st_size > max_size:
                 return None
-            return file.read(most)
+            return file.read(max_size)
     except OSError:
-        return None  # a symlink, a missing parent, no permission: not what was asked for
+        return None  # a symlink, a missing parent, or no permission
     finally:
         os.close(folder)
 
@@ -102,15 +106,15 @@ def remove(path: str) -> None:
 
 
 def empty(path: str) -> None:
-    """Remove what is below: every folder is emptied at the top, its folders moved there."""
-    top = os.open(path, ENTER)
+    """Empty a tree of any depth: deeper folders are moved to the top, where they are emptied in turn."""
+    top = os.open(path, OPEN_FOLDER)
     moved, number = os.urandom(8).hex(), 0
     try:
-        while folders := _empty(top):
+        while folders := _unlink_files(top):
             for name in folders:
-                inner = _enter(name, top)
+                inner = _open_folder(name, top)
                 try:
-                    for deeper in _empty(inner):
+                    for deeper in _unlink_files(inner):
                         number += 1
                         os.rename(deeper, f"{moved}-{number}", src_dir_fd=inner, dst_dir_fd=top)
                 finally:
@@ -120,8 +124,8 @@ def empty(path: str) -> None:
         os.close(top)
 
 
-def _empty(folder: int) -> list[str]:
-    """Unlink everything but folders; return their names, made writable."""
+def _unlink_files(folder: int) -> list[str]:
+    """Unlink everything except folders; make those writable and return their names."""
     os.fchmod(folder, 0o700)
     folders = []
     with os.scandir(folder) as listing:

@@ -1,7 +1,7 @@
-"""System calls that Python has no name for, through libc.
+"""Make system calls that Python does not provide, through libc.
 
-Imported before untrusted code starts, in an interpreter without site-packages: standard library
-only, and little of it, because every import is paid at every cold run.
+Imported before untrusted code starts, in an interpreter without site-packages: only the standard
+library, and little of it, because every import delays every cold run.
 """
 
 import ctypes
@@ -30,11 +30,11 @@ SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 
 
 class KernelError(Exception):
-    """A call that confinement needs was refused; says which."""
+    """A call that confinement needs was refused; the message names it."""
 
 
-def checked(result: int, call: str) -> int:
-    """Return the result of a call, or raise with the name of the call."""
+def check(result: int, call: str) -> int:
+    """Return the result of a call; raises KernelError with the name of the call if it failed."""
     if result < 0:
         raise KernelError(f"{call} was refused: {os.strerror(ctypes.get_errno())}")
     return result
@@ -42,7 +42,7 @@ def checked(result: int, call: str) -> int:
 
 def prctl(option: int, value: int, third: int = 0) -> int:
     """`prctl(2)`."""
-    return checked(LIBC.prctl(option, value, third, 0, 0), f"prctl({option}, {value})")
+    return check(LIBC.prctl(option, value, third, 0, 0), f"prctl({option}, {value})")
 
 
 def syscall(number: int, *arguments: object) -> int:
@@ -52,20 +52,20 @@ def syscall(number: int, *arguments: object) -> int:
 
 
 def keep_capabilities(*kept: int) -> None:
-    """Give up every capability but these, which commands started later keep, too."""
+    """Drop all other capabilities; commands that are executed later keep these, too."""
     mask = sum(1 << capability for capability in kept)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     data = (ctypes.c_uint32 * 6)(mask, mask, mask, 0, 0, 0)
-    checked(syscall(SYS_CAPSET[MACHINE], header, data), "capset")
+    check(syscall(SYS_CAPSET[MACHINE], header, data), "capset")
     for capability in kept:
         prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, capability)
 
 
 def has_capabilities(*wanted: int) -> bool:
-    """Whether this process holds all of these now."""
+    """Whether this process has all of these capabilities in effect."""
     with open("/proc/thread-self/status") as status:
-        held = next(line for line in status if line.startswith("CapEff:"))
-    return all(int(held.split()[1], 16) >> capability & 1 for capability in wanted)
+        effective = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
+    return all(effective >> capability & 1 for capability in wanted)
 
 
 CLONE_NEWNS = 0x20000
@@ -73,16 +73,16 @@ MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_REC, MS_PRIVATE = 2, 4, 32, 1 << 14, 1 << 18
 
 
 def unshare_mounts() -> None:
-    """Let what is mounted from now on be seen by this process and its later children alone."""
-    checked(LIBC.unshare(CLONE_NEWNS), "unshare")
-    checked(LIBC.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "mount")
+    """Make later mounts visible only to this process and its later children."""
+    check(LIBC.unshare(CLONE_NEWNS), "unshare")
+    check(LIBC.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "mount")
 
 
 def mount_tmpfs(path: str, size: int, entries: int, *, again: bool = False) -> None:
-    """Mount a tmpfs, or give the one that is there another size."""
+    """Mount a tmpfs, or with `again` change the size of the mounted one."""
     options = f"size={size},nr_inodes={entries},mode=755".encode()
     flags = MS_NOSUID | MS_NODEV | (MS_REMOUNT if again else 0)
-    checked(LIBC.mount(b"tmpfs", path.encode(), b"tmpfs", flags, options), f"mount of a tmpfs at {path}")
+    check(LIBC.mount(b"tmpfs", path.encode(), b"tmpfs", flags, options), f"mount of a tmpfs at {path}")
 
 
 def install_filter(code: bytes) -> None:
@@ -90,4 +90,4 @@ def install_filter(code: bytes) -> None:
     buffer = ctypes.create_string_buffer(code, len(code))
     fprog = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
     holder = ctypes.create_string_buffer(fprog, len(fprog))
-    checked(prctl(PR_SET_SECCOMP, 2, ctypes.addressof(holder)), "seccomp")
+    check(prctl(PR_SET_SECCOMP, 2, ctypes.addressof(holder)), "seccomp")

@@ -1,8 +1,8 @@
-"""The processes below this one: what they use, and their end.
+"""Measure and kill the descendants of this process.
 
-The caller is their subreaper: whoever loses its parent becomes its child, daemons included.
-A process may end while it is looked at, and without CAP_SYS_PTRACE the descriptors and maps of
-another user's are closed to us: such a process counts as far as it could be seen.
+The caller is their subreaper: a process whose parent ends becomes its child, daemons included. A
+process may end while it is measured, and without CAP_SYS_PTRACE the descriptors and maps of another
+user's processes cannot be read: such a process counts with the values that could be read.
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import TypeVar
 
-    Found = TypeVar("Found")
+    Result = TypeVar("Result")
 
 TICKS = os.sysconf("SC_CLK_TCK")
-PATIENCE_S = 10
-# What the kernel keeps of what was written into one end of a pair and not read, at most.
+KILL_TIMEOUT_S = 10
+# The most that the kernel buffers for data written to one end of a socket pair and not yet read.
 SOCKET_BYTES = 208 << 10
-# What it keeps of each area of a memory map.
+# The kernel's memory for each area of a memory map.
 AREA_BYTES = 350
-# What one piece of shared memory may have: as long as any page of it is mapped, nothing says how much it holds.
+# The largest piece of shared memory that the seccomp filter allows; /proc does not show how much of it is in use.
 SHARED_BYTES = 4 << 20
-# Page tables, too: a huge map of nothing costs nothing else.
-HELD = (b"RssAnon", b"RssShmem", b"VmSwap", b"VmPTE", b"HugetlbPages")
+# Including page tables: a huge empty map uses nothing else.
+MEMORY_FIELDS = (b"RssAnon", b"RssShmem", b"VmSwap", b"VmPTE", b"HugetlbPages")
 
 
 class Survived(Exception):
-    """Some process could not be killed."""
+    """A process could not be killed."""
 
 
-def _of_those_there(look: Callable[[int], Found], numbers: Iterable[int]) -> Iterator[Found]:
+def _each_existing(measure: Callable[[int], Result], numbers: Iterable[int]) -> Iterator[Result]:
+    """Yield the result for each process, thread or descriptor that still exists and is accessible."""
     for number in numbers:
         try:
-            found = look(number)
+            result = measure(number)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-        yield found
+        yield result
 
 
 def _read(path: str) -> bytes:
@@ -48,84 +49,84 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
-def _numbers(folder: str) -> Iterator[int]:
+def _list_numbers(folder: str) -> Iterator[int]:
     return map(int, filter(str.isdigit, os.listdir(folder)))
 
 
-def _of_threads(pid: int, name: str) -> list[bytes]:
-    """The same file of each thread."""
-    tasks = _numbers(f"/proc/{pid}/task")
-    return list(_of_those_there(lambda task: _read(f"/proc/{pid}/task/{task}/{name}"), tasks))
+def _read_threads(pid: int, name: str) -> list[bytes]:
+    """Return the content of a file of /proc for each thread."""
+    tasks = _list_numbers(f"/proc/{pid}/task")
+    return list(_each_existing(lambda task: _read(f"/proc/{pid}/task/{task}/{name}"), tasks))
 
 
-def _alive(pid: int) -> int:
-    """The process or, where its first thread ended before the others and shows nothing, another thread."""
+def _find_live_thread(pid: int) -> int:
+    """Return the pid, or another thread if the first thread has ended, which then shows nothing in /proc."""
     ended = _read(f"/proc/{pid}/statm").startswith(b"0 ")
-    return next((task for task in _numbers(f"/proc/{pid}/task") if task != pid), pid) if ended else pid
+    return next((task for task in _list_numbers(f"/proc/{pid}/task") if task != pid), pid) if ended else pid
 
 
-def below(pid: int) -> list[int]:
-    """Every descendant, zombies included."""
-    found: list[int] = []
-    todo = [pid]
-    while todo:
-        for lists in _of_those_there(lambda pid: _of_threads(pid, "children"), [todo.pop()]):
-            children = [int(child) for each in lists for child in each.split()]
-            found += children
-            todo += children
-    return found
+def list_descendants(pid: int) -> list[int]:
+    """Return every descendant of a process, zombies included."""
+    descendants: list[int] = []
+    pending = [pid]
+    while pending:
+        for lists in _each_existing(lambda pid: _read_threads(pid, "children"), [pending.pop()]):
+            children = [int(child) for text in lists for child in text.split()]
+            descendants += children
+            pending += children
+    return descendants
 
 
-def usage(pids: list[int], burnt: dict[tuple[int, int], float]) -> tuple[float, int, int]:
-    """CPU seconds (of children waited for, too), bytes of memory, and threads of those alive.
+def measure_usage(pids: list[int], process_cpu: dict[tuple[int, int], float]) -> tuple[float, int, int]:
+    """Return CPU seconds (including children waited for), bytes of memory, and threads of live processes.
 
-    `burnt` keeps the CPU seconds of every process ever seen, by pid and start: where a parent
-    ignores SIGCHLD, nobody is told of them.
+    `process_cpu` collects the CPU seconds of every process ever seen, by pid and start time: if a
+    parent ignores SIGCHLD, the CPU seconds of its children are not reported anywhere else.
     """
 
-    def look(pid: int) -> tuple[float, int, int]:
+    def measure(pid: int) -> tuple[float, int, int]:
         fields = list(map(int, _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1:]))
-        status = _read(f"/proc/{_alive(pid)}/status").splitlines()
-        burnt[pid, fields[18]] = sum(fields[10:12]) / TICKS
-        held = sum(int(line.split()[1]) * 1024 for line in status if line.startswith(HELD))
-        return sum(fields[10:14]) / TICKS, held, fields[16]
+        status = _read(f"/proc/{_find_live_thread(pid)}/status").splitlines()
+        process_cpu[pid, fields[18]] = sum(fields[10:12]) / TICKS
+        memory = sum(int(line.split()[1]) * 1024 for line in status if line.startswith(MEMORY_FIELDS))
+        return sum(fields[10:14]) / TICKS, memory, fields[16]
 
-    seen = list(_of_those_there(look, pids))
-    return sum(s[0] for s in seen), sum(s[1] for s in seen), sum(s[2] for s in seen)
+    measured = list(_each_existing(measure, pids))
+    return sum(cpu for cpu, _, _ in measured), sum(size for _, size, _ in measured), sum(n for _, _, n in measured)
 
 
-def of_children(pid: int) -> float:
-    """CPU seconds of the children that a process has waited for."""
+def children_cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of the children that a process has waited for."""
     return sum(map(int, _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[13:15])) / TICKS
 
 
-def delays(pids: list[int]) -> dict[int, float]:
-    """Seconds for which each thread was ready to run and got no CPU."""
-    found: dict[int, float] = {}
-    for each in _of_those_there(lambda pid: list(_numbers(f"/proc/{pid}/task")), pids):
-        waited = _of_those_there(lambda task: (task, _read(f"/proc/{task}/schedstat").split()[1]), each)
-        found |= {task: int(nanoseconds) / 1e9 for task, nanoseconds in waited}
-    return found
+def cpu_delays(pids: list[int]) -> dict[int, float]:
+    """Return the seconds for which each thread was ready to run and got no CPU."""
+    delays: dict[int, float] = {}
+    for tasks in _each_existing(lambda pid: list(_list_numbers(f"/proc/{pid}/task")), pids):
+        waits = _each_existing(lambda task: (task, _read(f"/proc/{task}/schedstat").split()[1]), tasks)
+        delays |= {task: int(nanoseconds) / 1e9 for task, nanoseconds in waits}
+    return delays
 
 
-def opened_bytes(pids: list[int]) -> tuple[int, int]:
-    """Disk held by open files that no folder lists any more, and memory that open sockets may hold."""
+def measure_open_files(pids: list[int]) -> tuple[int, int]:
+    """Return the bytes on disk of open files that were unlinked, and the memory that open sockets may use."""
 
-    def opened(pid: int) -> list[os.stat_result]:
-        folder = f"/proc/{_alive(pid)}/fd"
-        return list(_of_those_there(lambda fd: os.stat(f"{folder}/{fd}"), _numbers(folder)))
+    def list_open(pid: int) -> list[os.stat_result]:
+        folder = f"/proc/{_find_live_thread(pid)}/fd"
+        return list(_each_existing(lambda fd: os.stat(f"{folder}/{fd}"), _list_numbers(folder)))
 
-    found = {(e.st_dev, e.st_ino): e for each in _of_those_there(opened, pids) for e in each}
-    sockets = sum(stat.S_ISSOCK(e.st_mode) for e in found.values())
-    return sum(e.st_blocks * 512 for e in found.values() if e.st_nlink == 0), sockets * SOCKET_BYTES
+    files = {(file.st_dev, file.st_ino): file for opened in _each_existing(list_open, pids) for file in opened}
+    sockets = sum(stat.S_ISSOCK(file.st_mode) for file in files.values())
+    return sum(file.st_blocks * 512 for file in files.values() if file.st_nlink == 0), sockets * SOCKET_BYTES
 
 
-def mapped_bytes(pids: list[int]) -> tuple[int, int, int]:
-    """Bytes that shared memory may hold, of mapped files that no folder lists any more, and of the maps themselves."""
+def measure_maps(pids: list[int]) -> tuple[int, int, int]:
+    """Return the bytes that shared memory may use, of mapped files that were unlinked, and of the maps themselves."""
     shared: set[bytes] = set()
     files: dict[bytes, int] = {}
     areas = 0
-    for maps in _of_those_there(lambda pid: _read(f"/proc/{_alive(pid)}/maps"), pids):
+    for maps in _each_existing(lambda pid: _read(f"/proc/{_find_live_thread(pid)}/maps"), pids):
         lines = maps.splitlines()
         areas += len(lines)
         for line in lines:
@@ -141,33 +142,33 @@ def mapped_bytes(pids: list[int]) -> tuple[int, int, int]:
     return len(shared) * SHARED_BYTES, sum(files.values()), areas * AREA_BYTES
 
 
-def tasks_of(uid: int) -> int:
-    """Threads of a user, for RLIMIT_NPROC, which counts them all."""
+def count_tasks(uid: int) -> int:
+    """Return the number of threads of a user, all of which count for RLIMIT_NPROC."""
 
-    def look(pid: int) -> int:
-        own = os.stat(f"/proc/{pid}").st_uid == uid
-        return len(list(_numbers(f"/proc/{pid}/task"))) if own else 0
+    def count(pid: int) -> int:
+        is_own = os.stat(f"/proc/{pid}").st_uid == uid
+        return len(list(_list_numbers(f"/proc/{pid}/task"))) if is_own else 0
 
-    return sum(_of_those_there(look, _numbers("/proc")))
+    return sum(_each_existing(count, _list_numbers("/proc")))
 
 
 def kill(uid: int) -> None:
-    """Kill everything below and, given a uid of its own, everything of that uid at one stroke.
+    """Kill every descendant and, if the run has its own uid, all processes of that uid at once.
 
-    Done when no child is left: orphans become children of this process.
+    Returns when no child is left: orphans become children of this process.
     """
-    deadline = time.monotonic() + PATIENCE_S
-    while _any_left():
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    while _collect_ended():
         if time.monotonic() > deadline:
-            raise Survived(f"processes {below(os.getpid())} outlived SIGKILL for {PATIENCE_S} s")
+            raise Survived(f"processes {list_descendants(os.getpid())} outlived SIGKILL for {KILL_TIMEOUT_S} s")
         if uid:
             _kill_user(uid)
-        list(_of_those_there(lambda pid: os.kill(pid, 9), below(os.getpid())))
+        list(_each_existing(lambda pid: os.kill(pid, 9), list_descendants(os.getpid())))
         time.sleep(0.0005)
 
 
-def _any_left() -> bool:
-    """Collect those that ended; whether any child is left."""
+def _collect_ended() -> bool:
+    """Collect the children that have ended; return whether any child is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -183,7 +184,7 @@ def _kill_user(uid: int) -> None:
             os.setresuid(uid, uid, uid)
             os.kill(-1, 9)
         except ProcessLookupError:
-            pass  # nobody left
+            pass  # no process is left
         finally:
             os._exit(0)
     os.waitpid(killer, 0)

@@ -1,7 +1,7 @@
-"""A seccomp filter: no network, no namespaces, nothing that reaches another process or outlives us.
+"""Build a seccomp filter that forbids the network, namespaces, and access to other processes.
 
-The program is classic BPF, assembled here from the table `seccomp.toml`. Calls that are unknown to
-this table because they are newer than it answer ENOSYS, as on an older kernel.
+It also forbids objects that outlive the run. The program is classic BPF, assembled from the table
+`seccomp.toml`. System calls newer than the table return ENOSYS, as on an older kernel.
 """
 
 import errno
@@ -25,7 +25,7 @@ Code = list[tuple[int, int, int, int]]
 
 @functools.cache
 def program(*, own_uid: bool) -> bytes:
-    """The filter for this machine, for a run with or without a uid of its own."""
+    """Return the filter for this machine, for a run with or without its own uid."""
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
     column = list(AUDIT_ARCH).index(MACHINE)
     refuse = (RETURN, 0, 0, ERRNO | errno.EPERM)
@@ -41,17 +41,17 @@ def program(*, own_uid: bool) -> bytes:
     for calls in table["refused"].values():
         for numbers in calls.values():
             code += _when(numbers[column], [refuse])
-    for one in (table["own_only"] | ({} if own_uid else table["own_only_of_user"])).values():
-        code += _when(one["call"][column], [_argument(one["argument"]), (EQUAL, 1, 0, 0), refuse])
-    for one in table["refused_values"].values():
-        compared = (EQUAL, 0, 1, one["value"])
-        code += _when(one["call"][column], [_argument(one["argument"]), compared, refuse])
+    for rule in (table["own_only"] | ({} if own_uid else table["own_only_of_user"])).values():
+        code += _when(rule["call"][column], [_argument(rule["argument"]), (EQUAL, 1, 0, 0), refuse])
+    for rule in table["refused_values"].values():
+        comparison = (EQUAL, 0, 1, rule["value"])
+        code += _when(rule["call"][column], [_argument(rule["argument"]), comparison, refuse])
     clone = [_argument(0), (MASK, 0, 0, NEW_NAMESPACE | CLONE_PARENT), (EQUAL, 1, 0, 0), refuse]
     code += _when((56, 220)[column], clone)
-    # Would fill a disk at one stroke; libc then writes.
+    # fallocate could fill a disk in one call; libc then writes instead.
     code += _when((285, 47)[column], [(RETURN, 0, 0, ERRNO | errno.EOPNOTSUPP)])
-    code += _when(435, [unknown])  # clone3 hides its flags behind a pointer; libc then uses clone
-    # A datagram pair could still be pointed at any socket; a stream cannot.
+    code += _when(435, [unknown])  # the flags of clone3 are behind a pointer; libc then uses clone
+    # One end of a datagram pair could be connected to any socket; that of a stream cannot.
     stream = [_argument(1), (MASK, 0, 0, 0xF), (EQUAL, 1, 0, 1), refuse]
     code += _when((53, 199)[column], stream)
     size, shared = _argument(1), _argument(3)
@@ -68,7 +68,7 @@ def _argument(index: int) -> tuple[int, int, int, int]:
 
 
 def _when(number: int, then: Code) -> Code:
-    """`then` for that call; afterwards the accumulator holds the call's number again."""
+    """Return code that runs `then` for a system call; afterwards the accumulator has the call's number again."""
     if number < 0:
         return []
     body = then if then[-1][0] == RETURN and len(then) == 1 else [*then, (LOAD, 0, 0, 0)]

@@ -1,9 +1,9 @@
-"""Run specs one after the other: start each confined, watch its whole tree, have what is left killed, report.
+"""Start runs one after the other, watch all of their processes against the limits, kill them and report.
 
-It talks to the caller over one socket: first comes a setup, then for each run a spec and the
-descriptor of its standard input, and a report goes out, as `marshal` between two processes of the
-same interpreter. What the input holds never is in this memory. What starts the runs is its zygote.
-When the caller goes away, the processes are killed.
+It communicates with the caller over one socket: it receives a setup, then for each run a spec and the
+descriptor of its standard input, and sends a report. Messages are encoded with `marshal`, because both
+processes run the same interpreter. The input is never in the memory of this process. Its zygote starts
+the runs. When the caller ends, all processes are killed.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ SIGXCPU = 24
 
 TICK_MS = 20
 TICKS_PER_MEASURE = 4
-# The share of the wall clock in which it is not asked who waits for a CPU.
-SHORT = 0.2
-# Bytes for the process that starts runs.
-SPARE = 64 << 20
+# Waiting for a CPU is measured only after this share of the wall seconds.
+UNMEASURED_SHARE = 0.2
+# Bytes for the zygote.
+ZYGOTE_MEMORY = 64 << 20
 CHUNK = 1 << 16
 
 
 class Abandoned(Exception):
-    """The caller went away."""
+    """The caller has closed the connection."""
 
 
 def serve(connection: int, start: Callable[[dict[str, Any]], NoReturn]) -> None:
-    """Take specs and run them until the caller has no more; what cannot be run is `refused`, and the last."""
+    """Receive specs and run them until the caller closes the connection or a run is `refused`."""
     setup = receive(connection)
     supervisor = None
     try:
@@ -55,7 +55,7 @@ def serve(connection: int, start: Callable[[dict[str, Any]], NoReturn]) -> None:
 
 
 def execute(spec: dict[str, Any]) -> NoReturn:
-    """Become the command."""
+    """Replace this process by the command."""
     command = spec["command"]
     try:
         os.execvpe(command[0], command, spec["env"])
@@ -67,32 +67,32 @@ def execute(spec: dict[str, Any]) -> NoReturn:
 class _Supervisor:
     def __init__(self, setup: dict[str, Any], connection: int, start: Callable[[dict[str, Any]], NoReturn]) -> None:
         self.setup, self.connection, self.socket = setup, connection, _socket.socket(fileno=connection)
-        # In a tmpfs of its own where the machine allows it: the kernel bounds the disk then.
+        # In its own tmpfs if the machine allows it, so that the kernel limits the disk.
         self.tmpfs: tuple[int, int] | None = None
         if setup["tmpfs"]:
             try:
                 kernel.unshare_mounts()
-                self._bound((1 << 20, 64))
+                self._limit_tmpfs((1 << 20, 64))
                 setup["folder"] = setup["tmpfs"] + "/" + setup["folder"].rpartition("/")[2]
             except kernel.KernelError:
-                pass  # only counted, then
+                pass  # then disk usage is only measured
         self.base = setup["folder"]
         os.mkdir(self.base)
-        self.control, theirs = _socket.socketpair()
+        self.control, remote = _socket.socketpair()
         self.zygote = os.fork()
         if self.zygote == 0:
             try:
-                zygote.serve(theirs, setup, start)
+                zygote.serve(remote, setup, start)
             finally:
                 os._exit(1)
-        theirs.close()
+        remote.close()
         name = self.base.rpartition("/")[2]
         self.group = cgroup.Group(f"{setup['cgroup']}/{name}" if setup["cgroup"] else "", self.zygote)
         self.cpu_before = 0.0
-        self._answer()
+        self._receive_answer()
 
     def close(self) -> None:
-        """Wait until nothing runs; remove the folder, unless it ends with this process."""
+        """Wait until all processes have ended; remove the folder, unless it is in the tmpfs of this process."""
         self.control.close()
         os.waitpid(self.zygote, 0)
         self.group.remove()
@@ -103,21 +103,21 @@ class _Supervisor:
         """Run one spec; return the report."""
         _, extra, _, _ = self.socket.recvmsg(1, _socket.CMSG_LEN(4))
         if not extra:
-            raise EOFError("the other side of the sandbox went away")
-        given = int.from_bytes(extra[0][2][:4], sys.byteorder)
+            raise EOFError("the other process of the sandbox has ended")
+        stdin = int.from_bytes(extra[0][2][:4], sys.byteorder)
         self.limits = limits = spec["limits"]
         self.readers: list[int] = []
         if self.tmpfs is not None:
-            # What it has beyond the limits leaves time to say which limit was reached.
-            self._bound((limits["disk"] * 5 // 4, limits["files"] * 5 // 4 + 64))
-        # Counters come first, which say what was too much.
-        self.group.bound((limits["memory"] + limits["disk"]) * 5 // 4 + SPARE)
-        kills = self.group.kills()
+            # More than the limits, so that this process can still report which limit was exceeded.
+            self._limit_tmpfs((limits["disk"] * 5 // 4, limits["files"] * 5 // 4 + 64))
+        # Again more than the limits, so that the measurements come first.
+        self.group.limit_memory((limits["memory"] + limits["disk"]) * 5 // 4 + ZYGOTE_MEMORY)
+        kills = self.group.count_kills()
         folder.fill(self.base, spec["files"], self.setup["uid"])
         try:
-            self._start(spec, given)
+            self._start(spec, stdin)
             stopped, (code, cpu), wall = self._watch()
-            if not stopped and self.group.kills() > kills:
+            if not stopped and self.group.count_kills() > kills:
                 stopped = "memory"
             report = self._report(stopped, code, cpu - self.cpu_before, spec["collect"])
             self.cpu_before = cpu
@@ -127,42 +127,42 @@ class _Supervisor:
         folder.empty(self.base)
         return {**report, "wall_seconds": wall}
 
-    def _bound(self, size_and_entries: tuple[int, int]) -> None:
+    def _limit_tmpfs(self, size_and_entries: tuple[int, int]) -> None:
         if self.tmpfs != size_and_entries:
             kernel.mount_tmpfs(self.setup["tmpfs"], *size_and_entries, again=self.tmpfs is not None)
             self.tmpfs = size_and_entries
 
-    def _answer(self) -> dict[str, Any]:
+    def _receive_answer(self) -> dict[str, Any]:
         try:
             answer = receive(self.control.fileno())
         except EOFError:
-            answer = {"refused": "the process that starts its runs was ended"}
+            answer = {"refused": "the process that starts the runs has ended"}
         if "refused" in answer:
             raise kernel.KernelError(answer["refused"])
         return answer
 
-    def _start(self, spec: dict[str, Any], given: int) -> None:
+    def _start(self, spec: dict[str, Any], stdin: int) -> None:
         out, err = os.pipe(), os.pipe()
-        talk, theirs = _socket.socketpair()
+        run_socket, remote = _socket.socketpair()
         self.readers = [out[0], err[0]]
-        self.kept: list[bytearray] = [bytearray(), bytearray()]
-        self.seen = [0, 0]
-        self.burnt: dict[tuple[int, int], float] = {}
+        self.outputs: list[bytearray] = [bytearray(), bytearray()]
+        self.sizes = [0, 0]
+        self.process_cpu: dict[tuple[int, int], float] = {}
         self.delays: dict[int, float] = {}
-        self.waited = self.looked = 0.0
-        self.begun = time.monotonic()
-        handed = struct.pack(zygote.DESCRIPTORS, given, out[1], err[1], theirs.fileno())
-        self.control.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, handed)])
-        for descriptor in (given, out[1], err[1]):
+        self.wait = self.measured_at = 0.0
+        self.started_at = time.monotonic()
+        descriptors = struct.pack(zygote.DESCRIPTORS, stdin, out[1], err[1], remote.fileno())
+        self.control.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)])
+        for descriptor in (stdin, out[1], err[1]):
             os.close(descriptor)
-        theirs.close()
+        remote.close()
         env = {"HOME": f"{self.base}/work", "TMPDIR": f"{self.base}/tmp", **spec["env"]}
         try:
-            send(talk.fileno(), {"env": env, **{name: spec[name] for name in ("command", "limits", "tasks")}})
-            refusal = talk.recv(CHUNK).decode()
+            send(run_socket.fileno(), {"env": env, **{name: spec[name] for name in ("command", "limits", "tasks")}})
+            refusal = run_socket.recv(CHUNK).decode()
         except (BrokenPipeError, ConnectionResetError):
             refusal = "it ended before it was confined"
-        talk.close()
+        run_socket.close()
         if refusal:
             raise kernel.KernelError(refusal)
 
@@ -172,94 +172,100 @@ class _Supervisor:
             os.set_blocking(reader, False)
             while self._read(reader):
                 pass
-        # The kernel may be first: with SIGXCPU, and with SIGKILL where that signal is ignored.
+        # The kernel may stop the run first: with SIGXCPU, or with SIGKILL if that signal is ignored.
         if not stopped and (code == -SIGXCPU or (code == -9 and cpu > limits["cpu_seconds"])):
             stopped = "cpu"
-        stopped = stopped or self._stored(0)  # at a stroke, between two looks
-        output = list(zip(map(bytes, self.kept), self.seen, strict=True))
+        stopped = stopped or self._exceeded_storage(0)  # the last measurement may have missed a single large write
+        output = list(zip(map(bytes, self.outputs), self.sizes, strict=True))
         read = {name: folder.read(self.base, f"work/{name}", limits["file_size"]) for name in collect}
         files = {name: content for name, content in read.items() if content is not None}
         return {"code": code, "stopped": stopped, "cpu_seconds": cpu, "output": output, "files": files}
 
     def _watch(self) -> tuple[str, tuple[int, float], float]:
-        """Watch until nothing of the run is left; return the limit, exit code with all CPU seconds, wall seconds."""
-        end = self.control.fileno()
+        """Watch until all processes have ended.
+
+        Returns the exceeded limit, the exit code with the CPU seconds of all runs, and the wall seconds.
+        """
+        control = self.control.fileno()
         poll = select.poll()
-        poll.register(end, select.POLLIN)
+        poll.register(control, select.POLLIN)
         poll.register(self.connection, select.POLLIN)
-        # Not yet the output: a short run is not to be interrupted at every line that it writes.
-        unheard = list(self.readers)
-        last_look, looks, stopped, ended = 0.0, 0, "", False
+        # Output is polled only after the first tick, so that a short run does not wake this process with every line.
+        unpolled = list(self.readers)
+        last_check, checks, stopped, ended = 0.0, 0, "", False
         while not stopped and not ended:
             for descriptor, _ in poll.poll(TICK_MS):
-                if descriptor == end:
+                if descriptor == control:
                     ended = True
                 elif descriptor == self.connection:
                     raise Abandoned
                 elif not self._read(descriptor):
                     poll.unregister(descriptor)
-            # Not at every chunk of output: a look costs more than a read.
-            if not ended and time.monotonic() - last_look >= TICK_MS / 1000:
-                last_look, looks = time.monotonic(), looks + 1
-                while unheard:
-                    poll.register(unheard.pop(), select.POLLIN)
-                stopped = self._exceeded(looks)
+            # Not for every chunk of output, because a check costs more than a read.
+            if not ended and time.monotonic() - last_check >= TICK_MS / 1000:
+                last_check, checks = time.monotonic(), checks + 1
+                while unpolled:
+                    poll.register(unpolled.pop(), select.POLLIN)
+                stopped = self._exceeded(checks)
         if stopped:
             self.control.send(b".")
-        answer = self._answer()
-        return stopped, (answer["code"], answer["cpu"]), time.monotonic() - self.begun
+        answer = self._receive_answer()
+        return stopped, (answer["code"], answer["cpu"]), time.monotonic() - self.started_at
 
-    def _exceeded(self, looks: int) -> str:
+    def _exceeded(self, checks: int) -> str:
         limits = self.limits
-        pids = processes.below(self.zygote)
-        cpu, memory, threads = processes.usage(pids, self.burnt)
-        cpu = max(cpu + processes.of_children(self.zygote) - self.cpu_before, sum(self.burnt.values()))
+        pids = processes.list_descendants(self.zygote)
+        cpu, memory, threads = processes.measure_usage(pids, self.process_cpu)
+        cpu = max(cpu + processes.children_cpu_seconds(self.zygote) - self.cpu_before, sum(self.process_cpu.values()))
         if cpu > limits["cpu_seconds"]:
             return "cpu"
-        wall = time.monotonic() - self.begun
-        if wall > limits["wall_seconds"] * SHORT and self._waited(pids, wall) > limits["wall_seconds"]:
+        wall = time.monotonic() - self.started_at
+        if (
+            wall > limits["wall_seconds"] * UNMEASURED_SHARE
+            and self._measure_wait(pids, wall) > limits["wall_seconds"]
+        ):
             return "wall"
         if memory > limits["memory"]:
             return "memory"
         if threads > limits["processes"]:
             return "processes"
-        if looks % TICKS_PER_MEASURE == 1:
-            shared, unlisted, areas = processes.mapped_bytes(pids)
-            deleted, buffered = processes.opened_bytes(pids)
+        if checks % TICKS_PER_MEASURE == 1:
+            shared, unlisted, areas = processes.measure_maps(pids)
+            deleted, buffered = processes.measure_open_files(pids)
             over_memory = "memory" if max(shared, memory + buffered + areas) > limits["memory"] else ""
-            return self._stored(max(unlisted, deleted)) or over_memory
+            return self._exceeded_storage(max(unlisted, deleted)) or over_memory
         return ""
 
-    def _waited(self, pids: list[int], wall: float) -> float:
-        """Return the wall seconds but those in which a thread was ready to run and got no CPU.
+    def _measure_wait(self, pids: list[int], wall: float) -> float:
+        """Return the wall seconds, without those in which a thread was ready to run and got no CPU.
 
-        Threads that get in each other's way gain no time by it: they use CPU.
+        A run cannot gain time by letting its threads compete, because they use CPU seconds meanwhile.
         """
-        delays = processes.delays(pids)
-        delayed = sum(max(0.0, now - self.delays.get(task, 0.0)) for task, now in delays.items())
-        self.waited += max(0.0, wall - self.looked - delayed)
-        self.delays, self.looked = delays, wall
-        return self.waited
+        delays = processes.cpu_delays(pids)
+        delayed = sum(max(0.0, delay - self.delays.get(task, 0.0)) for task, delay in delays.items())
+        self.wait += max(0.0, wall - self.measured_at - delayed)
+        self.delays, self.measured_at = delays, wall
+        return self.wait
 
-    def _stored(self, unlisted: int) -> str:
-        """Return the limit that the folder has passed, with bytes that are in no folder."""
+    def _exceeded_storage(self, unlisted: int) -> str:
+        """Return the limit that the folder exceeds, counting `unlisted` bytes of files that were unlinked."""
         size, entries = folder.measure(self.base, self.limits["files"])
         over_disk = "disk" if size + unlisted > self.limits["disk"] else ""
         return "files" if entries > self.limits["files"] else over_disk
 
     def _read(self, reader: int) -> bool:
-        """Take output; whether there may be more."""
+        """Read a chunk of output; return whether there may be more."""
         try:
             chunk = os.read(reader, CHUNK)
         except BlockingIOError:
-            return False  # somebody unkillable would still hold it; all are dead
+            return False  # nothing more can come: all processes have been killed
         which = self.readers.index(reader)
-        self.seen[which] += len(chunk)
-        room = self.limits["output"] - len(self.kept[which])
-        self.kept[which] += chunk[: max(0, room)]
+        self.sizes[which] += len(chunk)
+        room = self.limits["output"] - len(self.outputs[which])
+        self.outputs[which] += chunk[: max(0, room)]
         return bool(chunk)
 
 
 def main() -> None:
-    """Serve the caller on standard input, with commands."""
+    """Run the commands of the caller, which is connected to standard input."""
     serve(0, execute)

@@ -1,8 +1,8 @@
-"""What `Server` starts: an interpreter that has imported what it needs, and forks.
+"""Import modules once and fork a supervisor for each connection of a `Server`.
 
-It never reads what is to be run: each request brings a socket, and a forked supervisor reads the
-spec from there. So no run finds anything of another one in the memory it inherits. Started with a
-clean environment and no descriptors but its control socket.
+It never reads the spec of a run: each request passes a socket, from which a forked supervisor reads
+it. So no run can find data of another run in the memory it inherits. It is started with a clean
+environment, and its control socket is its only descriptor.
 """
 
 import atexit
@@ -20,20 +20,20 @@ from typing import Any, NoReturn
 from rewards.sandbox.supervisor import serve
 from rewards.sandbox.zygote import receive, send
 
-# This package's modules, which an answer is not to find. One that is kept nowhere would be taken apart.
+# The modules of this package, which are hidden from answers. Without a reference they would be torn down.
 OWN: dict[str, types.ModuleType] = {}
 
 
 def main() -> None:
-    """Import, say so, then fork a supervisor for every socket that comes; end with the caller."""
+    """Import the modules, report it, then fork a supervisor for every socket; end when the caller ends."""
     try:
         for name in receive(0)["imports"]:
             importlib.import_module(name)
     except ImportError as error:
         send(0, {"missing": error.name or name})
         return
-    # Here, because to look at all names in each run would copy the pages that they lie on.
-    OWN.update({name: one for name, one in sys.modules.items() if name.startswith("rewards")})
+    # Collected here, because iterating over all modules in each run would copy their memory pages.
+    OWN.update({name: module for name, module in sys.modules.items() if name.startswith("rewards")})
     gc.collect()
     gc.freeze()
     send(0, {})
@@ -47,7 +47,7 @@ def main() -> None:
         (connection,) = descriptors
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # Not closed: a run's standard input takes number 0, which must not be given away.
+            # Replaced rather than closed: the standard input of a run becomes number 0, which must not be reused.
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             serve(connection, interpret)
             os._exit(0)
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def interpret(spec: dict[str, Any]) -> NoReturn:
-    """Do what `python COMMAND...` does, in this process, and end it."""
+    """Run the equivalent of `python COMMAND...` in this process, and exit."""
     for name in OWN:
         sys.modules.pop(name, None)
     os.environ.update(spec["env"])
@@ -63,18 +63,18 @@ def interpret(spec: dict[str, Any]) -> NoReturn:
     try:
         _run(spec["command"])
         code = 0
-    except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        if not isinstance(leaving.code, int | None):
-            print(leaving.code, file=sys.stderr)  # noqa: T201
-    except BaseException as failure:  # whatever the program raised is shown as Python shows it
-        # From the program's first frame on.
+    except SystemExit as system_exit:
+        code = system_exit.code if isinstance(system_exit.code, int) else int(system_exit.code is not None)
+        if not isinstance(system_exit.code, int | None):
+            print(system_exit.code, file=sys.stderr)  # noqa: T201
+    except BaseException as failure:  # shown as Python shows it
+        # Without the frames of this module.
         inner = failure.__traceback__
         while inner and inner.tb_frame.f_code.co_filename == __file__:
             inner = inner.tb_next
         traceback.print_exception(failure.with_traceback(inner))
         code = 1
-    if threading := sys.modules.get("threading"):  # imported here, it would cost every fork
+    if threading := sys.modules.get("threading"):  # not imported here, because that would slow down every fork
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
@@ -89,7 +89,7 @@ def _run(command: list[str]) -> None:
     first, *rest = command
     if first == "-m":
         sys.argv = rest
-        sys.modules.update({n: one for n, one in OWN.items() if ".sandbox" not in n})
+        sys.modules.update({name: module for name, module in OWN.items() if ".sandbox" not in name})
         sys.modules[rest[0]].main()
         return
     if first == "-c":

@@ -1,8 +1,8 @@
-"""Fork the processes of runs, confine each, and see that nothing of it is left.
+"""Fork and confine the process of each run, and kill all of its processes at the end.
 
-The zygote of a supervisor never reads what a run is given, which comes by a socket of the run's own:
-so no run finds anything of another one in the memory it inherits. It is the parent of a run's
-orphans. The seccomp filter is its own, too, so that all that it forks has it from the start.
+A zygote never reads the spec of a run, which arrives on the run's own socket: so no run can find data
+of another run in the memory it inherits. Orphaned processes of a run become its children. The seccomp
+filter applies to the zygote itself, so that every process it forks has it from the start.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
-# Who may write there can map it as shared memory.
+# A process that may write to it can map it as shared memory.
 ZERO = "/dev/zero"
 COLLECT_MS = 80
 DESCRIPTORS = "4i"
-# Where a run has the socket to its supervisor until it starts.
-TALK = 3
+# The descriptor of a run's socket to its supervisor, until the run starts.
+RUN_SOCKET = 3
 
 
 def send(descriptor: int, message: dict[str, Any]) -> None:
@@ -40,28 +40,28 @@ def send(descriptor: int, message: dict[str, Any]) -> None:
 
 
 def receive(descriptor: int) -> dict[str, Any]:
-    """Read one message; EOFError when the other side went away."""
-    body = _exactly(descriptor, int.from_bytes(_exactly(descriptor, 8), "little"))
+    """Read one message; raises EOFError when the other process has ended."""
+    body = _read_exactly(descriptor, int.from_bytes(_read_exactly(descriptor, 8), "little"))
     message: dict[str, Any] = marshal.loads(body)
     return message
 
 
-def _exactly(descriptor: int, size: int) -> bytes:
+def _read_exactly(descriptor: int, size: int) -> bytes:
     parts = []
     while size:
         part = os.read(descriptor, min(size, 1 << 20))
         if not part:
-            raise EOFError("the other side of the sandbox went away")
+            raise EOFError("the other process of the sandbox has ended")
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
 
 
 def serve(control: _socket.socket, setup: dict[str, Any], start: Callable[[dict[str, Any]], NoReturn]) -> None:
-    """Start a run for each message on `control`, which brings its descriptors, until that is closed.
+    """Start a run for each message on `control`, which passes its descriptors, until `control` is closed.
 
-    A message while it runs ends it. The answer to each is how it ended, and the CPU seconds of all
-    runs so far.
+    A message during a run kills it. The answer to each run has its exit code, and the CPU seconds of
+    all runs so far.
     """
     channel = control.fileno()
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
@@ -83,11 +83,11 @@ def serve(control: _socket.socket, setup: dict[str, Any], start: Callable[[dict[
         if not message:
             return
         if not extra:
-            continue  # a run ended before it was to be ended
-        given = struct.unpack(DESCRIPTORS, extra[0][2])
+            continue  # the run ended before the message to kill it arrived
+        descriptors = struct.unpack(DESCRIPTORS, extra[0][2])
         if (pid := os.fork()) == 0:
-            _become(setup, rules, given, start)
-        for descriptor in given:
+            _start_run(setup, rules, descriptors, start)
+        for descriptor in descriptors:
             os.close(descriptor)
         code = _wait(pid, control)
         try:
@@ -100,73 +100,73 @@ def serve(control: _socket.socket, setup: dict[str, Any], start: Callable[[dict[
 
 
 def _wait(pid: int, control: _socket.socket) -> int:
-    """Wait for a run's first process; return its exit code, or the signal that ended it, negative."""
-    end = os.pidfd_open(pid)
+    """Wait for a run's first process; return its exit code, or the negative number of the signal that ended it."""
+    process = os.pidfd_open(pid)
     poll = select.poll()
-    poll.register(end, select.POLLIN)
+    poll.register(process, select.POLLIN)
     poll.register(control, select.POLLIN)
     try:
         while True:
             for descriptor, _ in poll.poll(COLLECT_MS):
-                if descriptor != end:  # the supervisor wants its end, or has gone
+                if descriptor != process:  # the supervisor wants the run killed, or has ended
                     poll.unregister(control)
                     control.recv(1)
                     os.kill(pid, 9)
-            # All that ended: the zombies of daemons would count as processes.
+            # Collect every ended process, because zombies of daemons would count as processes.
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == pid:
                     return os.waitstatus_to_exitcode(ended[1])
     finally:
-        os.close(end)
+        os.close(process)
 
 
-def _become(
-    setup: dict[str, Any], rules: int, given: tuple[int, ...], start: Callable[[dict[str, Any]], NoReturn]
+def _start_run(
+    setup: dict[str, Any], rules: int, descriptors: tuple[int, ...], start: Callable[[dict[str, Any]], NoReturn]
 ) -> NoReturn:
-    """Confine this process and start; on a refusal say so and end."""
+    """Confine this process and start the run; if confinement fails, report it and exit."""
     try:
         os.setsid()
-        rules = os.dup(rules)  # above those that are put in order
-        for target, source in enumerate(given):
+        rules = os.dup(rules)  # to a number above those that are assigned next
+        for target, source in enumerate(descriptors):
             os.dup2(source, target)
-        os.closerange(TALK + 1, rules)
+        os.closerange(RUN_SOCKET + 1, rules)
         os.closerange(rules + 1, os.sysconf("SC_OPEN_MAX"))
-        spec = receive(TALK)
+        spec = receive(RUN_SOCKET)
         os.chdir(f"{setup['folder']}/work")
         confine(setup, spec["limits"], spec["tasks"], rules)
         os.close(rules)
     except (OSError, EOFError, kernel.KernelError, ValueError) as refusal:
-        os.write(TALK, f"confinement failed: {refusal}".encode())
+        os.write(RUN_SOCKET, f"confinement failed: {refusal}".encode())
         os._exit(125)
-    os.close(TALK)
+    os.close(RUN_SOCKET)
     start(spec)
 
 
 def confine(setup: dict[str, Any], limits: dict[str, Any], tasks: int, rules: int) -> None:
-    """Confine this process, which becomes the first of a run; never half.
+    """Confine this process, which becomes the first process of a run.
 
-    Raises KernelError or OSError when something is refused: then nothing untrusted may start.
+    Raises KernelError or OSError when any step is refused; then nothing untrusted may start.
     """
     score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
     os.write(score, b"1000")
     os.close(score)
-    # Later than the supervisor, which counts the whole tree and says what happened.
+    # Above the supervisor's limit, which counts all processes and can report the reason.
     seconds = 1 - int(-limits["cpu_seconds"] // 1)
-    for what, soft, hard in (
+    for resource_limit, soft, hard in (
         (resource.RLIMIT_CPU, seconds, seconds + 1),
         (resource.RLIMIT_DATA, limits["memory"], limits["memory"]),
-        # Every thread's stack counts as data, as large as the soft limit.
+        # The stack of every thread counts as data, with the size of the soft limit.
         (resource.RLIMIT_STACK, 8 << 20, 64 << 20),
         (resource.RLIMIT_FSIZE, limits["file_size"], limits["file_size"]),
         (resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"]),
         (resource.RLIMIT_NPROC, tasks, tasks),
         (resource.RLIMIT_MEMLOCK, 0, 0),
-        # 1, not 0, also keeps the kernel from handing a core to a program of the system (core(5)).
+        # 1 rather than 0 also keeps the kernel from piping a core dump to a program of the system (core(5)).
         (resource.RLIMIT_CORE, 1, 1),
     ):
-        ceiling = resource.getrlimit(what)[1]
+        ceiling = resource.getrlimit(resource_limit)[1]
         highest = hard if ceiling == resource.RLIM_INFINITY else min(hard, ceiling)
-        resource.setrlimit(what, (min(soft, highest), highest))
+        resource.setrlimit(resource_limit, (min(soft, highest), highest))
     if uid := setup["uid"]:
         prctl(kernel.PR_SET_KEEPCAPS, 1)
         os.setgroups([])

@@ -1,7 +1,7 @@
-"""What a row's spec allows, and the files in memory as an answer would leave them.
+"""Check which files an answer may write, and hold the files as they are after its changes.
 
-spec  files: path to text; allowed: globs of what may be written (default: the files themselves);
-      locked: globs of what may not, even if `allowed` matches (default: LOCKED)
+spec  files: path to text; allowed: globs of the files that may be written (default: `files`);
+      locked: globs of the files that may not, even if `allowed` matches (default: LOCKED)
 """
 
 import functools
@@ -14,18 +14,18 @@ from typing import Any, Literal
 from rewards.verifiers.rubric import BadSpec
 
 Failure = Literal[
-    "no_patch",  # nothing that could be applied
-    "malformed",  # a diff that cannot be read in one way only
+    "no_patch",  # there is nothing to apply
+    "malformed",  # the diff is invalid or ambiguous
     "truncated",
     "path_not_allowed",
     "file_unknown",
     "context_not_found",
     "ambiguous",
     "nothing_changed",
-    "no_code",  # what is left holds none
+    "no_code",  # the changed files contain no code
 ]
 
-# In a glob `*` stands for `/` too.
+# In these globs `*` matches `/` too.
 LOCKED = (
     *("tests/*", "*/tests/*", "test/*", "*/test/*", "__tests__/*", "*/__tests__/*"),
     *("test_*.py", "*/test_*.py", "*_test.py", "conftest.py", "*/conftest.py"),
@@ -37,9 +37,9 @@ _UNSAFE = re.compile(r"[\\\x00-\x1f\x7f]|^[A-Za-z]:")
 
 
 class Refusal(Exception):
-    """Why nothing is applied: the class of the failure, and a sentence for the model."""
+    """An answer cannot be applied; has the kind of failure and a sentence for the model."""
 
-    # The share of a diff's hunks whose place was found.
+    # The share of the diff's hunks whose position was found.
     located = 0.0
 
     def __init__(self, failure: Failure, why: str) -> None:
@@ -49,20 +49,20 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The files after the change; `changed` names those written, moved or deleted, in order."""
+    """The files after the change; `changed` lists the paths written, moved or deleted, in order."""
 
     files: dict[str, str]
     changed: tuple[str, ...]
     before: Mapping[str, str] = field(repr=False)
 
 
-def files_of(spec: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the files of a spec; raises BadSpec when it has none."""
+def get_files(spec: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the files of a spec; raises BadSpec when it has none, or an invalid `allowed`, `locked` or `end`."""
     files = spec.get("files")
     for name in ("allowed", "locked"):
-        given = spec.get(name) or []
-        if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
-            raise BadSpec(f"`{name}` of the spec is {given!r}; write a list of globs.")
+        globs = spec.get(name) or []
+        if not isinstance(globs, list | tuple) or not all(isinstance(glob, str) for glob in globs):
+            raise BadSpec(f"`{name}` of the spec is {globs!r}; write a list of globs.")
     if not isinstance(spec.get("end", ""), str):
         raise BadSpec(f"`end` of the spec is {spec['end']!r}; write the token as text.")
     if not isinstance(files, Mapping) or not all(isinstance(text, str) for text in files.values()):
@@ -71,7 +71,7 @@ def files_of(spec: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def unsafe_path(path: str) -> Refusal | None:
-    """Say why a path may not be written in any workspace, None if it may.
+    """Return why a path may not be written in any workspace, None if it may.
 
     >>> unsafe_path("../x.py").why
     'The path `../x.py` leaves the workspace; name a file by its path from the root.'
@@ -88,7 +88,7 @@ def unsafe_path(path: str) -> Refusal | None:
 
 
 def refused_path(path: str, spec: Mapping[str, Any]) -> Refusal | None:
-    """Say why a path may not be written, None when it may."""
+    """Return why a path may not be written, None if it may."""
     if unsafe := unsafe_path(path):
         return unsafe
     if matches(path, spec.get("locked", LOCKED)):
@@ -105,7 +105,7 @@ def refused_path(path: str, spec: Mapping[str, Any]) -> Refusal | None:
 
 
 def changed_files(before: Mapping[str, str], after: dict[str, str]) -> Candidate:
-    """Return the candidate; raises Refusal when the files are what they were."""
+    """Return the candidate; raises Refusal when no file changed."""
     changed = tuple(path for path in sorted({*before, *after}) if before.get(path) != after.get(path))
     if not changed:
         raise Refusal("nothing_changed", "The answer leaves every file as it was; change what the task asks for.")
@@ -113,12 +113,12 @@ def changed_files(before: Mapping[str, str], after: dict[str, str]) -> Candidate
 
 
 def matches(path: str, globs: Sequence[str]) -> bool:
-    """Tell whether a path is one of those that globs mean.
+    """Whether a path matches one of the globs.
 
     >>> matches("src/A.py", ["src/*"]), matches("a.py", ["src/*"])
     (True, False)
     """
-    # Case is ignored in what is locked and what is allowed alike: disks may ignore it, too.
+    # Case is ignored in `locked` and `allowed` alike, because file systems may ignore it, too.
     return bool(_pattern(tuple(globs)).match(path.casefold()))
 
 

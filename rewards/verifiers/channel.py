@@ -1,4 +1,4 @@
-"""Runs inside the sandbox: the line of JSON by line by which a worker reports."""
+"""Write lines of JSON from a worker to the caller. Runs inside the sandbox."""
 
 import json
 import os
@@ -10,35 +10,35 @@ from typing import Any
 MAX_TEXT = 2000
 
 
-def take_output() -> int:
-    """Take input and output away from what runs here; return a descriptor of the output."""
+def redirect_output() -> int:
+    """Disconnect the standard streams from the code that runs here; return a descriptor of the output."""
     channel = os.dup(1)
-    close_standard()
+    close_standard_streams()
     return channel
 
 
-def close_standard() -> None:
-    """Leave nothing to be read or written at the standard descriptors."""
-    nothing = os.open(os.devnull, os.O_RDWR)
+def close_standard_streams() -> None:
+    """Connect the standard streams to the null device."""
+    null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
-        os.dup2(nothing, descriptor)
+        os.dup2(null, descriptor)
 
 
-def writer(channel: int, start: bytes = b"") -> Callable[[Mapping[str, Any]], None]:
-    """Return what writes one line, whole; `start` goes in front of each."""
-    # What runs in this process may replace these.
+def make_writer(channel: int, start: bytes = b"") -> Callable[[Mapping[str, Any]], None]:
+    """Return a function that writes a message as one complete line, after the prefix `start`."""
+    # The code under test may replace these functions later.
     write, dumps = os.write, json.dumps
 
-    def say(message: Mapping[str, Any]) -> None:
-        left = memoryview(start + dumps(message).encode() + b"\n")
-        while left:
-            left = left[write(channel, left) :]
+    def write_line(message: Mapping[str, Any]) -> None:
+        data = memoryview(start + dumps(message).encode() + b"\n")
+        while data:
+            data = data[write(channel, data) :]
 
-    return say
+    return write_line
 
 
-def place_of(failure: BaseException) -> str:
-    """Return the last line of the files of this run in a traceback, "" when there is none."""
+def format_location(failure: BaseException) -> str:
+    """Return place and text of the last traceback line in a file of this run, "" when there is none."""
     root = f"{Path.cwd()}/"
     frames = traceback.extract_tb(failure.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith(root)]

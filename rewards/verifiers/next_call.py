@@ -1,12 +1,13 @@
-"""Judge the next call at a step that failed: whether it does what the failed call was for.
+"""Check whether the next call after a failed one achieves what the failed call was for.
 
-spec   as `filter --unit step` writes it: tools, format, workspace and paths (what was there), goal,
-       failed_call, resolved_call (what worked later, if anything did), targets (other files that serve
-       the step: the session used them next, or later where the prompt names them), places (what `~` is)
-score  as docs/tutorials/exercises.md says; None where the session decides neither for nor against the call
+spec   as `filter --unit step` writes it: tools, format, workspace and paths (the files that existed),
+       goal, failed_call, resolved_call (the call that worked later, if any), targets (other files that
+       serve the step: the session used them next, or later where the prompt names them), places (the
+       folder that `~` stands for)
+score  as docs/tutorials/exercises.md describes; None where the session proves neither success nor failure
 
-A row of a session or an episode has no goal: there each call must be valid, another than the one
-that failed, and name files that are there; its edits must apply, and the files still parse.
+A row of a session or an episode has no goal: there each call must be valid, must differ from the
+failed one and name existing files; its edits must apply, and the files must still parse.
 """
 
 import re
@@ -21,87 +22,92 @@ from pimono_sdpo.replay.commands import find_changes
 from pimono_sdpo.replay.files import Edit
 from pimono_sdpo.replay.workspace import CHANGING, Workspace, load_workspace, split_name
 from pimono_sdpo.shell import Stage, parse_command
-from rewards.verifiers import replay, tool_calls
+from rewards.verifiers import replay as replay_verifier
+from rewards.verifiers import tool_calls
 from rewards.verifiers.call_formats import Call
 from rewards.verifiers.rubric import BadSpec, VerifierResult, failed, passed, skipped
 
 NAME = "next_call"
+# Scores of failures.
 INVALID, WRONG, BREAKS, LOOKS = 0.1, 0.1, 0.3, 0.5
-# Letters of a part of a name that is looked for, and places of a call that looks everywhere.
-LONG, MANY, MOST_LINES = 5, 12, 100_000
-# F1 of the words of two changes with their comments; what of a file another text of it keeps.
-ALIKE, KEPT = 0.7, 0.5
-_NO_WORD = re.compile(r"['\"\\]|\d?&?>>?\s*(?:&\d|/dev/null)")
+# Letters of a part of a name that counts as a search for it; places that a call may look at.
+MIN_PART_LETTERS, MAX_PLACES, MAX_LINES = 5, 12, 100_000
+# F1 of the words of two changes, comments included; share of its lines that a rewritten file keeps.
+MIN_OVERLAP, MIN_KEPT = 0.7, 0.5
+_QUOTES_AND_REDIRECTIONS = re.compile(r"['\"\\]|\d?&?>>?\s*(?:&\d|/dev/null)")
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-_IS = {name: frozenset(words.split()) for name, words in _TABLE.items()}
-_LOOKERS, _READERS, _MATCHERS, _LISTERS = (_IS[name] for name in ("lookers", "readers", "matchers", "listers"))
-_GREPS = (_MATCHERS - {"fd"}) | _IS["finders"]
-# The programs that do the same as tools.
-_PROGRAMS = {"lists": "ls", "searches": "rg", "reads": "sed"}
-# Only what prints lines of a file shows what is to be changed.
+_TERMS = {name: frozenset(words.split()) for name, words in _TABLE.items()}
+_LOOKERS, _READERS, _MATCHERS, _LISTERS = (_TERMS[name] for name in ("lookers", "readers", "matchers", "listers"))
+_SEARCHERS = (_MATCHERS - {"fd"}) | _TERMS["finders"]
+# The programs that do the same as tools, by what the tools do.
+_EQUIVALENT_PROGRAMS = {"lists": "ls", "searches": "rg", "reads": "sed"}
+# For these goals only a call that prints lines of a file shows what is needed.
 _CONTENT = frozenset({"read", "change"})
-_NO_LINES = re.compile(r"(?<!\S)(?:-[a-zA-Z]{0,9}[clLq]\w{0,9}|--(?:count|quiet|files\S*))(?!\S)")
-_NONE = re.compile(r"(?<!\S)-[-a-zA-Z]*[ =]?0(?!\S)")
+_HIDES_LINES = re.compile(r"(?<!\S)(?:-[a-zA-Z]{0,9}[clLq]\w{0,9}|--(?:count|quiet|files\S*))(?!\S)")
+_COUNT_OF_ZERO = re.compile(r"(?<!\S)-[-a-zA-Z]*[ =]?0(?!\S)")
 _FOLLOWS = re.compile(r"(?<!\S)(?:-[a-zA-Z]*[fF]\w*|--follow\S*)(?!\S)")
-_PRINTS = re.compile(r"(?:(\d{1,9})|/([^/]{1,99})/)(?:,[^p;]{0,99})?p")
+_SED_PRINT = re.compile(r"(?:(\d{1,9})|/([^/]{1,99})/)(?:,[^p;]{0,99})?p")
 _TAKES_VALUE = re.compile(r"-[a-zA-Z]{0,9}[ABCm]|--(?:after-|before-)?context|--max-count")
-_CHANGES = frozenset({"edit", "write", "multi_edit", "apply_patch"})
-# Options and code by which programs that look write files or run others.
+_CHANGE_TOOLS = frozenset({"edit", "write", "multi_edit", "apply_patch"})
+# Options and code with which lookers write files or run other programs.
 _WRITES = re.compile(
     r"\bfind\b.*\s-f(?:print|ls)|\btree\b.*\s-o\b|\brg\b.*\s--pre\b|\bgit\b.*\s(?:--output\b|rm\s)"
     r"|\bg?awk\b.*(?:\bsystem\s*\(|\bprintf?\b[^{}]*>\s*[\w\"(]|\|\s*\")|\bg?sed\b.*(?:^|[\s'\";}/\dg$])[we] +[^\s/]"
 )
-# What runs on another machine, and what is run to be put into a command line.
-_ELSEWHERE = re.compile(r"\b(?:ssh|docker|podman|kubectl)\b")
-_NESTED = re.compile(r"\$\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)|`([^`]*)`")
+# Programs that run commands on another machine; command substitutions.
+_REMOTE = re.compile(r"\b(?:ssh|docker|podman|kubectl)\b")
+_SUBSTITUTION = re.compile(r"\$\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)|`([^`]*)`")
 
 
 class Step:
-    """The spec of a row: what was wanted, and what was there. A row of a session has no goal."""
+    """The goal of a step and the files that existed, from the spec of a row; a row of a session has no goal."""
 
     def __init__(self, spec: dict[str, Any], completion: str) -> None:
         self.spec, self.completion = spec, completion
         if not spec.get("goal"):
-            nothing = dict.fromkeys(("failed_call", "resolved_call", "workspace"))
-            spec = {**nothing, "paths": [], **spec, "goal": {"kind": ""}}
+            defaults = dict.fromkeys(("failed_call", "resolved_call", "workspace"))
+            spec = {**defaults, "paths": [], **spec, "goal": {"kind": ""}}
         try:
             self.goal: dict[str, Any] = spec["goal"]
             self.kind: str = self.goal["kind"]
             self.state: dict[str, Any] = spec["workspace"] or {"cwd": "", "files": {}}
             self.workspace: Workspace = load_workspace(self.state)
-            recorded = [spec["failed_call"], spec["resolved_call"]]
             self.references = [
-                Call(one.get("name", one.get("tool", "")), one.get("args", {"command": one.get("command")}))
-                for one in recorded
-                if one
+                Call(call.get("name", call.get("tool", "")), call.get("args", {"command": call.get("command")}))
+                for call in (spec["failed_call"], spec["resolved_call"])
+                if call
             ]
-            self.failed = self.references[0] if recorded[0] else None
+            self.failed = self.references[0] if spec["failed_call"] else None
             self.paths = {self.absolute(path) for path in spec["paths"]} | set(self.workspace.files)
-        except (KeyError, TypeError, AttributeError) as found:
-            raise BadSpec(f"The row is not of `filter --unit step` ({found!r}).") from found
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BadSpec(f"The row was not written by `filter --unit step` ({error!r}).") from error
         goal = str(self.goal.get("path") or "")
-        self.path = self.absolute(_inside(_find_folder(self.failed), goal)) if goal else ""
-        # What the call that worked names is there, whether it was shown or not.
-        uses = [one for one in self.references[1:] if _LISTERS.isdisjoint(stage.program for stage in _stages(one))]
-        worked = [path for one in uses for path in _paths(one, self)]
+        self.path = self.absolute(_join(_find_folder(self.failed) if self.failed else "", goal)) if goal else ""
+        # The paths that the resolved call names exist, whether the session has shown them or not.
+        uses = [
+            call for call in self.references[1:] if _LISTERS.isdisjoint(stage.program for stage in _list_stages(call))
+        ]
+        resolved = [path for call in uses for path in _find_paths(call, self)]
         own = () if self.kind == "path" else (self.path,)
-        targets = (*worked, *spec.get("targets", ()), *own)
+        targets = (*resolved, *spec.get("targets", ()), *own)
         self.targets = {self.absolute(path) for path in targets} - {self.absolute(".")}
         self.paths |= self.targets
-        known = [self.workspace.files[path] for path in self.targets & self.workspace.files.keys()]
-        given = [(one.arguments, str(value)) for one in self.references for value in one.arguments.values()]
-        texts = [text for file in known for text in file.texts] + [text for of, text in given if text != find_path(of)]
+        files = [self.workspace.files[path] for path in self.targets & self.workspace.files.keys()]
+        texts = [text for file in files for text in file.texts]
+        for call in self.references:
+            path = find_path(call.arguments)
+            texts += [str(value) for value in call.arguments.values() if str(value) != path]
         names = [PurePosixPath(path).name for path in self.targets] if self.kind in _CONTENT else self.paths
         self.text = "\n".join([*texts, *names]).lower()
-        lengths = [MOST_LINES if file.whole is None else file.whole.count("\n") + 1 for file in known]
-        self.lines = range(1, max(lengths, default=MOST_LINES) + 1)
-        self.folders = {parent for path in self.paths for parent in _parents(path)}
-        is_change = self.failed is not None and self.failed.name in _CHANGES
+        lengths = [MAX_LINES if file.whole is None else file.whole.count("\n") + 1 for file in files]
+        self.lines = range(1, max(lengths, default=MAX_LINES) + 1)
+        self.folders = {parent for path in self.paths for parent in _list_parents(path)}
+        is_change = self.failed is not None and self.failed.name in _CHANGE_TOOLS
         self.changes = self.kind == "change" or (self.kind == "path" and is_change)
-        self.above = {self.absolute("."), *_parents(self.absolute(".")), "/"}
+        self.above = {self.absolute("."), *_list_parents(self.absolute(".")), "/"}
 
     def absolute(self, path: str) -> str:
-        """Return a path as the files are known by it."""
+        """Return the absolute form of a path, as in `paths` and `targets`."""
         path = path.strip() or "/"
         path = f"{self.workspace.cwd}/{path}" if path.startswith("..") else path
         for short, folder in self.spec.get("places", {}).items():
@@ -110,135 +116,144 @@ class Step:
         return self.workspace.absolute(path)
 
     def knows(self, pattern: str) -> bool:
-        """Whether one of the alternatives of a pattern occurs in what is known of the files to look at."""
+        """Whether one of the alternatives of a pattern occurs in the known text of the files to look at."""
         plain = re.sub(r"\[[^]]*\]|\{[\d,]*\}|\\[A-Za-z]|\\(?!\|)|[\^$.*+?()]", " ", pattern.lower()[:999])
         options = [option.split() for option in re.split(r"\\?\|", plain)]
         return any(option and all(word in self.text for word in option) for option in options)
 
     def exists(self, path: str) -> bool | None:
-        """Whether a path exists, None if the session does not tell."""
+        """Whether a path exists, None if it is unknown."""
         path = self.absolute(path)
-        return False if self.is_missing(path) else True if path in self.paths or path in self.folders else None
+        if self.is_missing(path):
+            return False
+        return True if path in self.paths or path in self.folders else None
 
     def is_missing(self, path: str) -> bool:
         """Whether an absolute path is the one that did not exist, or below it."""
         return self.kind == "path" and f"{path}/".startswith(f"{self.path}/")
 
-    def replayed(self) -> VerifierResult:
-        """Return what `replay` says of the completion; a failure as one of this verifier."""
-        found = replay.verify(self.completion, self.spec)
-        return _fail(found.feedback, BREAKS * (found.score or 0.0)) if found.status == "failed" else found
+    def replay(self) -> VerifierResult:
+        """Return the result of the verifier `replay`; a failure becomes one of this verifier."""
+        result = replay_verifier.verify(self.completion, self.spec)
+        return _fail(result.feedback, BREAKS * (result.score or 0.0)) if result.status == "failed" else result
 
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
-    """Judge the call of a completion, decoded with its special tokens."""
+    """Check the call of a completion, which was decoded with its special tokens."""
     step = Step(spec, completion)
     valid = tool_calls.verify(completion, spec if step.kind else {**spec, "call": "optional"})
     if valid.status != "passed":
         return valid if valid.score is None else _fail(valid.feedback, INVALID * valid.score)
-    calls = tool_calls.calls_of(completion, spec)
+    calls = tool_calls.parse_calls(completion, spec)
     if step.kind and len(calls) != 1:
         return _fail("Make one call.", 0.0)
     if any(step.failed and _repeats(call, step.failed, step) for call in calls):
-        return _fail("This call has failed already.", 0.0)
+        return _fail("This call has already failed.", 0.0)
     if all(map(_does_nothing, calls)):
         return _fail("The call does nothing.", 0.0)
     if not step.kind:
-        if (applied := step.replayed()).status == "failed":
-            return applied
-        named = [step.exists(path) for call in calls for path in _paths(call, step)]
-        return passed(NAME) if applied.status == "passed" or (named and all(named)) else _unknown()
+        if (replayed := step.replay()).status == "failed":
+            return replayed
+        exist = [step.exists(path) for call in calls for path in _find_paths(call, step)]
+        return passed(NAME) if replayed.status == "passed" or (exist and all(exist)) else _undecided()
     if step.kind == "correction":
-        return _unknown()
+        return _undecided()
     if calls[0] in step.references:
         return passed(NAME)
-    return (_judge_change if step.changes and calls[0].name in _CHANGES else _judge_look)(calls[0], step)
+    return (_check_change if step.changes and calls[0].name in _CHANGE_TOOLS else _check_look)(calls[0], step)
 
 
 def _fail(feedback: str, score: float = WRONG) -> VerifierResult:
     return failed(NAME, "tool_schema_validation", feedback, score)
 
 
-def _unknown() -> VerifierResult:
-    return skipped(NAME, "The session does not show how this would end.")
+def _undecided() -> VerifierResult:
+    return skipped(NAME, "The result of this call is not known from the session.")
 
 
-def _judge_change(call: Call, step: Step) -> VerifierResult:
-    """Judge an edit or a write where one failed."""
+def _check_change(call: Call, step: Step) -> VerifierResult:
+    """Check an edit or a write after one that failed."""
     paths = [patch.path for patch in read_patch(call.arguments)] or [find_path(call.arguments)]
     names = set(map(step.absolute, paths))
     if any(map(step.is_missing, names)):
         return _fail(f"{step.goal['path']} does not exist.")
     if step.path and step.targets.isdisjoint(names):
-        return _unknown()
+        return _undecided()
     if _loses_text(call, step):
-        return _fail("This may lose what was to be kept of the file.")
-    if (applied := step.replayed()).status == "failed":
-        return applied
-    own, *wanted = (_read_change(one, step) for one in (call, *step.references))
-    is_part = all(any(one in change for change in wanted) for one in own)
-    adds, *all_add = (any(new for _, new in change) for change in (own, *wanted))
-    if call.name != "write" and not adds and all(all_add) and not is_part:
-        return _fail("Something was to be put in.")
-    is_decided = applied.status == "passed" or call.name == "write"
-    return passed(NAME) if is_decided and _is_wanted(call, step) else _unknown()
+        return _fail("This may delete parts of the file that must be kept.")
+    if (replayed := step.replay()).status == "failed":
+        return replayed
+    change, *expected = (_read_change(one, step) for one in (call, *step.references))
+    is_part = all(any(edit in reference for reference in expected) for edit in change)
+    adds, *expected_adds = (any(new for _, new in edits) for edits in (change, *expected))
+    if call.name != "write" and not adds and all(expected_adds) and not is_part:
+        return _fail("The change must add something.")
+    is_decided = replayed.status == "passed" or call.name == "write"
+    return passed(NAME) if is_decided and _matches_reference(call, step) else _undecided()
 
 
-def _is_sure(call: Call, step: Step) -> bool:
-    """Whether edits replace one text each, or all of them as the call that worked did."""
-    worked = [edit for one in step.references[1:] for edit in read_edits(one.arguments)]
-    given, known = step.references[0].arguments, step.workspace.files.get(step.path)
-    # Where the failed edit would apply to what is known of the file, too little is known.
-    is_partial = known is not None and known.predict(read_edits(given)) == "ok"
+def _is_unambiguous(call: Call, step: Step) -> bool:
+    """Whether each edit replaces one text, or all occurrences as the resolved call does."""
+    resolved = [edit for reference in step.references[1:] for edit in read_edits(reference.arguments)]
+    known = step.workspace.files.get(step.path)
+    # If the failed edit would apply to the known parts of the file, too little of it is known.
+    is_partial = known is not None and known.predict(read_edits(step.references[0].arguments)) == "ok"
     return all(
-        any(one.everywhere if edit.everywhere else one.old in edit.old or not is_partial for one in worked)
+        any(one.everywhere if edit.everywhere else one.old in edit.old or not is_partial for one in resolved)
         for edit in read_edits(call.arguments)
     )
 
 
-def _judge_look(call: Call, step: Step) -> VerifierResult:
-    """Judge a call that can at best look, or run again what could not be found."""
-    looked, read = (set(map(step.absolute, _paths(call, step, of))) for of in ((), _READERS))
-    goal, command = step.goal["path"], find_text(call.arguments, "command", "cmd")
+def _check_look(call: Call, step: Step) -> VerifierResult:
+    """Check a call that does not change the wanted file: it looks at files, or runs a command that was not found."""
+    looked, read = (set(map(step.absolute, _find_paths(call, step, of))) for of in ((), _READERS))
+    goal, command = step.goal["path"], _get_command(call)
     programs = _list_programs(call)
     if _destroys(call) and not any(map(_destroys, step.references)):
-        return _unknown() if _is_aside(call, step) else _fail("This may delete what was to be kept.")
+        return _undecided() if _deletes_only_others(call, step) else _fail("This may delete files that must be kept.")
     if _loses_text(call, step):
-        return _fail(f"{goal} was to be kept.")
+        return _fail(f"{goal} must be kept.")
     if _may_change(call):
         names = find_changes(command.replace("$WORKSPACE/", ""), "").names
         changes = set(map(step.absolute, names)) if command else looked
         if command and step.kind == "read":
-            # A command may make the wanted change, though blindly, or one of other files.
-            is_kept = step.path not in changes or _shares_words(command, step)
+            # A command may make the wanted change without looking, or change other files.
+            is_allowed = step.path not in changes or _shares_words(command, step)
         else:
-            is_kept = step.changes or changes.isdisjoint(step.paths | {step.path} if command else {step.path})
-        # Where the call that failed may have changed something, so may the same one elsewhere.
-        may_run = any(_may_change(one) for one in step.references if one.name not in _CHANGES)
-        is_kept = is_kept or (may_run and not any(map(step.is_missing, changes)))
-        is_wrong = not is_kept or _WRITES.search(command)
-        return _fail(f"{goal} was to be looked at.") if is_wrong else _unknown()
-    seen = [(folder, one) for folder, one, after in _walk(call) if all(_prints(each, step) for each in (one, *after))]
-    sought, listed = [word for _, stage in seen for word in _split_words(stage)[0]], set(_listed(seen, step))
-    if any(map(step.is_missing, looked | {step.absolute(folder) for folder, _, _ in _walk(call) if folder})):
-        # After it failed, another part of the command may find it.
-        return _unknown() if sought and _searches(sought, set(), step) else _fail(f"{goal} does not exist.")
+            is_allowed = step.changes or changes.isdisjoint(step.paths | {step.path} if command else {step.path})
+        # If the failed command may have changed something, so may the same command elsewhere.
+        may_run = any(_may_change(one) for one in step.references if one.name not in _CHANGE_TOOLS)
+        is_allowed = is_allowed or (may_run and not any(map(step.is_missing, changes)))
+        is_wrong = not is_allowed or _WRITES.search(command)
+        return _fail(f"Look at {goal}; do not change files.") if is_wrong else _undecided()
+    printing = [
+        (folder, stage)
+        for folder, stage, later in _walk_stages(call)
+        if all(_prints(one, step) for one in (stage, *later))
+    ]
+    patterns = [pattern for _, stage in printing for pattern in _split_arguments(stage)[0]]
+    listed = set(_find_listed_folders(printing, step))
+    if any(map(step.is_missing, looked | {step.absolute(folder) for folder, _, _ in _walk_stages(call) if folder})):
+        # Another part of the command may still find the missing file.
+        may_find = patterns and _looks_for_missing(patterns, set(), step)
+        return _undecided() if may_find else _fail(f"{goal} does not exist.")
     if read & step.folders or (step.kind == "folder" and step.path in read):
         return _fail("This is a folder.")
-    if programs - _LOOKERS - _IS["navigates"] or len(looked | listed) + len(_words(" ".join(sought))) > MANY:
-        return _unknown()
-    shown = set(_shown(seen, step))
+    is_broad = len(looked | listed) + len(_split_names(" ".join(patterns))) > MAX_PLACES
+    if programs - _LOOKERS - _TERMS["navigates"] or is_broad:
+        return _undecided()
+    shown = set(_find_shown_paths(printing, step))
     inside = [path for path in shown | listed if step.kind == "folder" and f"{path}/".startswith(f"{step.path}/")]
     if step.targets & shown or (inside and all(map(step.exists, inside))):
-        return _fail(f"Now use what {goal} shows.", LOOKS) if step.changes else passed(NAME)
-    if step.kind != "change" and _searches(sought, listed, step):
-        return _fail("Use what this finds.", LOOKS) if step.goal.get("shown") else passed(NAME)
-    is_aimless = listed and looked | listed <= {step.absolute("."), "/"} and not sought
-    return _fail(f"{goal} is the one to look at.") if is_aimless and step.kind != "path" else _unknown()
+        return _fail("This only looks at the file; now make the change.", LOOKS) if step.changes else passed(NAME)
+    if step.kind != "change" and _looks_for_missing(patterns, listed, step):
+        return _fail("Use what was already found.", LOOKS) if step.goal.get("shown") else passed(NAME)
+    is_aimless = listed and looked | listed <= {step.absolute("."), "/"} and not patterns
+    return _fail(f"Look at {goal}.") if is_aimless and step.kind != "path" else _undecided()
 
 
 def _shares_words(command: str, step: Step) -> bool:
-    """Whether a command appends to a file, deletes lines by number, or has a word of the edit that was to be made."""
+    """Whether a command appends to a file, deletes lines by number, or shares a word with the intended edit."""
     edits = [edit for one in step.references for edit in read_edits(one.arguments)]
     words = {word for edit in edits for word in re.findall(r"\w{3,}", f"{edit.old} {edit.new}")}
     own = set(re.findall(r"\w+", command.replace("/dev/null", ""))) - set(re.findall(r"\w+", step.path))
@@ -246,104 +261,112 @@ def _shares_words(command: str, step: Step) -> bool:
 
 
 def _destroys(call: Call) -> bool:
-    """Whether a command deletes files, or what git has not got yet."""
-    for stage in _list_run(call) if _is_command(call) else ():
-        given = set(map(str.lower, stage.arguments))
-        is_each = stage.program in {"find", "fd"} and {"-delete", *_IS["destroyers"]} & given
-        is_lost = stage.program == "git" and _IS["loses_of_git"].intersection(stage.arguments[:3])
-        if stage.program in _IS["destroyers"] or is_each or is_lost:
+    """Whether a command deletes files or uncommitted changes."""
+    for stage in _list_all_stages(call) if _is_command(call) else ():
+        arguments = set(map(str.lower, stage.arguments))
+        is_find = stage.program in {"find", "fd"} and {"-delete", *_TERMS["destroyers"]} & arguments
+        is_git = stage.program == "git" and _TERMS["git_losing"].intersection(stage.arguments[:3])
+        if stage.program in _TERMS["destroyers"] or is_find or is_git:
             return True
     return False
 
 
-def _is_aside(call: Call, step: Step) -> bool:
-    """Whether a command deletes single files of the workspace by their names, none that is to be looked at."""
-    kept, here = step.targets | {step.path}, step.absolute(".")
-    return not _NESTED.search(find_text(call.arguments, "command", "cmd")) and all(
-        stage.program in {"rm", "del", "remove-item"}
-        and not re.search(r"[*?$`{]|(?<!\S)-\w*[rR]", " ".join(stage.arguments).replace("$WORKSPACE/", ""))
-        and all(one.startswith(f"{here}/") for one in given)
-        and kept.isdisjoint(given)
-        for folder, stage, _ in _walk(call)
-        for given in [[step.absolute(_inside(folder, word)) for word in _split_words(stage)[1]]]
-        if stage.program not in (_LOOKERS - {"find", "fd", "git"}) | _IS["navigates"]
-    )
+def _deletes_only_others(call: Call, step: Step) -> bool:
+    """Whether a command deletes only single, named files of the workspace that the step does not need."""
+    needed, workspace = step.targets | {step.path}, step.absolute(".")
+    if _SUBSTITUTION.search(_get_command(call)):
+        return False
+    for folder, stage, _ in _walk_stages(call):
+        if stage.program in (_LOOKERS - {"find", "fd", "git"}) | _TERMS["navigates"]:
+            continue
+        words = " ".join(stage.arguments).replace("$WORKSPACE/", "")
+        if stage.program not in {"rm", "del", "remove-item"} or re.search(r"[*?$`{]|(?<!\S)-\w*[rR]", words):
+            return False
+        paths = [step.absolute(_join(folder, word)) for word in _split_arguments(stage)[1]]
+        if not (all(path.startswith(f"{workspace}/") for path in paths) and needed.isdisjoint(paths)):
+            return False
+    return True
 
 
-def _list_run(call: Call) -> list[Stage]:
-    """Return the programs of a command line with those whose output is put into it."""
-    nested = _NESTED.findall(find_text(call.arguments, "command", "cmd"))
-    return _stages(call) + [stage for one in nested for stage in _list_run(Call("", {"command": "".join(one)}))]
+def _list_all_stages(call: Call) -> list[Stage]:
+    """Return the programs of a command line, including those of command substitutions."""
+    stages = _list_stages(call)
+    for groups in _SUBSTITUTION.findall(_get_command(call)):
+        stages += _list_all_stages(Call("", {"command": "".join(groups)}))
+    return stages
 
 
 def _list_programs(call: Call) -> set[str]:
-    """Return the names of what a call runs, with what git does but for looking, and the way to other machines."""
-    found = set(_ELSEWHERE.findall(find_text(call.arguments, "command", "cmd")))
-    for stage in _list_run(call):
-        is_look = stage.program != "git" or not _IS["looks_of_git"].isdisjoint(stage.arguments[:3])
-        found.add(stage.program if is_look else " ".join((stage.program, *stage.arguments)))
-    return found
+    """Return the programs that a call runs, also on other machines, with the arguments of git unless it looks."""
+    programs = set(_REMOTE.findall(_get_command(call)))
+    for stage in _list_all_stages(call):
+        is_look = stage.program != "git" or not _TERMS["git_looking"].isdisjoint(stage.arguments[:3])
+        programs.add(stage.program if is_look else " ".join((stage.program, *stage.arguments)))
+    return programs
 
 
 def _prints(stage: Stage, step: Step) -> bool:
-    """Whether a program prints what it is given or finds, as far as is known."""
-    words, (patterns, _) = " ".join(stage.arguments), _split_words(stage)
-    if stage.targets or stage.program in _IS["counters"]:
+    """Whether a program prints the content of its files or what it finds, as far as is known."""
+    words, (patterns, _) = " ".join(stage.arguments), _split_arguments(stage)
+    if stage.targets or stage.program in _TERMS["counters"]:
         return False
     if stage.program == "git":
         return not {"ls-files", "ls-tree", "grep"}.isdisjoint(stage.arguments)
     if _is_search(stage):
-        is_shown = not (step.kind in _CONTENT and _NO_LINES.search(words))
+        is_shown = not (step.kind in _CONTENT and _HIDES_LINES.search(words))
         return is_shown and (step.kind == "path" or any(map(step.knows, patterns)))
     code = next((word for word in stage.arguments if word[:1] != "-"), "")
     if stage.program == "sed":
-        # What is left without -n is not known.
+        # The lines that remain without -n are not known.
         is_quiet = re.search(r"(?<!\S)-(?:[a-zA-Z]*n|-quiet|-silent)", words)
         return is_quiet is not None and any(
-            int(at) in step.lines if at else step.knows(text) for at, text in _PRINTS.findall(code)
+            int(at) in step.lines if at else step.knows(text) for at, text in _SED_PRINT.findall(code)
         )
     if stage.program == "awk":
         return re.search(r"print|NR|^/", code) is not None
-    return stage.program not in _READERS or not (_NONE.search(words) or _FOLLOWS.search(words))
+    return stage.program not in _READERS or not (_COUNT_OF_ZERO.search(words) or _FOLLOWS.search(words))
 
 
 def _is_search(stage: Stage) -> bool:
-    return stage.program in _GREPS and "--files" not in stage.arguments
+    return stage.program in _SEARCHERS and "--files" not in stage.arguments
 
 
-def _shown(seen: Iterable[tuple[str, Stage]], step: Step) -> Iterator[str]:
-    """Yield the paths of which a call shows what the step needs: that they are there, or what is in them."""
-    for folder, stage in seen:
+def _find_shown_paths(printing: Iterable[tuple[str, Stage]], step: Step) -> Iterator[str]:
+    """Yield the paths whose existence or content a call shows, whichever the step needs."""
+    for folder, stage in printing:
         if step.kind not in _CONTENT or _is_search(stage) or stage.program in _READERS:
-            words = [word for word in _split_words(stage)[1] if not re.search(r"[*?]", word)]
-            paths = [step.absolute(_inside(folder, word)) for word in words]
+            words = [word for word in _split_arguments(stage)[1] if not re.search(r"[*?]", word)]
+            paths = [step.absolute(_join(folder, word)) for word in words]
             yield from paths
             if _is_search(stage) and step.kind in _CONTENT:
-                # Every step could search its workspace.
+                # A search of the whole workspace does not count: it would fit every step.
                 below = [f"{path}/" for path in paths if path not in step.above]
-                yield from (one for one in step.targets if one.startswith(tuple(below)))
+                yield from (target for target in step.targets if target.startswith(tuple(below)))
 
 
-def _searches(sought: list[str], listed: set[str], step: Step) -> bool:
-    """Whether a call looks for what is missing by its name, or lists the folder where it was or may be."""
+def _looks_for_missing(patterns: list[str], listed: set[str], step: Step) -> bool:
+    """Whether a call searches for the missing file by its name, or lists a folder where it was or may be."""
     name, others = PurePosixPath(step.path).stem, set(map(_stem, step.targets))
-    # Longer words of the name are enough.
-    parts = [part.lower() for part in re.split(r"[\W_]+|(?<=[a-z])(?=[A-Z])", name) if len(part) >= LONG]
-    for word in sought:
-        if ({name.lower()} | others) & _words(word) or any(part in word.lower() for part in parts):
+    # Searching for one of the longer parts of the name is enough.
+    parts = [part.lower() for part in re.split(r"[\W_]+|(?<=[a-z])(?=[A-Z])", name) if len(part) >= MIN_PART_LETTERS]
+    for pattern in patterns:
+        if ({name.lower()} | others) & _split_names(pattern) or any(part in pattern.lower() for part in parts):
             return True
-    above = _parents(step.path)
-    nearest = next((one for one in above if one in step.folders), "")
-    near = above[: above.index(nearest) + 1] if nearest else above[:2]
-    near += [folder for path in step.targets for folder in _parents(path)[:1]]
-    # Every step could list its workspace.
+    parents = _list_parents(step.path)
+    nearest = next((parent for parent in parents if parent in step.folders), "")
+    near = parents[: parents.index(nearest) + 1] if nearest else parents[:2]
+    near += [folder for path in step.targets for folder in _list_parents(path)[:1]]
+    # Listing the workspace itself does not count: it would fit every step.
     return step.kind == "path" and bool(listed & {*near} - {step.absolute(".")})
 
 
-def _split_words(stage: Stage) -> tuple[list[str], list[str]]:
-    """Return what a program searches for, and the places that it is given."""
-    given = [("" if not _is_search(stage) else before, word) for before, word in pairwise(("", *stage.arguments))]
-    words = [word for before, word in given if word[:1] != "-" and not _TAKES_VALUE.fullmatch(before)]
+def _split_arguments(stage: Stage) -> tuple[list[str], list[str]]:
+    """Return the patterns that a program searches for, and the paths that it is given."""
+    words = [
+        word
+        for option, word in pairwise(("", *stage.arguments))
+        if word[:1] != "-" and not (_is_search(stage) and _TAKES_VALUE.fullmatch(option))
+    ]
     if stage.program == "find":
         places = list(takewhile(lambda word: not word.startswith("-"), stage.arguments))
         return words[len(places) :], places
@@ -352,16 +375,16 @@ def _split_words(stage: Stage) -> tuple[list[str], list[str]]:
     if stage.program in _MATCHERS and "--files" not in stage.arguments:
         return words[:1], words[1:]
     if stage.program in _LOOKERS - _READERS:
-        return [word for word in words if stage.program in _IS["finders"] or re.search(r"[*?\[]", word)], words
+        return [word for word in words if stage.program in _TERMS["finders"] or re.search(r"[*?\[]", word)], words
     return [], words
 
 
-def _listed(seen: Iterable[tuple[str, Stage]], step: Step) -> Iterator[str]:
-    """Yield the folders that a call lists; a pattern lists the one before it."""
-    for folder, stage in seen:
+def _find_listed_folders(printing: Iterable[tuple[str, Stage]], step: Step) -> Iterator[str]:
+    """Yield the folders that a call lists; for a glob, the folder before its first wildcard."""
+    for folder, stage in printing:
         if stage.program in _LISTERS or "--files" in stage.arguments:
-            for word in _split_words(stage)[1] or ["."]:
-                place = re.split(r"[^/\\]*[*?]", _inside(folder, word))[0]
+            for word in _split_arguments(stage)[1] or ["."]:
+                place = re.split(r"[^/\\]*[*?]", _join(folder, word))[0]
                 yield step.absolute(place.rstrip("/\\") or ".")
 
 
@@ -369,186 +392,195 @@ def _is_command(call: Call) -> bool:
     return not {"command", "cmd"}.isdisjoint(call.arguments)
 
 
-def _acts(call: Call) -> str:
-    """Return whether a tool changes, reads, searches or lists by its name or what it is given; "" if unknown."""
-    words, given = split_name(call.name), call.arguments
+def _get_command(call: Call) -> str:
+    return find_text(call.arguments, "command", "cmd")
+
+
+def _find_action(call: Call) -> str:
+    """Return what a tool does, judging by its name and arguments: change, reads, searches or lists; "" if unknown."""
+    words = split_name(call.name)
     if _is_command(call):
         return ""
-    if call.name in _CHANGES or CHANGING & words or "content" in given or read_edits(given):
+    if call.name in _CHANGE_TOOLS or CHANGING & words or "content" in call.arguments or read_edits(call.arguments):
         return "change"
-    return next((act for act in _PROGRAMS if words & _IS[act]), "")
+    return next((action for action in _EQUIVALENT_PROGRAMS if words & _TERMS[action]), "")
 
 
 def _does_nothing(call: Call) -> bool:
     """Whether a call cannot change or show anything."""
-    edits = read_edits(call.arguments) if call.name in _CHANGES else []
+    edits = read_edits(call.arguments) if call.name in _CHANGE_TOOLS else []
     if edits and all(edit.old == edit.new for edit in edits):
         return True
     return _is_command(call) and all(
-        stage.program in _IS["navigates"] | {"sleep"} and {*stage.targets} <= {"/dev/null"} for stage in _stages(call)
+        stage.program in _TERMS["navigates"] | {"sleep"} and {*stage.targets} <= {"/dev/null"}
+        for stage in _list_stages(call)
     )
 
 
 def _may_change(call: Call) -> bool:
     """Whether a call may change files."""
-    command = find_text(call.arguments, "command", "cmd")
+    command = _get_command(call)
     changes = find_changes(command, "")
-    is_more = changes.anything or changes.names - {"/dev/null"} or _WRITES.search(command)
-    return _acts(call) == "change" or bool(is_more)
+    is_change = changes.anything or changes.names - {"/dev/null"} or _WRITES.search(command)
+    return _find_action(call) == "change" or bool(is_change)
 
 
-def _repeats(call: Call, before: Call, step: Step) -> bool:
-    """Whether a call is one that failed, with other white space or with more around it."""
-    # The words of the command lines, without quotes, redirections and how they are spaced.
-    lines = (find_text(one.arguments, "command", "cmd").replace(";", " ; ") for one in (call, before))
-    command, failed_command = (" ".join(_NO_WORD.sub(" ", line).split()) for line in lines)
+def _repeats(call: Call, failed_call: Call, step: Step) -> bool:
+    """Whether a call is the failed one, possibly with different white space or additions."""
+    # Compare command lines without quotes, redirections and spacing.
+    lines = (_get_command(one).replace(";", " ; ") for one in (call, failed_call))
+    command, failed_command = (" ".join(_QUOTES_AND_REDIRECTIONS.sub(" ", line).split()) for line in lines)
     if failed_command:
         folder = _find_folder(call)
-        is_elsewhere = folder != _find_folder(before) and step.exists(folder)
+        is_elsewhere = folder != _find_folder(failed_call) and step.exists(folder)
         return f" {failed_command} " in f" {command} " and not is_elsewhere
-    if call.name != before.name:
+    if call.name != failed_call.name:
         return False
-    if call.name in _CHANGES:
-        # Only replay knows whether other white space is what was missing.
-        return bool(call.arguments == before.arguments)
-    path, path_before = (find_path(one.arguments) for one in (call, before))
-    if path and step.absolute(path) == step.absolute(path_before) and step.kind in {"path", "folder"}:
+    if call.name in _CHANGE_TOOLS:
+        # Different white space may be the correction; `replay` decides.
+        return bool(call.arguments == failed_call.arguments)
+    path, failed_path = (find_path(one.arguments) for one in (call, failed_call))
+    if path and step.absolute(path) == step.absolute(failed_path) and step.kind in {"path", "folder"}:
         return True
-    kept = {key: value for key, value in call.arguments.items() if key in before.arguments}
-    return "".join(str(kept).split()) == "".join(str(before.arguments).split())
+    common = {key: value for key, value in call.arguments.items() if key in failed_call.arguments}
+    return "".join(str(common).split()) == "".join(str(failed_call.arguments).split())
 
 
-def _find_folder(call: Call | None) -> str:
-    """Return the folder in which a command ends, or that it is given."""
-    folders = [folder for folder, _, _ in _walk(call)]
+def _find_folder(call: Call) -> str:
+    """Return the folder in which the last program of a command runs, "" for the working folder."""
+    folders = [folder for folder, _, _ in _walk_stages(call)]
     return folders[-1] if folders else ""
 
 
-def _walk(call: Call | None) -> Iterator[tuple[str, Stage, list[Stage]]]:
-    """Yield the programs of a command line, each with the folder it runs in and those that get its output."""
-    folder = find_text(call.arguments, "workdir", "cwd") if call else ""
-    for stages in _pipelines(call):
+def _walk_stages(call: Call) -> Iterator[tuple[str, Stage, list[Stage]]]:
+    """Yield the programs of a command line, each with its folder and the programs after it in the pipeline."""
+    folder = find_text(call.arguments, "workdir", "cwd")
+    for stages in _list_pipelines(call):
         for at, stage in enumerate(stages, 1):
             if stage.program in {"cd", "pushd", "set-location"} and stage.arguments:
-                folder = _inside(folder, stage.arguments[-1])
+                folder = _join(folder, stage.arguments[-1])
             yield folder, stage, stages[at:]
 
 
-def _pipelines(call: Call | None) -> list[list[Stage]]:
-    """Return the programs of a command line, or the one that does the same as a tool."""
-    command = find_text(call.arguments, "command", "cmd") if call else ""
-    if call is None or _is_command(call):
-        # PowerShell does not tell upper from lower case.
-        return [[one._replace(program=one.program.lower()) for one in pipe.stages] for pipe in parse_command(command)]
-    path, act, given = find_path(call.arguments), _acts(call), call.arguments
-    pattern, words = find_text(given, "pattern", "query"), [path] * bool(path)
-    if act == "reads":
-        words = ["-n", f"{(given.get('offset') or 1) if given.get('limit') != 0 else 0}p", *words]
-    elif act == "searches":
-        words = ["-l"] * (given.get("output_mode", "content") != "content") + [pattern, *words]
-    elif act == "lists":
-        words = [_inside(path, pattern)]
-    return [[Stage(_PROGRAMS.get(act, ""), tuple(words), (), "reads")]]
+def _list_pipelines(call: Call) -> list[list[Stage]]:
+    """Return the programs of a command line, or the program that is equivalent to a tool."""
+    if _is_command(call):
+        # PowerShell ignores case.
+        return [
+            [stage._replace(program=stage.program.lower()) for stage in pipeline.stages]
+            for pipeline in parse_command(_get_command(call))
+        ]
+    path, action, arguments = find_path(call.arguments), _find_action(call), call.arguments
+    pattern, words = find_text(arguments, "pattern", "query"), [path] * bool(path)
+    if action == "reads":
+        words = ["-n", f"{(arguments.get('offset') or 1) if arguments.get('limit') != 0 else 0}p", *words]
+    elif action == "searches":
+        words = ["-l"] * (arguments.get("output_mode", "content") != "content") + [pattern, *words]
+    elif action == "lists":
+        words = [_join(path, pattern)]
+    return [[Stage(_EQUIVALENT_PROGRAMS.get(action, ""), tuple(words), (), "reads")]]
 
 
-def _stages(call: Call | None) -> list[Stage]:
-    return [stage for stages in _pipelines(call) for stage in stages]
+def _list_stages(call: Call) -> list[Stage]:
+    return [stage for stages in _list_pipelines(call) for stage in stages]
 
 
-def _paths(call: Call, step: Step, programs: Container[str] = ()) -> Iterator[str]:
-    """Yield what a call names that may be a path, all or as given to some programs."""
+def _find_paths(call: Call, step: Step, programs: Container[str] = ()) -> Iterator[str]:
+    """Yield the words of a call that may be paths; with `programs`, only the arguments of these programs."""
     yield from (patch.path for patch in read_patch(call.arguments))
-    for folder, stage, _ in _walk(call):
-        for word in _split_words(stage)[1]:
+    for folder, stage, _ in _walk_stages(call):
+        for word in _split_arguments(stage)[1]:
             is_path = re.search(r"[/\\]|\.\w", word) or _stem(word) == _stem(step.path) or not _is_command(call)
             if is_path and stage.program != "cd" and (not programs or stage.program in programs):
-                yield _inside(folder, word)
+                yield _join(folder, word)
 
 
-def _inside(folder: str, path: str) -> str:
-    """Return a path as it is seen from outside of the folder that a command changes to."""
-    is_whole = re.match(r"[/$~\\]|[A-Za-z]:", path)
-    return f"{folder}/{path}" if folder and path != folder and not is_whole else path
+def _join(folder: str, path: str) -> str:
+    """Return a path that is relative to a folder; an absolute path stays as it is."""
+    is_absolute = re.match(r"[/$~\\]|[A-Za-z]:", path)
+    return f"{folder}/{path}" if folder and path != folder and not is_absolute else path
 
 
-def _parents(path: str) -> list[str]:
+def _list_parents(path: str) -> list[str]:
     """Return the folders above a path, the nearest first."""
-    return [str(above) for above in PurePosixPath(path).parents][:-1]
+    return [str(parent) for parent in PurePosixPath(path).parents][:-1]
 
 
 def _stem(path: str) -> str:
-    """Return the name of a file without its folder and ending, in lower case."""
+    """Return the name of a file without its folder and suffix, in lower case."""
     return PurePosixPath(path).stem.lower()
 
 
-def _words(text: str) -> set[str]:
-    """Return the names in a text, with and without their endings, in lower case."""
-    names = {re.sub(r"^\W+|\W+$", "", one) for one in re.split(r"[\s/\\*'\"|(){}]+", text)}
+def _split_names(text: str) -> set[str]:
+    """Return the names in a text, with and without their suffixes, in lower case."""
+    names = {re.sub(r"^\W+|\W+$", "", word) for word in re.split(r"[\s/\\*'\"|(){}]+", text)}
     return {name.lower() for name in names} | {_stem(name) for name in names}
 
 
-def _is_wanted(call: Call, step: Step) -> bool:
-    """Whether a call leaves the file as one that was made does, or changes the same if the file is known in part."""
+def _matches_reference(call: Call, step: Step) -> bool:
+    """Whether a call has the same result as a recorded one, or makes the same change if the file is partly known."""
     own = _apply(call, step)
-    for one in step.references:
-        wanted = _apply(one, step)
-        if own and wanted:
-            is_same = _read_code(own["new_string"], step) == _read_code(wanted["new_string"], step)
+    for reference in step.references:
+        expected = _apply(reference, step)
+        if own and expected:
+            is_same = _read_code(own["new_string"], step) == _read_code(expected["new_string"], step)
         else:
-            is_same = not own and _is_sure(call, step) and _read_change(call, step) == _read_change(one, step)
-        words, wanted_words = (changed_words(given) for given in (own or call.arguments, wanted or one.arguments))
-        if is_same and overlap(words, wanted_words) >= ALIKE:
+            is_same = (
+                not own and _is_unambiguous(call, step) and _read_change(call, step) == _read_change(reference, step)
+            )
+        words = changed_words(own or call.arguments)
+        if is_same and overlap(words, changed_words(expected or reference.arguments)) >= MIN_OVERLAP:
             return True
     return False
 
 
 def _apply(call: Call, step: Step) -> dict[str, Any] | None:
-    """Return an edit or a write as an edit of the whole file, None where the session does not tell."""
+    """Return an edit or a write as an edit of the whole file, None if its result is not known."""
     workspace, known = load_workspace(step.state), step.workspace.files.get(step.path)
-    check = replay.CHECKS.get(call.name)
+    check = replay_verifier.CHECKS.get(call.name)
     if check is None or known is None or known.whole is None or check(workspace, call) is not True:
         return None
     return {"old_string": known.whole, "new_string": workspace.file(step.path).whole}
 
 
 def _read_code(text: str, step: Step) -> list[str]:
-    """Return the words of a text in their order, where quotes are alike, without the lines that are comments."""
+    """Return the tokens of a text, without comment lines and with all kinds of quotes made equal."""
     suffix = PurePosixPath(step.path).suffix
-    if suffix not in {"", *_IS["texts"]}:
-        text = re.sub(rf"(?m)^\+?[ \t]*{'#(?!!)' if suffix in _IS['hashes'] else '//'}.*\n?", "", text)
-    # Elsewhere white space says nothing.
-    indent = r"\n[ \t]*(?=\S)|" if suffix in _IS["indented"] else ""
+    if suffix not in {"", *_TERMS["texts"]}:
+        text = re.sub(rf"(?m)^\+?[ \t]*{'#(?!!)' if suffix in _TERMS['hashes'] else '//'}.*\n?", "", text)
+    # White space matters only where indentation is part of the code.
+    indent = r"\n[ \t]*(?=\S)|" if suffix in _TERMS["indented"] else ""
     return re.findall(rf"{indent}\w+|[^\w\s]", re.sub(r"[\"`]", "'", text).strip())
 
 
 def _read_change(call: Call, step: Step) -> list[tuple[list[str], list[str]]]:
-    """Return what a call takes out and what it puts in there, whatever text is around it."""
+    """Return the tokens that each edit of a call removes and adds, without the unchanged text around them."""
     edits = read_edits(call.arguments) or [hunk for patch in read_patch(call.arguments) for hunk in patch.hunks]
-    found = []
+    changes = []
     for edit in edits or [Edit("", find_text(call.arguments, "content"))]:
         old, new = _read_code(edit.old, step), _read_code(edit.new, step)
         start = _count_same(old, new)
         end = _count_same(old[start:][::-1], new[start:][::-1])
-        found.append((old[start : len(old) - end], new[start : len(new) - end]))
-    return sorted(found)
+        changes.append((old[start : len(old) - end], new[start : len(new) - end]))
+    return sorted(changes)
 
 
 def _count_same(one: list[str], other: list[str]) -> int:
-    """Count the words with which two texts begin alike."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    """Return the length of the common prefix of two lists of tokens."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _loses_text(call: Call, step: Step) -> bool:
-    """Whether a file is moved, deleted, or written anew without most of its lines, or without any of them known."""
-    given = call.arguments
-    if _IS["takes_away"] & split_name(call.name):
-        return step.path in {step.absolute(value) for value in given.values() if isinstance(value, str)}
-    path, wanted = step.absolute(find_path(given)), ("content" in one.arguments for one in step.references)
-    if "content" not in given or path not in {step.path, *step.targets} or any(wanted):
+    """Whether a call moves or deletes the file, or overwrites it without most of its lines or without knowing any."""
+    arguments = call.arguments
+    if _TERMS["removes"] & split_name(call.name):
+        return step.path in {step.absolute(value) for value in arguments.values() if isinstance(value, str)}
+    path, is_rewrite = step.absolute(find_path(arguments)), any("content" in one.arguments for one in step.references)
+    if "content" not in arguments or path not in {step.path, *step.targets} or is_rewrite:
         return False
     known = step.workspace.files.get(path)
     lines, kept = (
         {line.strip() for line in text.split("\n")} - {""}
-        for text in ((known and known.whole) or "", find_text(given, "content"))
+        for text in ((known and known.whole) or "", find_text(arguments, "content"))
     )
-    return not lines or len(lines & kept) < KEPT * len(lines)
+    return not lines or len(lines & kept) < MIN_KEPT * len(lines)

@@ -1,8 +1,8 @@
-"""Outcomes of single tests, expected exceptions, and Python in the sandbox.
+"""Describe the outcomes of single tests, and match exceptions with the expected ones.
 
-Nothing that the sandbox reports about an exception is trusted. Only its own name, the names of its
-bases up to the first built-in one, and that built-in one count; the bases of the built-in one are
-looked up here. So no answer can raise an exception that is a ValueError and a TypeError at once.
+Reports about exceptions come from the sandbox and are not trusted. Only the name of the exception and
+the names of its bases up to the first built-in one count; the bases of the built-in class are looked
+up here. So no answer can raise an exception that is both a ValueError and a TypeError.
 """
 
 import builtins
@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from pimono_sdpo.text import shorten
 from rewards.sandbox import Ran
 
-# Runs `python ARGUMENTS...` as `Server.run` does, also `-m` and a worker: `tests.in_server`.
+# Runs `python ARGUMENTS...` as `Server.run` does, including `-m` with a worker; see `tests.in_server`.
 Python = Callable[..., Ran]
 ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
@@ -22,7 +22,7 @@ MAX_VALUE = 300
 
 
 class Outcome(NamedTuple):
-    """The outcome of one test: a category when it failed, `unknown` if it was not reached."""
+    """The outcome of one test: `passed`, the category of its failure, or `unknown` if it was not reached."""
 
     kind: Literal["passed", "runtime_exception", "timeout", "test_or_assertion", "unknown"]
     message: str = ""
@@ -41,75 +41,76 @@ VALUE_WORKER, PYTEST_WORKER, RECORDED_WORKER = WORKERS = (
 def describe_ending(ran: Ran, call: str) -> Outcome:
     """Return the outcome of the test during which a run ended early."""
     if ran.stopped == "wall":
-        return Outcome("timeout", f"{call} waited for something that never came")
-    if ran.stopped == "cpu" or ran.signal == signal.SIGPROF:  # by the clock of a case
-        return Outcome("timeout", f"{call} did not end in its CPU time")
-    how = f"signal {ran.signal}" if ran.signal else f"exit code {ran.exit_code}"
-    how = f"ended the process ({how}) instead of returning"
+        return Outcome("timeout", f"{call} waited too long")
+    if ran.stopped == "cpu" or ran.signal == signal.SIGPROF:  # the CPU timer of a case
+        return Outcome("timeout", f"{call} used up its CPU time")
     if ran.stopped:
-        how = f"was stopped: too much of {ran.stopped}"
-    elif ran.exit_code == 0:
-        how = "ended the process or gives more than can be read"
-    return Outcome("runtime_exception", f"{call} {how}")
+        reason = f"was stopped because it used too much of: {ran.stopped}"
+    elif ran.signal or ran.exit_code != 0:
+        status = f"signal {ran.signal}" if ran.signal else f"exit code {ran.exit_code}"
+        reason = f"ended the process ({status}) instead of returning"
+    else:
+        reason = "ended the process, or returned more than can be read"
+    return Outcome("runtime_exception", f"{call} {reason}")
 
 
-def listed(value: Any) -> str:
-    """Return a value for the feedback, its middle cut out when it is long."""
+def format_value(value: Any) -> str:
+    """Return a value for the feedback, shortened in the middle when it is long."""
     try:
-        return shorten(repr(value), MAX_VALUE) if _can_be_shown(value) else "(a value too large to show)"
-    except (RecursionError, ValueError):  # deep, or an integer of thousands of digits
+        return shorten(repr(value), MAX_VALUE) if _is_printable(value) else "(a value too large to show)"
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of thousands of digits
         return "(a value too large to show)"
 
 
-MAX_SHOWN = 100_000
+MAX_PRINTED_ITEMS = 100_000
 
 
-def _can_be_shown(value: Any) -> bool:
-    """Whether a text of it ends: what holds the same list many times is small in memory alone."""
-    todo, room = [value], MAX_SHOWN
-    while todo and room > 0:
-        one = todo.pop()
-        held = [*one, *one.values()] if isinstance(one, dict) else one
-        if isinstance(held, list | tuple | set | frozenset | deque):
-            todo += held
-            room -= len(held)
-    return not todo
+def _is_printable(value: Any) -> bool:
+    """Whether the repr of a value is short enough: a list that contains another one many times is small in memory."""
+    pending, room = [value], MAX_PRINTED_ITEMS
+    while pending and room > 0:
+        item = pending.pop()
+        items = [*item, *item.values()] if isinstance(item, dict) else item
+        if isinstance(items, list | tuple | set | frozenset | deque):
+            pending += items
+            room -= len(items)
+    return not pending
 
 
 MAX_BASES = 8
-# Every failure is one of these, so only these themselves count.
-_ANYTHING = (Exception, BaseException)
-# What an unfinished program raises is a RuntimeError by name alone.
+# Every exception is an instance of these, so they match only by their own name.
+_ANY_EXCEPTION = (Exception, BaseException)
+# These are subclasses of RuntimeError, but an unfinished program raises them.
 _UNFINISHED = (NotImplementedError, RecursionError)
 
 
-def counts_as(line: Mapping[str, Any], expected: str) -> bool:
-    """Tell whether a line of the worker, `error` and `bases`, reports the expected exception.
+def matches_exception(line: Mapping[str, Any], expected: str) -> bool:
+    """Whether a line of the worker, with `error` and `bases`, reports the expected exception.
 
-    >>> counts_as({"error": "JSONDecodeError", "bases": ["ValueError", "Exception"]}, "ValueError")
+    >>> matches_exception({"error": "JSONDecodeError", "bases": ["ValueError", "Exception"]}, "ValueError")
     True
-    >>> counts_as({"error": "Any", "bases": ["ValueError", "TypeError"]}, "TypeError")
+    >>> matches_exception({"error": "Any", "bases": ["ValueError", "TypeError"]}, "TypeError")
     False
     """
     if line["error"] == expected:
         return True
     bases = line.get("bases")
-    wanted = built_in(expected)
+    expected_class = builtin_exception(expected)
     for name in [line["error"], *(bases[:MAX_BASES] if isinstance(bases, list) else ())]:
-        found = built_in(name)
-        if found is not None:
+        cls = builtin_exception(name)
+        if cls is not None:
             return (
-                wanted is not None
-                and wanted not in _ANYTHING
-                and issubclass(found, wanted)
-                and issubclass(found, _UNFINISHED) <= issubclass(wanted, _UNFINISHED)
+                expected_class is not None
+                and expected_class not in _ANY_EXCEPTION
+                and issubclass(cls, expected_class)
+                and issubclass(cls, _UNFINISHED) <= issubclass(expected_class, _UNFINISHED)
             )
         if name == expected:
             return True
     return False
 
 
-def built_in(name: object) -> type[BaseException] | None:
-    """Return the built-in exception of that name."""
-    found = getattr(builtins, name, None) if isinstance(name, str) else None
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+def builtin_exception(name: object) -> type[BaseException] | None:
+    """Return the built-in exception of that name, None if there is none."""
+    cls = getattr(builtins, name, None) if isinstance(name, str) else None
+    return cls if isinstance(cls, type) and issubclass(cls, BaseException) else None

@@ -1,23 +1,24 @@
-"""Check proposed reads, edits and writes against what the session knew of its files.
+"""Check reads, edits and writes against the known content of the session's files.
 
-spec   workspace: the files as they stood when the request was made, as the filter writes them and
-       `pimono_sdpo.replay.workspace` shows; tools: what may be called, as for `tool_calls`
+spec   workspace: the files at the time of the request, as the filter writes them and
+       `pimono_sdpo.replay.workspace` reads them; tools: the tools that may be called, as for `tool_calls`
 score  1.0 if every call that can be decided works; an edit whose text is not found 0.2, is found
-       more than once 0.4, changes nothing or cannot be read 0.0; a change that breaks the syntax of a file 0.6
+       more than once 0.4, changes nothing or is invalid 0.0; a change that breaks the syntax of a file 0.6
 
 | call | verdict |
 |---|---|
 | read a file that the session has seen | passed |
 | edit: each old text occurs once in the file, and something changes | passed |
 | edit: a text does not occur, occurs more than once, or is replaced by itself | failed |
-| apply_patch: the lines of each hunk follow each other in the file, or do not | passed or failed |
-| apply_patch: a hunk that is empty, or has a line that begins with none of space, + and - | failed |
-| write something new | passed |
-| write what the file contains already | failed |
+| apply_patch: the lines of each hunk are consecutive lines of the file | passed |
+| apply_patch: they are not | failed |
+| apply_patch: a hunk is empty, or a line does not begin with a space, + or - | failed |
+| write new content | passed |
+| write the current content of the file | failed |
 | edit or write: the file parsed before and no longer does | failed |
 | anything else, or a file that may have changed since it was seen | skipped |
 
-The first call that fails decides; each call sees the changes of those before it.
+The first call that fails decides; each call sees the changes of the calls before it.
 """
 
 import difflib
@@ -30,45 +31,48 @@ from pimono_sdpo.replay.workspace import Workspace, load_workspace
 from pimono_sdpo.text import shorten
 from rewards.verifiers.call_formats import Call
 from rewards.verifiers.rubric import BadSpec, VerifierResult, failed, passed, skipped
-from rewards.verifiers.syntax import problems
-from rewards.verifiers.tool_calls import calls_of
+from rewards.verifiers.syntax import find_problems
+from rewards.verifiers.tool_calls import parse_calls
 
 NAME = "replay"
 MAX_FEEDBACK = 1200
 NEAR_CHARS = 300
-MIN_ALIKE = 0.6
-# A wrong text may be a slip; changing nothing is not an attempt.
+MIN_SIMILARITY = 0.6
+# A wrong text may be an oversight; changing nothing is no attempt at all.
 SCORES: dict[Outcome, float] = {"not_found": 0.2, "multiple": 0.4, "no_change": 0.0, "invalid": 0.0}
-BROKEN = 0.6
+BROKEN_SYNTAX = 0.6
 
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
-    """Judge the calls of a completion, decoded with its special tokens."""
+    """Check the calls of a completion, which was decoded with its special tokens."""
     if not spec.get("workspace"):
         return skipped(NAME, "The row knows no files.")
     try:
         workspace = load_workspace(spec["workspace"])
-    except (KeyError, TypeError, AttributeError) as found:
-        raise BadSpec(f"`workspace` of the spec cannot be read ({type(found).__name__}).") from found
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadSpec(f"`workspace` of the spec cannot be read ({type(error).__name__}).") from error
     decided = 0
-    for call in calls_of(completion, spec):
-        verdict = CHECKS.get(call.name, _other)(workspace, call) if isinstance(call.arguments, dict) else None
+    for call in parse_calls(completion, spec):
+        verdict = CHECKS.get(call.name, _check_other)(workspace, call) if isinstance(call.arguments, dict) else None
         if isinstance(verdict, VerifierResult):
             return verdict
         decided += verdict is True
-    return passed(NAME, calls=decided) if decided else skipped(NAME, "The session does not show how this would end.")
+    if not decided:
+        return skipped(NAME, "The result of this call is not known from the session.")
+    return passed(NAME, calls=decided)
 
 
+# A failure, True if the call works, None if that is not known.
 CallVerdict = VerifierResult | bool | None
 
 
-def _read(workspace: Workspace, call: Call) -> CallVerdict:
+def _check_read(workspace: Workspace, call: Call) -> CallVerdict:
     known = workspace.files.get(workspace.absolute(find_path(call.arguments)))
-    # A file that the session has not seen may exist nevertheless.
+    # A file that the session has not seen may still exist.
     return True if known and (known.whole is not None or known.pieces) else None
 
 
-def _patch(workspace: Workspace, call: Call) -> CallVerdict:
+def _check_patch(workspace: Workspace, call: Call) -> CallVerdict:
     patches = read_patch(call.arguments)
     outcome = workspace.predict_patch(patches)
     if outcome == "ok":
@@ -79,9 +83,9 @@ def _patch(workspace: Workspace, call: Call) -> CallVerdict:
     return outcome and _fail(f"Failed to {problem} {names}.", SCORES[outcome])
 
 
-def _edit(workspace: Workspace, call: Call) -> CallVerdict:
+def _check_edit(workspace: Workspace, call: Call) -> CallVerdict:
     if read_patch(call.arguments):
-        return _patch(workspace, call)
+        return _check_patch(workspace, call)
     edits = read_edits(call.arguments)
     path = find_path(call.arguments)
     file = workspace.files.get(workspace.absolute(path))
@@ -91,11 +95,11 @@ def _edit(workspace: Workspace, call: Call) -> CallVerdict:
     if outcome == "ok":
         before = file.whole
         file.apply(edits)
-        return _broken(path, before, file.whole) or True
+        return _check_syntax(path, before, file.whole) or True
     return _fail(_describe(outcome, path, edits, file), SCORES[outcome])
 
 
-def _write(workspace: Workspace, call: Call) -> CallVerdict:
+def _check_write(workspace: Workspace, call: Call) -> CallVerdict:
     content, path = call.arguments.get("content"), find_path(call.arguments)
     file = workspace.files.get(workspace.absolute(path))
     if file is None or not isinstance(content, str) or not file.is_known:
@@ -103,25 +107,25 @@ def _write(workspace: Workspace, call: Call) -> CallVerdict:
     before = file.whole
     file.write(content)
     if before == content:
-        return _fail(f"{path} holds exactly this already.", 0.0)
-    return _broken(path, before, content) or True
+        return _fail(f"{path} already has this content.", 0.0)
+    return _check_syntax(path, before, content) or True
 
 
-def _other(workspace: Workspace, call: Call) -> CallVerdict:
-    """A command or an unknown tool may do anything to the files."""
+def _check_other(workspace: Workspace, call: Call) -> CallVerdict:
+    """Forget the files that a command or an unknown tool may change."""
     workspace.lose(call.name, call.arguments)
     return None
 
 
-def _broken(path: str, before: str | None, after: str | None) -> VerifierResult | None:
+def _check_syntax(path: str, before: str | None, after: str | None) -> VerifierResult | None:
     """Return a failure if the file parsed before and no longer does."""
-    if before is None or after is None or problems(path, before) != []:
+    if before is None or after is None or find_problems(path, before) != []:
         return None
-    found = problems(path, after)
-    if not found or isinstance(found, str):
+    new_problems = find_problems(path, after)
+    if not new_problems or isinstance(new_problems, str):
         return None
-    line, what = found[0]
-    return _fail(f"{path} would not parse any more. Line {line}: {what}", BROKEN, "build_lint_compile")
+    line, message = new_problems[0]
+    return _fail(f"{path} would no longer parse. Line {line}: {message}", BROKEN_SYNTAX, "build_lint_compile")
 
 
 def _fail(feedback: str, score: float, category: str = "tool_schema_validation") -> VerifierResult:
@@ -129,10 +133,10 @@ def _fail(feedback: str, score: float, category: str = "tool_schema_validation")
 
 
 CHECKS: dict[str, Callable[[Workspace, Call], CallVerdict]] = {
-    "read": _read,
-    "edit": _edit,
-    "apply_patch": _patch,
-    "write": _write,
+    "read": _check_read,
+    "edit": _check_edit,
+    "apply_patch": _check_patch,
+    "write": _check_write,
 }
 
 
@@ -147,7 +151,7 @@ def _describe(outcome: Outcome, path: str, edits: list[Edit], file: File) -> str
         )
     text = file.whole or ""
     missing = next((edit.old for edit in edits if normalise_line_ends(edit.old) not in text), edits[0].old)
-    near = _nearest(missing, text)
+    near = _find_nearest(missing, text)
     hint = f" The nearest lines are:\n{near}" if near else ""
     return (
         f"Could not find the exact text in {path}. The old text must match exactly including all "
@@ -155,9 +159,9 @@ def _describe(outcome: Outcome, path: str, edits: list[Edit], file: File) -> str
     )
 
 
-def _nearest(missing: str, text: str) -> str:
-    lines, wanted = text.split("\n"), missing.strip("\n").split("\n")
+def _find_nearest(missing: str, text: str) -> str:
+    lines, missing_lines = text.split("\n"), missing.strip("\n").split("\n")
     stripped = [line.strip() for line in lines]
-    alike = difflib.get_close_matches(wanted[0].strip(), stripped, 1, MIN_ALIKE)
-    at = stripped.index(alike[0]) if alike else len(lines)
-    return shorten("\n".join(lines[at : at + len(wanted)]), NEAR_CHARS)
+    matches = difflib.get_close_matches(missing_lines[0].strip(), stripped, 1, MIN_SIMILARITY)
+    at = stripped.index(matches[0]) if matches else len(lines)
+    return shorten("\n".join(lines[at : at + len(missing_lines)]), NEAR_CHARS)

@@ -1,15 +1,16 @@
-"""A rubric as TRL's reward function, for SDPO and GRPO.
+"""Use a rubric as a reward function of TRL, for SDPO and GRPO.
 
 columns  verifier_spec (JSON text, or null for a row without one) / range 0 to 1, never None
 
-TRL sums rewards with `nansum`, so that SDPO takes a None for a failure. A completion without a verdict
-(an `error` of ours, no spec, only skipped verifiers) gets a reward that moves nothing: the mean of its
-group, which are the completions of the same prompt and spec in this call, or without any verdict there
-the mean of the batch, at most MAX_PARTIAL, or NEUTRAL. Groups that are spread over processes are
-averaged per process. Train with `success_reward_threshold=1.0`: partial credit is not success.
+TRL sums rewards with `nansum`, so SDPO would treat None as a failure. A completion without a verdict
+(an `error`, no spec, only skipped verifiers) gets a neutral reward, which does not change the
+advantages: the mean of its group, the completions of the same prompt and spec in this call. If its
+group has no verdict, it gets the mean of the batch, at most MAX_PARTIAL, or NEUTRAL without any
+verdict. Groups that are distributed over processes are averaged per process. Train with
+`success_reward_threshold=1.0`: partial credit is not success.
 
-`self_test` tries a reward on answers that must not win before anything is trained on it: empty
-answers, copies, lists of terms, refusals.
+`self_test` tries a reward on answers that must not win before a training uses it: empty answers,
+copies, lists of terms, refusals.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 
 from pimono_sdpo.errors import TrainingInputError
 from rewards.answers import Conversation, text_of
-from rewards.verifiers.call_formats import decode, format_of
+from rewards.verifiers.call_formats import decode, find_format
 from rewards.verifiers.rubric import MAX_PARTIAL, BadSpec, Rubric, RubricResult, error
 from rewards.verifiers.tool_calls import DEFAULT_FORMATS
 
@@ -34,13 +35,14 @@ NO_VERDICT = RubricResult(None, ())
 
 
 class VerifierReward:
-    """A picklable reward function; the cache and the last call stay behind when it is pickled.
+    """A picklable reward function; its cache and the results of the last call are not pickled.
 
-    With a `tokenizer` the text is decoded from `completion_ids`, since SDPO hands over text without
-    the special tokens that delimit tool calls. Then `spec["truncated"]` says whether the completion
-    lacks a token that ends the turn, `spec["end"]` is that token, and `format_of_model` says how calls
-    are written unless the row does. `end_ids` end a turn, too, as `generation_config.eos_token_id`.
-    What the rubric cannot judge gets the `fallback`'s reward, at most MAX_PARTIAL.
+    With a `tokenizer` the text is decoded from `completion_ids`, because SDPO passes text without the
+    special tokens that delimit tool calls. Then `spec["truncated"]` is whether the completion lacks a
+    token that ends the turn, `spec["end"]` is that token, and `find_model_format` sets the format of
+    calls unless the row does. `end_ids` are further tokens that end a turn, such as
+    `generation_config.eos_token_id`. A completion without a verdict gets the reward of `fallback`, at
+    most MAX_PARTIAL.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class VerifierReward:
         return {**self.__dict__, "results": [], "_cache": {}}
 
     def feedback(self) -> list[str | None]:
-        """Return the teacher's text on each completion of the last call, None without any."""
+        """Return the feedback for the teacher on each completion of the last call, None where there is none."""
         return [result.feedback() or None for result in self.results]
 
     def __call__(
@@ -75,14 +77,14 @@ class VerifierReward:
         verifier_spec: Sequence[str | None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        """Score each completion; a float each.
+        """Return a float for each completion.
 
-        Raises TrainingInputError when the rows have no column `verifier_spec`, or no JSON object
-        in it; an object that no verifier can use is an `error`, which moves nothing.
+        Raises TrainingInputError when the rows have no column `verifier_spec`, or when it is not a JSON
+        object; an object that no verifier can use is an `error` and gets a neutral reward.
         """
         if verifier_spec is None and not self.fallback:
             raise TrainingInputError(
-                "The rows have no column `verifier_spec`; give it to the rows or train with another reward."
+                "The rows have no column `verifier_spec`; add it to the rows or train with another reward."
             )
         specs = verifier_spec or [None] * len(completions)
         ids: Sequence[Sequence[int] | None] = completion_ids or [None] * len(completions)
@@ -90,10 +92,10 @@ class VerifierReward:
         groups = [json.dumps(row) for row in zip(prompts, specs, strict=True)]
         rewards = [result.reward for result in self.results]
         if self.fallback and None in rewards:
-            otherwise = self.fallback(prompts=prompts, completions=completions, **columns)
-            capped = (None if one is None else min(one, MAX_PARTIAL) for one in otherwise)
-            rewards = [one if own is None else own for own, one in zip(rewards, capped, strict=True)]
-        return [*_neutral(rewards, groups)]
+            fallbacks = self.fallback(prompts=prompts, completions=completions, **columns)
+            capped = (None if reward is None else min(reward, MAX_PARTIAL) for reward in fallbacks)
+            rewards = [other if own is None else own for own, other in zip(rewards, capped, strict=True)]
+        return [*_fill_neutral(rewards, groups)]
 
     def _prepare(
         self, completion: str | Conversation, ids: Sequence[int] | None, spec: str | None
@@ -101,78 +103,80 @@ class VerifierReward:
         """Return text and spec of a completion, None without a spec."""
         if not spec:
             return None
-        decoded = _decoded(spec)
+        decoded = _decode_spec(spec)
         if self.tokenizer is None or ids is None:
             return text_of(completion, "assistant"), spec
         text, truncated = decode(ids, self.tokenizer, self.end_ids)
         ends = [token for token in self.tokenizer.get_added_vocab() if token and text.endswith(token)]
         end = "" if truncated else max(ends, key=len, default="")
-        own = format_of_model(self.tokenizer) if needs_format(decoded) else {}
-        return text, json.dumps({**own, **decoded, "truncated": truncated, "end": end})
+        default_format = find_model_format(self.tokenizer) if needs_format(decoded) else {}
+        return text, json.dumps({**default_format, **decoded, "truncated": truncated, "end": end})
 
     def _verify(self, pair: tuple[str, str]) -> RubricResult:
         text, spec = pair
         try:
-            return self.rubric(text, _decoded(spec))
-        except BadSpec as bad:  # one row of many: neither for nor against the model
-            return RubricResult(None, (error("spec", str(bad)),))
+            return self.rubric(text, _decode_spec(spec))
+        except BadSpec as exception:  # a single bad row counts neither for nor against the model
+            return RubricResult(None, (error("spec", str(exception)),))
 
     def _verify_all(self, prepared: Sequence[tuple[str, str] | None]) -> list[RubricResult]:
-        # A hash, since a cache of the texts would fill the memory.
+        # Keys are hashes, because a cache of the texts would fill the memory.
         keys = [hashlib.sha256(json.dumps(pair).encode()).hexdigest() if pair else "" for pair in prepared]
-        new = {k: pair for k, pair in zip(keys, prepared, strict=True) if pair and k not in self._cache}
+        new = {key: pair for key, pair in zip(keys, prepared, strict=True) if pair and key not in self._cache}
         with ThreadPoolExecutor(self.workers) as pool:
             fresh = dict(zip(new, pool.map(self._verify, new.values()), strict=True))
-        known: Mapping[str, RubricResult] = {"": NO_VERDICT, **self._cache, **fresh}
-        sound = {k: one for k, one in fresh.items() if all(part.status != "error" for part in one.results)}
-        self._cache = dict(list((self._cache | sound).items())[-MAX_CACHED:])
-        return [known[key] for key in keys]
+        results: Mapping[str, RubricResult] = {"": NO_VERDICT, **self._cache, **fresh}
+        # Errors are not cached: the same call may succeed later.
+        cacheable = {key: result for key, result in fresh.items() if all(r.status != "error" for r in result.results)}
+        self._cache = dict(list((self._cache | cacheable).items())[-MAX_CACHED:])
+        return [results[key] for key in keys]
 
 
-def _neutral(rewards: Sequence[float | None], groups: Sequence[str]) -> list[float]:
-    """Put what moves nothing for rewards that are None."""
+def _fill_neutral(rewards: Sequence[float | None], groups: Sequence[str]) -> list[float]:
+    """Replace each None by the neutral reward of its group."""
     known: dict[str, list[float]] = defaultdict(list)
     for reward, group in zip(rewards, groups, strict=True):
         known[group] += [] if reward is None else [reward]
     batch = [reward for reward in rewards if reward is not None]
-    elsewhere = min(fmean(batch), MAX_PARTIAL) if batch else NEUTRAL
-    means = {group: fmean(of_group) if of_group else elsewhere for group, of_group in known.items()}
+    default = min(fmean(batch), MAX_PARTIAL) if batch else NEUTRAL
+    means = {group: fmean(of_group) if of_group else default for group, of_group in known.items()}
     return [means[group] if reward is None else reward for reward, group in zip(rewards, groups, strict=True)]
 
 
 def needs_format(spec: Mapping[str, Any]) -> bool:
-    """Whether a spec leaves it to the model how calls are written."""
+    """Whether a spec has tools but does not set the format of calls."""
     tools = spec.get("tools")
     return bool(tools) and "format" not in spec and not (isinstance(tools, str) and tools in DEFAULT_FORMATS)
 
 
-def format_of_model(tokenizer: Any) -> dict[str, Any]:
-    """Return the keys of a spec that say how a model writes calls; {} when that is unknown.
+def find_model_format(tokenizer: Any) -> dict[str, Any]:
+    """Return the keys of a spec that set the format in which a model writes calls, {} if it is unknown.
 
-    They are the response template of its tokenizer where it has one, else the family of its chat template.
+    It is the response template of the tokenizer if it has one, otherwise the family of its chat template.
     """
     if template := getattr(tokenizer, "response_template", None):
         return {"response_template": template}
-    family = format_of(tokenizer.chat_template or "")
+    family = find_format(tokenizer.chat_template or "")
     return {"format": family} if family else {}
 
 
-def _decoded(spec: str) -> dict[str, Any]:
+def _decode_spec(spec: str) -> dict[str, Any]:
     decoded = None
-    with suppress(TypeError, ValueError, RecursionError):  # the rows are the user's
+    with suppress(TypeError, ValueError, RecursionError):  # users may write any value into the column
         decoded = json.loads(spec)
     if not isinstance(decoded, dict):
-        why = f"A `verifier_spec` is not JSON text of an object: {str(spec)[:80]!r}; write a dict with json.dumps."
-        raise TrainingInputError(why)
+        raise TrainingInputError(
+            f"A `verifier_spec` is not the JSON text of an object: {str(spec)[:80]!r}; write a dict with json.dumps."
+        )
     return decoded
 
 
-LONGER = 10
+REPETITIONS = 10
 REFUSALS = ("I'm sorry, but I can't help with that.", "I cannot fix this without more information.")
 
 
 class Finding(NamedTuple):
-    """A case that wins and must not."""
+    """A case that wins although it must not."""
 
     row: int
     case: str
@@ -183,16 +187,19 @@ def self_test(reward: Reward, rows: Sequence[Mapping[str, Any]], threshold: floa
     """Return the cases that win, none for a sound reward.
 
     `rows` are dataset rows with `prompt`. `threshold` is the trainer's `success_reward_threshold`. The
-    reward is called with one case at a time, so that no case depends on its neighbours.
+    reward is called with one case at a time, so that no case influences another.
     """
-    scored = (
-        (number, case, _score(reward, row, text)) for number, row in enumerate(rows) for case, text in attacks(row)
-    )
-    return [Finding(number, case, found) for number, case, found in scored if found is not None and found >= threshold]
+    findings = []
+    for number, row in enumerate(rows):
+        for case, text in attacks(row):
+            score = _score(reward, row, text)
+            if score is not None and score >= threshold:
+                findings.append(Finding(number, case, score))
+    return findings
 
 
 def attacks(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the answers that must not win, by name."""
+    """Yield the names and texts of answers that must not win."""
     prompt = text_of(row["prompt"])
     context = row.get("privileged_context") or ""
     terms = [str(term) for term in row.get("reward_terms") or context.split()[:30]]
@@ -204,11 +211,11 @@ def attacks(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "term_list", ", ".join(terms)
     yield "term_lines", "\n".join(f"- {term}" for term in terms)
     yield from ((f"refusal_{number}", refusal) for number, refusal in enumerate(REFUSALS, 1))
-    yield "ten_times_the_length", f"{prompt}\n{context}\n" * LONGER
+    yield "ten_times_the_length", f"{prompt}\n{context}\n" * REPETITIONS
     spec = json.loads(row.get("verifier_spec") or "{}")
     files = spec.get("files") if isinstance(spec, dict) else None
     for path, text in list(files.items())[:1] if isinstance(files, dict) else []:
-        # Answers that delete the code and put nothing in its place.
+        # Answers that delete the code without a replacement.
         lines = text.splitlines()
         minus = "\n".join(f"-{line}" for line in lines)
         call = {"name": "write", "arguments": {"path": path, "content": ""}}
@@ -220,8 +227,7 @@ def attacks(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _score(reward: Reward, row: Mapping[str, Any], completion: str) -> float | None:
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
-    answer: Any = completion
-    if not isinstance(row["prompt"], str):
-        answer = [{"role": "assistant", "content": completion}]
-    (scored,) = reward(prompts=[row["prompt"]], completions=[answer], **columns)
-    return scored
+    is_chat = not isinstance(row["prompt"], str)
+    answer: Any = [{"role": "assistant", "content": completion}] if is_chat else completion
+    (score,) = reward(prompts=[row["prompt"]], completions=[answer], **columns)
+    return score

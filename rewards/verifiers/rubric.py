@@ -1,12 +1,12 @@
-"""Verifier results, and the rubric that combines them: gates, then weighted grades.
+"""Combine the results of verifiers to a reward: gates first, then weighted grades.
 
-range  0 to 1, or None when nothing was judged
+range  0 to 1, or None without a verdict
 
-    a gate failed          its partial credit, scaled below GATE_SHARE
-    a graded one failed    from GATE_SHARE (0 without gates) up to MAX_PARTIAL
-    all that had a say passed    1.0, and never otherwise; up to MAX_PARTIAL if a graded one
-                                 that passed has a score below 1.0
-    any `error`, or nothing had a say    None: neither for nor against the model
+    a gate failed                  its partial credit, scaled to at most GATE_SHARE
+    a graded verifier failed       from GATE_SHARE (0 without gates) up to MAX_PARTIAL
+    all that applied passed        1.0, and only then; at most MAX_PARTIAL if a graded verifier
+                                   that passed has a score below 1.0
+    any `error`, or none applied   None: it counts neither for nor against the model
 """
 
 import json
@@ -26,13 +26,13 @@ MAX_PARTIAL = 0.99
 
 @dataclass(frozen=True, slots=True)
 class VerifierResult:
-    """One verdict.
+    """The verdict of one verifier.
 
-    `score` is 1.0 when everything passed (less where an answer differs from the reference beyond
-    the tests), partial credit up to MAX_PARTIAL when something failed, and None when nothing was
-    judged: `error` is our own fault and never the model's, `skipped` means that the verifier does
-    not apply. `category` is one of the filter's, or `timeout`, `patch_apply`, `malformed_output`.
-    `feedback` is for the teacher, "" when passed.
+    `score` is 1.0 when everything passed (less if an answer differs from the reference in ways that
+    the tests do not check), partial credit up to MAX_PARTIAL when something failed, and None without
+    a verdict: `error` means that the verifier itself failed, which is never the fault of the model,
+    `skipped` means that the verifier does not apply. `category` is one of the filter's categories, or
+    `timeout`, `patch_apply`, `malformed_output`. `feedback` is for the teacher, "" when passed.
     """
 
     name: str
@@ -43,38 +43,38 @@ class VerifierResult:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # What a completion says may hold half a character, which no tokenizer and no column can.
+        # A completion may contain half of a surrogate pair, which tokenizers and columns cannot store.
         object.__setattr__(self, "feedback", replace_surrogates(self.feedback))
 
 
 class BadSpec(ValueError):
-    """The spec of a row cannot be used; one sentence says why."""
+    """The spec of a row cannot be used; the message is a sentence with the reason."""
 
 
 class Verifier(Protocol):
     """Scores the text of a completion by a spec, the decoded `verifier_spec` of its row."""
 
     def __call__(self, completion: str, spec: dict[str, Any]) -> VerifierResult:
-        """Return the verdict; never raises for a completion, BadSpec for an invalid spec."""
+        """Return the verdict; raises BadSpec for an invalid spec, never anything because of the completion."""
 
 
 def passed(name: str, **metrics: float) -> VerifierResult:
-    """Everything passed."""
+    """Return a result in which everything passed."""
     return VerifierResult(name, "passed", 1.0, metrics=metrics)
 
 
 def failed(name: str, category: str, feedback: str, score: float = 0.0, **metrics: float) -> VerifierResult:
-    """Something failed; partial credit stays below 1.0."""
+    """Return a result in which something failed; partial credit stays below 1.0."""
     return VerifierResult(name, "failed", min(score, MAX_PARTIAL), category, feedback, metrics)
 
 
 def skipped(name: str, why: str) -> VerifierResult:
-    """The verifier does not apply."""
+    """Return a result of a verifier that does not apply."""
     return VerifierResult(name, "skipped", None, feedback=why)
 
 
 def error(name: str, why: str) -> VerifierResult:
-    """Our own machinery failed, which is not the fault of the model."""
+    """Return a result of a verifier that failed itself, which is not the fault of the model."""
     return VerifierResult(name, "error", None, feedback=why)
 
 
@@ -86,25 +86,25 @@ MAX_FEEDBACK = 1200
 
 
 class NotAVerifier(PimonoError):
-    """What the rubric has is no function, or returns something other than a VerifierResult."""
+    """A verifier of the rubric is not callable, or does not return a VerifierResult."""
 
 
 @dataclass(frozen=True, slots=True)
 class RubricResult:
-    """What all verifiers together say of one completion."""
+    """The verdict of all verifiers on one completion."""
 
     reward: float | None
     results: tuple[VerifierResult, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether every verifier that applied passed, and one did apply."""
+        """Whether at least one verifier applied, and all that applied passed."""
         return self.reward == 1.0
 
     def feedback(self) -> str:
-        """Return what failed, for the teacher, head and tail of at most MAX_FEEDBACK characters.
+        """Return the failures for the teacher, shortened in the middle to MAX_FEEDBACK characters.
 
-        "" when everything passed, and when there was no verdict: the teacher never sees our errors.
+        "" when everything passed or there is no verdict: the teacher never sees errors of verifiers.
         """
         if self.reward is None:
             return ""
@@ -127,9 +127,9 @@ class RubricResult:
 
 @dataclass(frozen=True, slots=True)
 class Rubric:
-    """Gates in order, of which the first failure ends it; graded verifiers with their weights.
+    """Gates, run in order until one fails, and graded verifiers with their weights.
 
-    Picklable when its verifiers are: functions of a module, or `functools.partial` of them.
+    Picklable if its verifiers are: functions of a module, or `functools.partial` of them.
     """
 
     gates: Sequence[Verifier] = ()
@@ -138,15 +138,16 @@ class Rubric:
     def __post_init__(self) -> None:
         if not self.gates and not self.graded:
             raise ValueError("there are no verifiers")
-        if named := [one for one in (*self.gates, *(one for one, _ in self.graded)) if not callable(one)]:
-            raise NotAVerifier(f"{named[0]!r:.80} is not a verifier; give a function such as `tests.verify`.")
+        for verifier in (*self.gates, *(graded for graded, _ in self.graded)):
+            if not callable(verifier):
+                raise NotAVerifier(f"{verifier!r:.80} is not a verifier; give a function such as `tests.verify`.")
         if any(not 0 < weight < math.inf for _, weight in self.graded):
             raise ValueError("a weight is not positive")
 
     def __call__(self, completion: str, spec: dict[str, Any]) -> RubricResult:
         """Verify one completion by the decoded spec of its row.
 
-        Raises BadSpec for a spec that a verifier cannot use, NotAVerifier for another function.
+        Raises BadSpec for a spec that a verifier cannot use, NotAVerifier if one does not return a VerifierResult.
         """
         if not isinstance(spec, dict):
             raise BadSpec("`verifier_spec` is not a JSON object")
@@ -157,7 +158,7 @@ class Rubric:
             if result.status == "error":
                 return RubricResult(None, tuple(results))
             if result.status == "failed":
-                return RubricResult(GATE_SHARE * _partial(result), tuple(results))
+                return RubricResult(GATE_SHARE * _credit(result), tuple(results))
         graded = [(_run(verifier, completion, spec), weight) for verifier, weight in self.graded]
         results += [result for result, _ in graded]
         statuses = {result.status for result in results} - {"skipped"}
@@ -175,17 +176,17 @@ def _run(verifier: Verifier, completion: str, spec: dict[str, Any]) -> VerifierR
     name = getattr(verifier, "__qualname__", repr(verifier))
     try:
         result: object = verifier(completion, spec)
-    except Exception as fault:
-        # A verifier of the user's own may fail after hours: that must neither count against the
-        # model nor end the training. Refusals that say why, and bugs of ours, are raised.
+    except Exception as exception:
+        # A user's verifier may fail after hours of training: that must neither count against the model
+        # nor end the training. Errors with a sentence for the user, and bugs of this package, are raised.
         function = verifier.func if isinstance(verifier, partial) else verifier
         package = str(getattr(function, "__module__", "")).partition(".")[0]
-        if isinstance(fault, BadSpec | PimonoError) or package == "rewards":
+        if isinstance(exception, BadSpec | PimonoError) or package == "rewards":
             raise
-        why = f"{type(fault).__name__}: {fault}"
-        if (kind := (name, type(fault).__name__)) not in _WARNED:
+        why = f"{type(exception).__name__}: {exception}"
+        if (kind := (name, type(exception).__name__)) not in _WARNED:
             _WARNED.add(kind)
-            text = "Verifier `%s` raised %s. Those completions get a neutral reward; fix it."
+            text = "Verifier `%s` raised %s. Its completions get a neutral reward; fix the verifier."
             logger.warning(text, name, " ".join(why.split()))
         return error(name, why)
     if not isinstance(result, VerifierResult):
@@ -194,8 +195,6 @@ def _run(verifier: Verifier, completion: str, spec: dict[str, Any]) -> VerifierR
 
 
 def _credit(result: VerifierResult) -> float:
-    return 1.0 if result.status == "passed" and result.score in (1.0, None) else _partial(result)
-
-
-def _partial(result: VerifierResult) -> float:
+    if result.status == "passed" and result.score in (1.0, None):
+        return 1.0
     return min(max(result.score or 0.0, 0.0), MAX_PARTIAL)

@@ -2,11 +2,11 @@
 
 spec   as in `rewards.verifiers.candidate`, and `tests`, an object with `kind`, the entries of its
        kind below, and
-       needs: globs of the files that the program needs beside those that were changed (default:
-       the Python files below the top folder of the module, or of what may be written); `locked`
-       files are never included, so that the answer cannot read expected values there
-score  the share of the tests that pass; of an answer that passes all of them 0.9 to 1.0, by the
-       share of the generated calls for which it gives the value of the reference
+       needs: globs of the files that the program needs in addition to the changed files (default:
+       the Python files below the top folder of the module, or of the files that may be written);
+       `locked` files are never included, so that the answer cannot read expected values there
+score  the share of the tests that pass; for an answer that passes all of them 0.9 to 1.0, by the
+       share of the generated calls for which it returns the same value as the reference
 
 tests  kind: "value"; module: path of the file; entry: name of the function in it, dots allowed;
        cases: [{"args": [...], "kwargs": {...}, "expected": value}], or "raises": name of an
@@ -20,13 +20,13 @@ tests  kind: "recorded", as in `rewards.verifiers.recorded_tests`
 
 tests  kind: "pytest", as in `rewards.verifiers.pytest_tests`
 
-The answer sees inputs only. Values and output are compared outside the sandbox, by exact JSON type:
-`true` is not 1, 2.0 is 2, NaN equals nothing; a float may be off by RELATIVE of it, from 0.0 by
-ABSOLUTE. No object of the answer exists there, so none of its `__eq__` is ever called. What needs a
-tolerance, any order or arguments that are changed in place is for the kind "recorded". White space
-at the ends of printed lines and blank lines at the end do not count; a program that exits with
-another code than 0 fails, whatever it printed. Only with the kind "pytest" the tests run beside the
-answer; then a determined program can deceive them.
+The answer receives inputs only. Values and output are compared outside the sandbox, by exact JSON
+type: `true` is not 1, 2.0 is 2, NaN is equal to nothing. A float may differ by the relative tolerance
+RELATIVE, from 0.0 by ABSOLUTE. Objects of the answer stay in the sandbox, so its `__eq__` methods are
+never called. Use the kind "recorded" for tolerances, results in any order, or arguments that are
+changed in place. Trailing white space in printed lines and blank lines at the end do not count; a
+program that does not exit with code 0 fails, whatever it printed. Only with the kind "pytest" do the
+tests run in one process with the answer, where a determined program can deceive them.
 """
 
 import atexit
@@ -45,7 +45,7 @@ import msgspec
 from pimono_sdpo.text import shorten
 from rewards.sandbox import Limits, Ran, SandboxError, Server
 from rewards.verifiers import pytest_tests, recorded_tests
-from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.answer import read_candidate
 from rewards.verifiers.candidate import LOCKED, Candidate, Refusal, matches, refused_path
 from rewards.verifiers.outcomes import (
     ENVIRONMENT,
@@ -55,9 +55,9 @@ from rewards.verifiers.outcomes import (
     WORKERS,
     Outcome,
     Python,
-    counts_as,
     describe_ending,
-    listed,
+    format_value,
+    matches_exception,
 )
 from rewards.verifiers.pytest_tests import PytestTests, Seconds
 from rewards.verifiers.recorded_tests import RecordedTests
@@ -67,7 +67,7 @@ NAME = "tests"
 SECONDS = 10.0
 OUTPUT = 8 << 20
 GENERATED_SHARE = 0.1
-# What answers often import, and what is cheap to fork: `threading` and pytest are not.
+# Modules that answers often import and that are cheap to fork; `threading` and pytest are not.
 PLAIN_IMPORTS = tuple(
     "bisect collections copy ctypes dataclasses datetime decimal enum fractions functools heapq itertools "
     "json math operator re string typing".split()
@@ -76,7 +76,7 @@ IMPORTS = (*WORKERS, "rewards.verifiers.recorded.stubs", *PLAIN_IMPORTS)
 
 
 class OutputCase(msgspec.Struct):
-    """What a program is given, and what it must print."""
+    """The input of a program, and the output that it must print."""
 
     expected: str
     stdin: str = ""
@@ -84,7 +84,7 @@ class OutputCase(msgspec.Struct):
 
 
 class ModuleTests(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What tests of one file have in common."""
+    """The common entries of tests of one file."""
 
     module: str
     seconds: Seconds = SECONDS
@@ -92,13 +92,13 @@ class ModuleTests(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OutputTests(ModuleTests, tag_field="kind", tag="output", kw_only=True):
-    """Tests of a program by what it prints."""
+    """Tests of a program by its output."""
 
     cases: Annotated[list[OutputCase], msgspec.Meta(min_length=1)]
 
 
 class ValueCase(msgspec.Struct):
-    """The arguments of a call, and the value that it must return or the exception it must raise."""
+    """The arguments of a call, and the value it must return or the exception it must raise."""
 
     args: list[Any]
     kwargs: dict[str, Any] = {}
@@ -111,7 +111,7 @@ class ValueCase(msgspec.Struct):
 
 
 class ValueTests(ModuleTests, tag_field="kind", tag="value", kw_only=True):
-    """Tests of a function by what it returns or raises."""
+    """Tests of a function by the values it returns and the exceptions it raises."""
 
     entry: str
     cases: Annotated[list[ValueCase], msgspec.Meta(min_length=1)]
@@ -124,8 +124,8 @@ def check_tests(spec: Mapping[str, Any]) -> Tests:
     """Return the tests of a spec; raises BadSpec when they cannot be run."""
     try:
         tests: Tests = msgspec.convert(spec["tests"], Tests)
-    except msgspec.ValidationError as wrong:
-        raise BadSpec(f"The `tests` of the spec cannot be run: {wrong}.") from wrong
+    except msgspec.ValidationError as error:
+        raise BadSpec(f"The `tests` of the spec cannot be run: {error}.") from error
     module = getattr(tests, "module", None)
     if module is not None and module not in spec["files"] and refused_path(module, spec):
         raise BadSpec(f"`module` of the tests is {module!r}, which is not a file and may not be created.")
@@ -133,72 +133,72 @@ def check_tests(spec: Mapping[str, Any]) -> Tests:
 
 
 def verify(completion: str, spec: dict[str, Any], python: Python | None = None) -> VerifierResult:
-    """Run the tests, without `python` in an interpreter that is started with the first call of this process.
+    """Run the tests. Without `python`, an interpreter is started once per process.
 
-    Partial credit is the share that passed. Raises BadSpec for a spec whose tests cannot be run.
+    Partial credit is the share of tests that pass. Raises BadSpec for a spec whose tests cannot be run.
     """
     if "tests" not in spec:
         return skipped(NAME, "The row has no tests.")
     try:
-        return verify_candidate(candidate_of(completion, spec), spec, python)
+        return verify_candidate(read_candidate(completion, spec), spec, python)
     except Refusal as refused:
         check_tests(spec)
         return failed(NAME, "malformed_output", f"There is nothing to test. {refused}")
-    except SandboxError as trouble:
+    except SandboxError as failure:
         if python is None:
-            _warm.cache_clear()  # the next call starts another one
-        return error(NAME, str(trouble))
+            _start_server.cache_clear()  # the next call starts another one
+        return error(NAME, str(failure))
 
 
 def verify_candidate(candidate: Candidate, spec: Mapping[str, Any], python: Python | None = None) -> VerifierResult:
     """Run the tests on a candidate, as `verify` does; raises SandboxError when nothing could be run."""
     tests = check_tests(spec)
     if python is None:
-        with _ONE_SERVER:
-            python = _warm((VALUE_WORKER, *PLAIN_IMPORTS) if isinstance(tests, ModuleTests) else IMPORTS)
-    if why := unwritable(candidate, getattr(tests, "files", {})):
+        with _SERVER_LOCK:
+            python = _start_server((VALUE_WORKER, *PLAIN_IMPORTS) if isinstance(tests, ModuleTests) else IMPORTS)
+    if why := find_write_error(candidate, getattr(tests, "files", {})):
         return failed(NAME, "malformed_output", why)
-    files = _visible(candidate, spec, tests)
+    files = _select_files(candidate, spec, tests)
     match tests:
         case ValueTests():
-            return verdict(verify_values(files, tests, python))
+            return summarize_outcomes(verify_values(files, tests, python))
         case OutputTests():
-            return verdict(verify_outputs(files, tests, python))
+            return summarize_outcomes(verify_outputs(files, tests, python))
         case PytestTests():
-            if why := pytest_tests.refusal(candidate, tests):
+            if why := pytest_tests.find_refusal(candidate, tests):
                 return failed(NAME, "policy_block", why)
-            return verdict(pytest_tests.verify_pytest(files, tests, python))
-    found = verdict(recorded_tests.verify_recorded(files, tests, python))
-    replies = recorded_tests.replies_to_generated(files, tests, python) if found.status == "passed" else []
+            return summarize_outcomes(pytest_tests.verify_pytest(files, tests, python))
+    result = summarize_outcomes(recorded_tests.verify_recorded(files, tests, python))
+    replies = recorded_tests.run_generated(files, tests, python) if result.status == "passed" else []
     if not replies:
-        return found
+        return result
     alike = sum(
-        same([one.get("refs"), one.get("table")], [other["refs"], other["table"]])
-        for one, other in replies
-        if "raised" not in one
+        is_same([reply.get("refs"), reply.get("table")], [expected["refs"], expected["table"]])
+        for reply, expected in replies
+        if "raised" not in reply
     )
     counts = {"generated": float(len(replies)), "generated_alike": float(alike)}
     score = 1.0 - GENERATED_SHARE * (1.0 - alike / len(replies))
-    return dataclasses.replace(found, score=score, metrics={**found.metrics, **counts})
+    return dataclasses.replace(result, score=score, metrics={**result.metrics, **counts})
 
 
 def in_server(server: Server) -> Python:
-    """Return what runs Python for many short runs in one warm interpreter, which has IMPORTS."""
+    """Return a function that runs Python in a warm server, which should have imported IMPORTS."""
     return functools.partial(server.run, env=ENVIRONMENT)
 
 
-_ONE_SERVER = threading.Lock()
+_SERVER_LOCK = threading.Lock()
 
 
 @functools.cache
-def _warm(imports: tuple[str, ...]) -> Python:
+def _start_server(imports: tuple[str, ...]) -> Python:
     server = Server(imports)
     atexit.register(server.close)
     return in_server(server)
 
 
-def _visible(candidate: Candidate, spec: Mapping[str, Any], tests: Tests) -> dict[str, str]:
-    """Return the files that the program is given."""
+def _select_files(candidate: Candidate, spec: Mapping[str, Any], tests: Tests) -> dict[str, str]:
+    """Return the files that are copied into the sandbox."""
     module = getattr(tests, "module", None)
     writable = [path for path in spec["files"] if refused_path(path, spec) is None]
     tops = {path.partition("/") for path in ([module] if module else writable)}
@@ -216,17 +216,17 @@ def _visible(candidate: Candidate, spec: Mapping[str, Any], tests: Tests) -> dic
 MAX_NAME, MAX_PATH = 255, 1000
 
 
-def unwritable(candidate: Candidate, beside: Mapping[str, str]) -> str | None:
-    """Say why the changed files cannot lie on a disk with those beside, None when they can."""
-    parents = {str(parent) for path in (*candidate.files, *beside) for parent in PurePosixPath(path).parents}
+def find_write_error(candidate: Candidate, test_files: Mapping[str, str]) -> str | None:
+    """Return why the changed files cannot be written to a disk with the tests' files, None if they can."""
+    folders = {str(parent) for path in (*candidate.files, *test_files) for parent in PurePosixPath(path).parents}
     for path in filter(candidate.files.__contains__, candidate.changed):
         if re.search(r"[\ud800-\udfff]", path + candidate.files[path]):
-            return f"The file {path!r} has half a character, which no file can hold."
+            return f"The file {path!r} contains half of a surrogate pair, which cannot be written."
         if len(path) > MAX_PATH or any(len(p.encode()) > MAX_NAME for p in path.split("/")):
             return "The path of a file is too long; choose a shorter one."
-        above = map(str, PurePosixPath(path).parents)
-        if str(PurePosixPath(path)) in parents or not candidate.files.keys().isdisjoint(above):
-            return f"The file `{path}` has the name of a folder, or lies in what is a file; choose another name."
+        parents = map(str, PurePosixPath(path).parents)
+        if str(PurePosixPath(path)) in folders or not candidate.files.keys().isdisjoint(parents):
+            return f"The file `{path}` has the name of a folder, or its folder is a file; choose another name."
     return None
 
 
@@ -234,24 +234,23 @@ MAX_FEEDBACK = 1200
 CASES_SHOWN = 3
 
 
-def verdict(outcomes: Sequence[Outcome]) -> VerifierResult:
-    """Sum up: the first runtime error, else the timeout, else the shortest failing cases."""
-    good = sum(outcome == PASSED for outcome in outcomes)
-    counts = {"tests": float(len(outcomes)), "passed": float(good)}
-    if good == len(outcomes) > 0:
+def summarize_outcomes(outcomes: Sequence[Outcome]) -> VerifierResult:
+    """Summarize outcomes; feedback is the first runtime error, else the first timeout, else the shortest failures."""
+    passing = sum(outcome == PASSED for outcome in outcomes)
+    counts = {"tests": float(len(outcomes)), "passed": float(passing)}
+    if passing == len(outcomes) > 0:
         return passed(NAME, **counts)
     for category in ("runtime_exception", "timeout", "test_or_assertion"):
-        messages = [one.message for one in outcomes if one.kind == category and one.message]
+        messages = [outcome.message for outcome in outcomes if outcome.kind == category and outcome.message]
         if messages:
             break
-    shown = messages[:1] if category != "test_or_assertion" else sorted(messages, key=len)
-    text = "\n".join(shown[:CASES_SHOWN])
-    text = shorten(f"{good} of {len(outcomes)} tests pass. {text}", MAX_FEEDBACK)
-    return failed(NAME, category, text, good / max(len(outcomes), 1), **counts)
+    shown = messages[:1] if category != "test_or_assertion" else sorted(messages, key=len)[:CASES_SHOWN]
+    text = shorten(f"{passing} of {len(outcomes)} tests pass. " + "\n".join(shown), MAX_FEEDBACK)
+    return failed(NAME, category, text, passing / max(len(outcomes), 1), **counts)
 
 
 def verify_outputs(files: Mapping[str, str], tests: OutputTests, python: Python) -> list[Outcome]:
-    """Run the cases; one outcome each, unknown after one that hung, which does not count as passed."""
+    """Run the cases; one outcome each. After a timeout the remaining cases are unknown, so they do not pass."""
     limits = Limits(cpu_seconds=tests.seconds, output=OUTPUT)
     outcomes: list[Outcome] = []
     for case in tests.cases:
@@ -263,31 +262,31 @@ def verify_outputs(files: Mapping[str, str], tests: OutputTests, python: Python)
 
 
 def _output_outcome(case: OutputCase, ran: Ran) -> Outcome:
-    given = f"With the input {listed(case.stdin)} the program"
+    program = f"With the input {format_value(case.stdin)} the program"
     if case.args:
-        given = f"With the arguments {json.dumps(case.args)} the program"
+        program = f"With the arguments {json.dumps(case.args)} the program"
     if ran.stopped or ran.signal:
-        return describe_ending(ran, given)
+        return describe_ending(ran, program)
     if ran.exit_code != 0:
         last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return Outcome("runtime_exception", f"{given} ends with exit code {ran.exit_code}. {''.join(last)}")
+        return Outcome("runtime_exception", f"{program} ends with exit code {ran.exit_code}. {''.join(last)}")
     printed, expected = (
         [line.rstrip() for line in text.rstrip().splitlines()]
         for text in (ran.stdout.decode(errors="replace"), case.expected)
     )
     if printed == expected:
         return PASSED
-    got, wanted = listed("\n".join(printed)), listed("\n".join(expected))
-    return Outcome("test_or_assertion", f"{given} prints {got}, expected {wanted}")
+    actual, wanted = format_value("\n".join(printed)), format_value("\n".join(expected))
+    return Outcome("test_or_assertion", f"{program} prints {actual}, expected {wanted}")
 
 
 CASES_AT_FULL_TIME = 6
 RELATIVE = 1e-9
-ABSOLUTE = 1e-9  # of 0.0 only: it would make 0.0 as good as any expected number below it
+ABSOLUTE = 1e-9  # only if 0.0 is expected; otherwise 0.0 would pass for any smaller expected number
 
 
 def verify_values(files: Mapping[str, str], tests: ValueTests, python: Python) -> list[Outcome]:
-    """Run the cases; one outcome each, unknown after one that hung or ended the process."""
+    """Run the cases; one outcome each. After a timeout or a crash the remaining cases are unknown."""
     cases = tests.cases
     job = {name: getattr(tests, name) for name in ("module", "entry", "seconds")}
     job["cases"] = [{"args": case.args, "kwargs": case.kwargs} for case in cases]
@@ -296,44 +295,40 @@ def verify_values(files: Mapping[str, str], tests: ValueTests, python: Python) -
     first, *lines = _read_lines(ran.stdout) or [{}]
     if "ready" not in first:
         call = f"importing {tests.module}"
-        outcomes = [_raised(first, call) if first else describe_ending(ran, call)]
+        outcomes = [_exception_outcome(first, call) if first else describe_ending(ran, call)]
     elif len(lines) > len(cases):
         outcomes = [Outcome("runtime_exception", "more results were written than there are cases")]
     else:
         outcomes = [_value_outcome(case, line, tests) for case, line in zip(cases, lines, strict=False)]
         if len(outcomes) < len(cases):
-            outcomes.append(describe_ending(ran, _call(cases[len(outcomes)], tests)))
+            outcomes.append(describe_ending(ran, _format_call(cases[len(outcomes)], tests)))
     return outcomes + [UNKNOWN] * (len(cases) - len(outcomes))
 
 
-def same(value: Any, expected: Any) -> bool:
-    """Whether two decoded JSON values are the same, type by type.
+def is_same(value: Any, expected: Any) -> bool:
+    """Whether two decoded JSON values are equal, including their types.
 
-    >>> same([1, 2.0], [1.0, 2]), same(True, 1), same(math.nan, math.nan)
+    >>> is_same([1, 2.0], [1.0, 2]), is_same(True, 1), is_same(math.nan, math.nan)
     (True, False, False)
     """
     if type(value) in (int, float) and type(expected) in (int, float):
-        return _close(value, expected)
+        if value == expected or type(expected) is not float:
+            return bool(value == expected)
+        try:
+            return math.isclose(value, expected, rel_tol=RELATIVE, abs_tol=0.0 if expected else ABSOLUTE)
+        except OverflowError:  # an integer too large for a float
+            return False
     if type(value) is not type(expected):
         return False
     if type(value) is list:
-        return len(value) == len(expected) and all(map(same, value, expected))
+        return len(value) == len(expected) and all(map(is_same, value, expected))
     if type(value) is dict:
-        return value.keys() == expected.keys() and all(same(value[key], expected[key]) for key in expected)
+        return value.keys() == expected.keys() and all(is_same(value[key], expected[key]) for key in expected)
     return bool(value == expected)
 
 
-def _close(value: float, expected: float) -> bool:
-    near = 0.0 if expected else ABSOLUTE
-    try:
-        is_near = type(expected) is float and math.isclose(value, expected, rel_tol=RELATIVE, abs_tol=near)
-    except OverflowError:  # an integer that no float holds
-        is_near = False
-    return value == expected or is_near
-
-
 def _read_lines(stdout: bytes) -> list[dict[str, Any]]:
-    """Decode the complete lines, up to the first that the worker cannot have written."""
+    """Decode the complete lines, up to the first one that is not from the worker."""
     lines: list[dict[str, Any]] = []
     for text in stdout.split(b"\n")[:-1]:
         try:
@@ -347,27 +342,27 @@ def _read_lines(stdout: bytes) -> list[dict[str, Any]]:
 
 
 def _value_outcome(case: ValueCase, line: dict[str, Any], tests: ValueTests) -> Outcome:
-    call = _call(case, tests)
+    call = _format_call(case, tests)
     if "error" in line:
-        if case.raises is not msgspec.UNSET and counts_as(line, case.raises):
+        if case.raises is not msgspec.UNSET and matches_exception(line, case.raises):
             return PASSED
-        return _raised(line, call)
+        return _exception_outcome(line, call)
     if "value" not in line:
         return Outcome("runtime_exception", f"{call} wrote no value")
-    got = listed(line["value"])
+    value = format_value(line["value"])
     if case.raises is not msgspec.UNSET:
-        return Outcome("test_or_assertion", f"{call} gives {got}, not {case.raises}")
-    if same(line["value"], case.expected):
+        return Outcome("test_or_assertion", f"{call} returns {value}, expected {case.raises}")
+    if is_same(line["value"], case.expected):
         return PASSED
-    return Outcome("test_or_assertion", f"{call} gives {got}, expected {listed(case.expected)}")
+    return Outcome("test_or_assertion", f"{call} returns {value}, expected {format_value(case.expected)}")
 
 
-def _raised(line: Mapping[str, Any], call: str) -> Outcome:
+def _exception_outcome(line: Mapping[str, Any], call: str) -> Outcome:
     where = f"\n  {line['where']}" if line.get("where") else ""
     return Outcome("runtime_exception", f"{call} raises {line.get('error')}: {line.get('message', '')}{where}")
 
 
-def _call(case: ValueCase, tests: ValueTests) -> str:
-    given = [listed(one) for one in case.args]
-    given += [f"{name}={listed(one)}" for name, one in case.kwargs.items()]
-    return f"{tests.entry}({', '.join(given)})"
+def _format_call(case: ValueCase, tests: ValueTests) -> str:
+    arguments = [format_value(value) for value in case.args]
+    arguments += [f"{name}={format_value(value)}" for name, value in case.kwargs.items()]
+    return f"{tests.entry}({', '.join(arguments)})"

@@ -1,27 +1,28 @@
-"""Check the tool calls of a completion: are they readable, do the tools exist, do arguments fit.
+"""Check that the tool calls of a completion can be parsed and match the schemas of existing tools.
 
-spec   tools: what may be called, as in `tools_of`; without it the row is skipped
-       harness: the harness to whose tools the names of a list belong (default: Pi)
-       format: a name of EXAMPLES (default: that of the set of tools, else every family's); with the
-       format of the model's own chat template no other counts
-       response_template: the response template of the model's tokenizer; without `format` it alone counts
+spec   tools: the tools that may be called, as in `load_tools`; without it the row is skipped
+       harness: the harness to which the tool names of a list belong (default: Pi)
+       format: a name of EXAMPLES (default: that of the set of tools, else those of all families);
+       other formats do not count
+       response_template: the response template of the model's tokenizer; used if there is no `format`,
+       and then no other format counts
        call: "required" (default), or "optional" to skip completions without a call
        truncated: whether the completion stopped without its end token
-score  by the table, that of the worst call
+score  from this table, for the worst call
 
-| what the completion has | score |
+| the completion | score |
 |---|---|
-| no call, a call that cannot be read, a message that was cut off | 0.0 |
-| a call of a tool that does not exist | 0.2 |
-| arguments that are not an object | 0.3 |
-| a required argument is missing | 0.4 |
-| all are present, one has the wrong type or value | 0.6 |
-| only arguments that the tool does not know are wrong | 0.8 |
-| every call is valid | 1.0 |
+| has no call or an invalid one, or was cut off | 0.0 |
+| calls a tool that does not exist | 0.2 |
+| has arguments that are not an object | 0.3 |
+| lacks a required argument | 0.4 |
+| has all arguments, one with the wrong type or value | 0.6 |
+| has unknown arguments, and is otherwise valid | 0.8 |
+| has only valid calls | 1.0 |
 
 The tools of a harness are those of its `Harness` object; those of the repository agent are in
-agent_tools.json. Pi has taken "42" for a number since January 2026, and one edit alone, or edits
-written as text, since its edits are a list.
+agent_tools.json. Pi accepts "42" as a number since January 2026. Since its edits are a list, it also
+accepts a single edit, or edits written as a string.
 """
 
 import json
@@ -48,16 +49,15 @@ from rewards.verifiers.rubric import BadSpec, VerifierResult, failed, passed, sk
 
 NAME = "tool_calls"
 UNKNOWN_TOOL = 0.2
-FAMILIES_ONLY = list(FAMILIES)
 MAX_FEEDBACK = 1200  # characters; TRL cuts a long teacher prompt from the left
-MAX_SHOWN = 3  # failed calls, and problems of one
+MAX_SHOWN = 3  # failed calls
 
 AGENT_TOOLS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("agent_tools.json").read_text(encoding="utf-8")
 )
 DEFAULT_FORMATS = {"repo_agent": ["json"]}
 HARNESS_TOOLS = {harness.name: harness.tools for harness in HARNESSES if harness.tools}
-# The sets of tools that `definitions` can describe.
+# The sets of tools that `definitions` can return.
 DECLARED = ("repo_agent", *HARNESS_TOOLS)
 COERCING = frozenset(harness.name for harness in HARNESSES if harness.coerces)
 # The schemas of each known set of tools, by the names of the tools.
@@ -69,7 +69,7 @@ TOOL_SETS: dict[str, dict[str, tuple[Schema, ...]]] = {
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool; arguments are good when one of the schemas, oldest first, takes them."""
+    """A tool; arguments are valid if one of its schemas, oldest first, accepts them."""
 
     name: str
     schemas: tuple[dict[str, Any], ...]
@@ -77,61 +77,63 @@ class Tool:
 
     @cached_property
     def validators(self) -> list[Draft202012Validator]:
-        """The validators of the schemas, which without a registry would fetch a "$ref" from the network."""
+        """The validators of the schemas; the registry keeps them from fetching a "$ref" from the network."""
         return [Draft202012Validator(schema, registry=Registry()) for schema in self.schemas]
 
     def typed(self) -> dict[str, Any]:
-        """Return the tool as transformers wants it, with the properties of all generations."""
-        properties = {name: one for schema in self.schemas for name, one in (schema.get("properties") or {}).items()}
+        """Return the tool in the form that transformers expects, with the properties of all schemas."""
+        properties: dict[str, Any] = {}
+        for schema in self.schemas:
+            properties |= schema.get("properties") or {}
         return {"function": {"name": self.name, "parameters": {"properties": properties}}}
 
 
-def tools_of(tools: str | Sequence[str | dict[str, Any]], harness: str = "pi") -> dict[str, Tool]:
+def load_tools(tools: str | Sequence[str | dict[str, Any]], harness: str = "pi") -> dict[str, Tool]:
     """Return the tools by name; raises BadSpec.
 
     `tools` is the name of a set in TOOL_SETS, or a list of OpenAI-style definitions and of names of
-    the harness's tools (a name that it does not have takes any object).
+    the harness's tools (a name that the harness does not have accepts any object).
     """
     if not isinstance(harness, str) or harness not in HARNESS_TOOLS:
-        raise BadSpec(f"`harness` of the spec is {harness!r}; known are {', '.join(HARNESS_TOOLS)}.")
-    return _tools(json.dumps(tools), harness)
+        raise BadSpec(f"`harness` of the spec is {harness!r}; use one of {', '.join(HARNESS_TOOLS)}.")
+    return _parse_tools(json.dumps(tools), harness)
 
 
 @lru_cache(maxsize=1024)
-def _tools(text: str, harness: str) -> dict[str, Tool]:
-    given: Any = json.loads(text)
-    if isinstance(given, str):
-        if given not in TOOL_SETS:
-            raise BadSpec(f"`tools` of the spec is {given!r}; known sets are {', '.join(TOOL_SETS)}.")
-        given, harness = [*TOOL_SETS[given]], given
-    if not isinstance(given, list) or not given:
+def _parse_tools(text: str, harness: str) -> dict[str, Tool]:
+    tools: Any = json.loads(text)
+    if isinstance(tools, str):
+        if tools not in TOOL_SETS:
+            raise BadSpec(f"`tools` of the spec is {tools!r}; use one of {', '.join(TOOL_SETS)}.")
+        tools, harness = [*TOOL_SETS[tools]], tools
+    if not isinstance(tools, list) or not tools:
         raise BadSpec("`tools` of the spec must be the name of a set, or a list of tools that is not empty.")
-    return {tool.name: tool for tool in (_tool(entry, harness) for entry in given)}
+    return {tool.name: tool for tool in (_parse_tool(entry, harness) for entry in tools)}
 
 
-def _tool(entry: Any, harness: str) -> Tool:
+def _parse_tool(entry: Any, harness: str) -> Tool:
     if isinstance(entry, str):
         return Tool(entry, TOOL_SETS[harness].get(entry, ({"type": "object"},)), harness in COERCING)
     function = entry.get("function", entry) if isinstance(entry, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise BadSpec(f"`tools` of the spec has {str(entry)[:80]!r}; a tool is a name, or a function with a name.")
+        raise BadSpec(f"`tools` of the spec has {str(entry)[:80]!r}; give a name, or a function with a name.")
     schema = function.get("parameters") or {"type": "object"}
     try:
         Draft202012Validator.check_schema(schema)
-    except SchemaError as found:
+    except SchemaError as error:
         raise BadSpec(
-            f"The parameters of {function['name']} in the spec are not a schema: {found.message[:200]}."
-        ) from found
+            f"The parameters of {function['name']} in the spec are not a schema: {error.message[:200]}."
+        ) from error
     return Tool(function["name"], (schema,))
 
 
 MAX_ERRORS = 12
-MAX_LOOKED_AT = 50  # each costs as much as a whole valid call
+MAX_COLLECTED = 50  # collecting one error takes as long as checking a whole valid call
 NO_OBJECT, MISSING, WRONG, EXTRA = 0.3, 0.4, 0.6, 0.8
 
 
 class Checked(NamedTuple):
-    """The score of arguments, the errors when they do not fit, and whether they do as they stand."""
+    """The score of arguments, their errors, and whether they are valid without coercion."""
 
     score: float
     errors: tuple[str, ...] = ()
@@ -139,30 +141,31 @@ class Checked(NamedTuple):
 
 
 def check(tool: Tool, arguments: Any) -> Checked:
-    """Check against the schema that fits best, the newest first."""
+    """Check the arguments against each schema, newest first; return the best result."""
     if not isinstance(arguments, dict):
         return Checked(NO_OBJECT, ("root: must be object",))
-    found = []
+    results = []
     for validator in reversed(tool.validators):
-        checked = _check(validator, arguments)
+        checked = _check_schema(validator, arguments)
         if checked.errors and tool.lenient:
-            checked = _check(validator, coerce(_prepared(tool, arguments), validator.schema))._replace(strict=False)
-        found.append(checked)
-    return max(found, key=lambda one: (one.score, one.strict, -len(one.errors)))
+            coerced = coerce(_list_edits(tool, arguments), validator.schema)
+            checked = _check_schema(validator, coerced)._replace(strict=False)
+        results.append(checked)
+    return max(results, key=lambda checked: (checked.score, checked.strict, -len(checked.errors)))
 
 
-def _check(validator: Draft202012Validator, arguments: Any) -> Checked:
-    errors = list(islice(validator.iter_errors(arguments), MAX_LOOKED_AT))
+def _check_schema(validator: Draft202012Validator, arguments: Any) -> Checked:
+    errors = list(islice(validator.iter_errors(arguments), MAX_COLLECTED))
     if not errors:
         return Checked(1.0, strict=True)
     kinds = {str(error.validator) for error in errors}
     score = EXTRA if kinds == {"additionalProperties"} else WRONG
-    lines = dict.fromkeys(line for error in errors for line in _lines(error))
+    lines = dict.fromkeys(line for error in errors for line in _describe_error(error))
     return Checked(MISSING if "required" in kinds else score, tuple(lines)[:MAX_ERRORS])
 
 
-def _lines(error: ValidationError) -> list[str]:
-    """Describe an error in the words of Ajv, which Pi shows, as far as they are known here."""
+def _describe_error(error: ValidationError) -> list[str]:
+    """Describe an error with the messages of Ajv, which Pi shows; other errors keep those of jsonschema."""
     where, value = "/".join(map(str, error.absolute_path))[:200], error.validator_value
     match error.validator:
         case "required":
@@ -177,18 +180,18 @@ def _lines(error: ValidationError) -> list[str]:
     return [f"{where or 'root'}: {message}"]
 
 
-def _prepared(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Bring the edits of a call to a list, as Pi does: texts of JSON, and one edit alone."""
+def _list_edits(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Convert edits that are a string of JSON or a single edit to a list, as Pi does."""
     if tool.name != "edit" or "edits" not in arguments:
         return arguments
     edits = arguments["edits"]
-    with suppress(ValueError, RecursionError):  # stays the text that it is, which is an error
+    with suppress(ValueError, RecursionError):  # the text stays and fails the check
         edits = json.loads(edits) if isinstance(edits, str) else edits
     return {**arguments, "edits": [edits] if isinstance(edits, dict) else edits}
 
 
 def coerce(value: Any, schema: Any) -> Any:
-    """Return the value with scalars turned into the type the schema asks for, as Ajv does.
+    """Return the value with scalars converted to the type of the schema, as Ajv does.
 
     >>> coerce({"limit": "20"}, {"type": "object", "properties": {"limit": {"type": "number"}}})
     {'limit': 20}
@@ -210,11 +213,11 @@ def coerce(value: Any, schema: Any) -> Any:
     if kind in ("number", "integer") and (value is None or isinstance(value, bool)):
         return int(bool(value))
     if kind in ("number", "integer") and isinstance(value, str):
-        with suppress(ValueError, RecursionError):  # stays the text that it is, which is an error
+        with suppress(ValueError, RecursionError):  # the text stays and fails the check
             number = json.loads(value.strip())
-            is_whole = type(number) is int or (isinstance(number, float) and number.is_integer())
-            is_number = isinstance(number, float) and math.isfinite(number) and kind == "number"
-            return number if is_whole or is_number else value
+            is_integer = type(number) is int or (isinstance(number, float) and number.is_integer())
+            is_float = isinstance(number, float) and math.isfinite(number) and kind == "number"
+            return number if is_integer or is_float else value
     return value
 
 
@@ -224,58 +227,55 @@ def definitions(name: str) -> list[dict[str, Any]]:
     >>> [tool["function"]["name"] for tool in definitions("repo_agent")]
     ['grep', 'list_files', 'read_file', 'write_file']
     """
-    harness, found = HARNESS_TOOLS.get(name, {}), []
+    harness, functions = HARNESS_TOOLS.get(name, {}), []
     for tool, (*_, schema) in sorted(TOOL_SETS[name].items()):
         description = harness[tool].description if harness else AGENT_TOOLS[tool]["description"]
         parameters = {key: value for key, value in schema.items() if key != "additionalProperties"}
         function = {"name": tool, "description": description, "parameters": deepcopy(parameters)}
-        found.append({"type": "function", "function": function})
-    return found
+        functions.append({"type": "function", "function": function})
+    return functions
 
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
-    """Verify the calls of a completion, decoded with its special tokens (`call_formats.decode`)."""
+    """Check the calls of a completion, which was decoded with its special tokens (`call_formats.decode`)."""
     if not spec.get("tools"):
-        return skipped(NAME, "The row names no tools.")
+        return skipped(NAME, "The row has no tools.")
     tools, formats, reading = _read(completion, spec)
-    form = f"Write it as {EXAMPLES[formats[0]]}." if len(formats) == 1 else ""
+    example = f"Write it as {EXAMPLES[formats[0]]}." if len(formats) == 1 else ""
     if spec.get("truncated"):
-        text = "The message was cut off before its end: it reached the longest length allowed. Make one smaller call."
+        text = "The message was cut off because it reached the maximum length. Make one shorter call."
     elif reading.problem:
-        text = f"The tool call could not be parsed: {reading.problem}. {form}"
+        text = f"The tool call could not be parsed: {reading.problem}. {example}"
     elif reading.calls:
         try:
             return _verify_calls(reading.calls, tools)
-        except (Unresolvable, RecursionError) as found:  # depth of arguments is bounded: the $ref loops
-            raise BadSpec(f"A $ref of the spec's tools leads nowhere: {str(found)[:200]}.") from found
+        except (Unresolvable, RecursionError) as error:  # the depth of arguments is limited, so the $ref loops
+            raise BadSpec(f"A $ref of the spec's tools cannot be resolved: {str(error)[:200]}.") from error
     elif spec.get("call") == "optional":
-        return skipped(NAME, "The message makes no call, and needs none.")
+        return skipped(NAME, "The message has no tool call, and does not need one.")
     else:
-        text = f"The message makes no tool call. Call one of {_names(tools)}. {form}"
+        text = f"The message makes no tool call. Call one of {_join_names(tools)}. {example}"
     return failed(NAME, "malformed_output", shorten(text.strip(), MAX_FEEDBACK), calls=0, strict=0.0)
 
 
-def calls_of(completion: str, spec: dict[str, Any]) -> tuple[Call, ...]:
-    """Return the calls of a completion for other verifiers; none when they cannot be read. Raises BadSpec."""
+def parse_calls(completion: str, spec: dict[str, Any]) -> tuple[Call, ...]:
+    """Return the calls of a completion for other verifiers, none if they cannot be parsed; raises BadSpec."""
     return _read(completion, spec)[2].calls if spec.get("tools") else ()
 
 
 def _read(completion: str, spec: dict[str, Any]) -> tuple[dict[str, Tool], list[str], Reading]:
     """Return the tools of a spec, the formats of their calls, and the calls."""
-    tools = tools_of(spec["tools"], spec.get("harness", "pi"))
-    formats = _formats(spec.get("format"), spec["tools"])
+    tools = load_tools(spec["tools"], spec.get("harness", "pi"))
+    name, formats = spec.get("format"), list(FAMILIES)
+    if name is not None:
+        if str(name) not in EXAMPLES:
+            raise BadSpec(f"`format` of the spec is {name!r}; use one of {', '.join(EXAMPLES)}.")
+        formats = [name]
+    elif isinstance(spec["tools"], str):
+        formats = DEFAULT_FORMATS.get(spec["tools"], formats)
     typed = [tool.typed() for tool in tools.values()]
-    own = None if "format" in spec else spec.get("response_template")
-    own = own if isinstance(own, dict) else None
-    return tools, formats, read_calls(completion, formats, typed, own)
-
-
-def _formats(given: Any, named: Any) -> list[str]:
-    if given is None:
-        return DEFAULT_FORMATS.get(named, FAMILIES_ONLY) if isinstance(named, str) else FAMILIES_ONLY
-    if str(given) not in EXAMPLES:
-        raise BadSpec(f"`format` of the spec is {given!r}; known are {', '.join(EXAMPLES)}.")
-    return [given]
+    template = None if "format" in spec else spec.get("response_template")
+    return tools, formats, read_calls(completion, formats, typed, template if isinstance(template, dict) else None)
 
 
 def _verify_calls(calls: Sequence[Call], tools: dict[str, Tool]) -> VerifierResult:
@@ -286,9 +286,9 @@ def _verify_calls(calls: Sequence[Call], tools: dict[str, Tool]) -> VerifierResu
         checked = check(tool, call.arguments) if tool else Checked(UNKNOWN_TOOL)
         score, strict = min(score, checked.score), strict and checked.strict
         if tool is None:
-            failures.append(f"Tool {call.name[:80]} not found. Available tools: {_names(tools)}")
+            failures.append(f"Tool {call.name[:80]} not found. Available tools: {_join_names(tools)}")
         elif checked.errors:
-            # In Pi's words.
+            # The message of Pi.
             errors = "\n".join(f"  - {line}" for line in checked.errors)
             received = shorten(json.dumps(call.arguments, indent=2, ensure_ascii=False), MAX_FEEDBACK // 2)
             failures.append(f'Validation failed for tool "{call.name}":\n{errors}\n\nReceived arguments:\n{received}')
@@ -298,5 +298,5 @@ def _verify_calls(calls: Sequence[Call], tools: dict[str, Tool]) -> VerifierResu
     return failed(NAME, "tool_schema_validation", text, score, calls=len(calls), strict=float(strict))
 
 
-def _names(tools: dict[str, Tool]) -> str:
+def _join_names(tools: dict[str, Tool]) -> str:
     return shorten(", ".join(tools), 300)

@@ -1,11 +1,12 @@
-"""Runs inside the sandbox: call the candidate on each input, write down what it returns.
+"""Call the candidate on each input and report what it returns. Runs inside the sandbox.
 
-It knows inputs only. One line of JSON per case goes to the sandbox's output, which the candidate
-can write to as well: a line says nothing but a value, and whoever reads it compares.
+It has the inputs only. It writes one line of JSON per case to the output of the sandbox, to which the
+candidate can write as well: so a line holds only a value, and the caller compares it.
 """
 
 import importlib.util
 import json
+import operator
 import os
 import signal
 import sys
@@ -15,86 +16,86 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from rewards.verifiers.channel import place_of, take_output, writer
+from rewards.verifiers.channel import format_location, make_writer, redirect_output
 
 MAX_ITEMS = 100_000
 MAX_TEXT = 400
 
 
 def main() -> None:
-    """Read the job, take the output away from the candidate's prints, run case after case."""
+    """Read a job from standard input and run its cases."""
     job = json.loads(sys.stdin.buffer.read())
-    say = writer(take_output())
+    report = make_writer(redirect_output())
 
-    def clock() -> None:
-        # Counts CPU seconds anew; the signal at their end kills, nothing handles it.
+    def start_timer() -> None:
+        # Restarts the CPU timer; at its end the default action of the signal kills this process.
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, job["seconds"])
 
-    clock()
+    start_timer()
     try:
         entry = _load(job["module"], job["entry"])
     except BaseException as failure:  # SystemExit too: the candidate may raise anything
-        say(_described(failure))
+        report(_describe_exception(failure))
         return
-    say({"ready": True})
+    report({"ready": True})
     for case in job["cases"]:
-        clock()
+        start_timer()
         try:
-            line = {"value": plain(entry(*case["args"], **case["kwargs"]), [MAX_ITEMS])}
+            line = {"value": to_json_value(entry(*case["args"], **case["kwargs"]), [MAX_ITEMS])}
         except BaseException as failure:
-            line = _described(failure)
+            line = _describe_exception(failure)
         try:
-            say(line)
+            report(line)
         except (ValueError, RecursionError) as failure:  # an integer of thousands of digits
-            say(_described(failure))
+            report(_describe_exception(failure))
 
 
 def _load(path: str, entry: str) -> Any:
-    """Import the module as Python would, its packages first, and find the entry in it."""
+    """Import the module as Python would, after its packages, and return the entry point."""
     root = os.getcwd()
     *folders, last = os.path.normpath(path).split("/")
-    # The folder above the top-most package is what `import` starts from.
-    above = next((n for n, _ in enumerate(folders) if _package(root, folders[: n + 1])), int(folders[:1] == ["src"]))
-    base = "/".join([root, *folders[:above]])
+    # Imports start in the folder that contains the topmost package.
+    depth = next(
+        (n for n, _ in enumerate(folders) if _find_package(root, folders[: n + 1])), int(folders[:1] == ["src"])
+    )
+    base = "/".join([root, *folders[:depth]])
     sys.path[:] = [*dict.fromkeys((base, root, "/".join([root, *folders]))), *(p for p in sys.path if p)]
     sys.dont_write_bytecode = True
-    parts = [*folders[above:], os.path.splitext(last)[0]]
+    parts = [*folders[depth:], os.path.splitext(last)[0]]
     for number in range(1, len(parts)):
-        if package := _package(base, parts[:number]):
-            _imported(".".join(parts[:number]), package)
+        if package := _find_package(base, parts[:number]):
+            _import_file(".".join(parts[:number]), package)
     if parts[-1] == "__init__" and len(parts) > 1:
         parts = parts[:-1]
-    found: Any = _imported(".".join(parts), "/".join([root, *folders, last]))
-    for part in entry.split("."):
-        found = getattr(found, part)
-    return found
+    module = _import_file(".".join(parts), "/".join([root, *folders, last]))
+    return operator.attrgetter(entry)(module)
 
 
-def _package(base: str, folders: list[str]) -> str:
+def _find_package(base: str, folders: list[str]) -> str:
     path = "/".join([base, *folders, "__init__.py"])
     return path if os.path.isfile(path) else ""
 
 
-def _imported(name: str, path: str) -> Any:
-    """Return the module of a file, imported unless it is already; one of that name gives way."""
-    there = sys.modules.get(name)
-    if there is not None and getattr(there, "__file__", None) == path:
-        return there
+def _import_file(name: str, path: str) -> Any:
+    """Return the module of a file; import it unless it is loaded, and replace another module of that name."""
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == path:
+        return loaded
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python module")
+        raise ImportError(f"{path} is not a Python module")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    above, _, last = name.rpartition(".")
-    if above in sys.modules:
-        setattr(sys.modules[above], last, module)
+    parent, _, last = name.rpartition(".")
+    if parent in sys.modules:
+        setattr(sys.modules[parent], last, module)
     return sys.modules[name]
 
 
-def plain(value: Any, room: list[int]) -> Any:
-    """Return a value as what JSON has; iterators are listed, at most `room[0]` items in all."""
+def to_json_value(value: Any, room: list[int]) -> Any:
+    """Return a value as JSON can represent it; iterators become lists, with at most `room[0]` values in total."""
     room[0] -= 1
     if room[0] < 0:
         raise ValueError(f"the result has more than {MAX_ITEMS} items")
@@ -107,17 +108,17 @@ def plain(value: Any, room: list[int]) -> Any:
     if isinstance(value, float):
         return float.__add__(value, 0.0)
     if isinstance(value, dict):
-        keys = {_key(key): plain(item, room) for key, item in dict.items(value)}
+        keys = {_key(key): to_json_value(item, room) for key, item in dict.items(value)}
         if len(keys) != len(value):
             raise TypeError("two keys of a dict are the same in JSON")
         return keys
     if isinstance(value, list | tuple | deque | range | Iterator):
-        return [plain(item, room) for item in value]
-    return plain(_built_in(value), room)
+        return [to_json_value(item, room) for item in value]
+    return to_json_value(_to_builtin(value), room)
 
 
-def _built_in(value: Any) -> Any:
-    """Return the built-in value that equals one of another type."""
+def _to_builtin(value: Any) -> Any:
+    """Return the built-in value that is equal to a value of another type."""
     if isinstance(value, UserString):
         return str(value)
     if isinstance(value, Fraction | Decimal):
@@ -134,18 +135,17 @@ def _key(key: Any) -> str:
         return str.__str__(key)
     if key is None or isinstance(key, bool | int | float):
         return json.dumps(key)
-    raise TypeError(f"a dict has a {type(key).__name__} as key, which JSON has not")
+    raise TypeError(f"a dict has a {type(key).__name__} as key, which JSON cannot represent")
 
 
-def _described(failure: BaseException) -> dict[str, Any]:
-    """Return the type, the message and the candidate's line of what was raised."""
-    where = place_of(failure)
+def _describe_exception(failure: BaseException) -> dict[str, Any]:
+    """Return the type, the message and the candidate's source line of an exception."""
+    where = format_location(failure)
     try:
         message = str(failure)
-    except Exception:  # the candidate's own exception may fail to be shown
+    except Exception:  # the candidate's own exception may not be printable
         message = ""
-    # A metaclass of the candidate may have a `__mro__` or a `__name__` of its own.
-    line = type.__dict__["__mro__"].__get__(type(failure))
-    name, *bases = [type.__dict__["__name__"].__get__(one) for one in line]
-    said = {"error": name, "message": message[:MAX_TEXT], "where": where[:MAX_TEXT]}
-    return {**said, "bases": bases}
+    # A metaclass of the candidate may define its own `__mro__` or `__name__`.
+    mro = type.__dict__["__mro__"].__get__(type(failure))
+    name, *bases = [type.__dict__["__name__"].__get__(cls) for cls in mro]
+    return {"error": name, "message": message[:MAX_TEXT], "where": where[:MAX_TEXT], "bases": bases}

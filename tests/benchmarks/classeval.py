@@ -98,7 +98,7 @@ def main() -> None:
             for kind, source in [*kinds, *(("mutant", one) for one in mutants(reference, name))]:
                 files = {"solution.py": source}
                 begun = time.perf_counter()
-                result = tests.verdict(recorded_tests.verify_recorded(files, recorded, python))
+                result = tests.summarize_outcomes(recorded_tests.verify_recorded(files, recorded, python))
                 took.append(time.perf_counter() - begun)
                 plain = pytest_tests.verify_pytest(files, beside, python)[: len(recorded.passes)]
                 truth = set(plain) == {PASSED}

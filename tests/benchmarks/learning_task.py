@@ -118,7 +118,7 @@ def shown(text: str) -> str:
 
 def right_call(completion: str, spec: Row) -> VerifierResult:
     """Pass the one call that does what was asked; what was wanted is not given away."""
-    calls = tool_calls.calls_of(completion, spec)
+    calls = tool_calls.parse_calls(completion, spec)
     if not calls:
         return skipped("right_call", "There is no call.")
     wanted = spec["wanted"]

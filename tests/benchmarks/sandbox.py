@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rewards.sandbox import Ran, Sandbox, Server, available, landlock
 from tests.sandbox.attacks import LIMITED, REFUSED
-from tests.sandbox.world import a_world, attack, broken
+from tests.sandbox.world import attack, find_breaches, make_world
 
 PROGRAM = """
 import json, sys
@@ -38,8 +38,8 @@ def table(ways: dict[str, str | Server]) -> None:
     for name in [*LIMITED, *REFUSED]:
         cells = []
         for way, backend in ways.items():
-            with a_world() as world:
-                wrong = broken(name, world, attack(name, world, backend))
+            with make_world() as world:
+                wrong = find_breaches(name, world, attack(name, world, backend))
             held[way] += not wrong
             cells.append("; ".join(wrong) or "ok")
         print(f"| {name} |", " | ".join(cells), "|", flush=True)

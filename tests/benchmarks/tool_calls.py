@@ -16,7 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from rewards.verifiers.tool_calls import check, tools_of, verify
+from rewards.verifiers.tool_calls import check, load_tools, verify
 from tests.benchmarks.corpus import source_sessions
 from tests.benchmarks.table import print_table
 
@@ -32,7 +32,7 @@ def recorded() -> list[Call]:
             for block in message.get("content") or []:
                 if isinstance(block, dict) and block.get("type") == "toolCall":
                     calls.append((block["name"], block["arguments"]))
-    return [call for call in calls if call[0] in tools_of("pi")]
+    return [call for call in calls if call[0] in load_tools("pi")]
 
 
 def _gemma(value: Any) -> str:
@@ -99,7 +99,7 @@ def main() -> None:
         passed = sum(verify(text, spec).status == "passed" for text in texts[0])
         times = [measure(partial(verify, spec=spec), some, options.repeat) for some in texts]
         rows.append([form, f"{passed} of {len(calls)}", *(f"{one:.0f}" for one in times)])
-    tools = tools_of("pi")
+    tools = load_tools("pi")
     alone = [measure(lambda call: check(tools[call[0]], call[1]), some, options.repeat) for some in (calls, broken)]
     rows.append(["validation alone", "", *(f"{one:.0f}" for one in alone)])
     print_table([["format", "passed", "us a call", "us a call, invalid"], *rows])

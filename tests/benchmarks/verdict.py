@@ -30,8 +30,8 @@ SPEC: dict[str, Any] = {
 
 def cpu_seconds() -> float:
     """CPU seconds of this process and of all below it, ended ones included."""
-    pids = [os.getpid(), *processes.below(os.getpid())]
-    return processes.usage(pids, {})[0]
+    pids = [os.getpid(), *processes.list_descendants(os.getpid())]
+    return processes.measure_usage(pids, {})[0]
 
 
 def verdict(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Hostile snippets. Each prints BROKE OUT when it got what it wanted, or leaves a mark outside.
+"""Hostile snippets. Each prints BROKE OUT when it succeeds, or leaves a mark outside.
 
 All are bounded: without a sandbox they cost at most some seconds and some hundred megabytes. They
 find the world they attack (see `world.py`) in the JSON of their first argument.

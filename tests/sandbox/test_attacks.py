@@ -1,4 +1,4 @@
-"""Every local backend that holds here stops every hostile snippet."""
+"""Every backend that works on this machine stops every hostile snippet."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from rewards import sandbox
 from rewards.sandbox import Limits, available, run
 from tests.sandbox.attacks import LIMITED, REFUSED
-from tests.sandbox.world import a_world, attack, broken, source, until
+from tests.sandbox.world import attack, find_breaches, make_world, source, until
 
 CASES = [
     pytest.param(
@@ -22,10 +22,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("backend", "name"), CASES)
-def test_it_is_held(backend: str, name: str) -> None:
-    with a_world() as world:
+def test_every_attack_is_stopped(backend: str, name: str) -> None:
+    with make_world() as world:
         ran = attack(name, world, backend)
-        assert broken(name, world, ran) == [], ran
+        assert find_breaches(name, world, ran) == [], ran
         assert ran.backend == backend
 
 
@@ -36,12 +36,12 @@ def test_it_is_held(backend: str, name: str) -> None:
      "memory_of_a_thread_that_outlives_the_first", "gone_files_of_a_thread_that_outlives_the_first",
      "gone_files_in_private_maps", "mapped_file_that_is_gone", "deleted_files", "six_processes_of_350_mb"],
 )  # fmt: skip
-def test_counters_hold_where_the_kernel_bounds_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_stop_attacks_without_limits_of_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "cgroups", lambda: "")
     monkeypatch.setattr(sandbox, "TMPFS", "/")  # no tmpfs over what must be readable
-    with a_world() as world:
+    with make_world() as world:
         ran = attack(name, world, "landlock")
-        assert broken(name, world, ran) == [], ran
+        assert find_breaches(name, world, ran) == [], ran
         assert ran.stopped
 
 
@@ -53,7 +53,7 @@ def test_counters_hold_where_the_kernel_bounds_nothing(name: str, monkeypatch: p
      "memory_file", "limits_of_parent", "dumpable", "daemon"],
 )  # fmt: skip
 def test_the_same_attack_wins_without_a_sandbox(name: str) -> None:
-    with a_world() as world:
+    with make_world() as world:
         command = [sys.executable, "-c", source(name), world.described()]
         done = subprocess.run(command, capture_output=True, close_fds=False, check=False)
         if name == "daemon":
@@ -63,7 +63,7 @@ def test_the_same_attack_wins_without_a_sandbox(name: str) -> None:
         assert b"BROKE OUT" in done.stdout or world.damage()
 
 
-def test_a_fork_bomb_ends_and_nothing_of_it_is_left() -> None:
+def test_a_fork_bomb_ends_without_leftovers() -> None:
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
     ran = run([sys.executable, "-c", bomb], limits=Limits(cpu_seconds=0.5, wall_seconds=300))
     assert ran.stopped in ("cpu", "processes", "wall")

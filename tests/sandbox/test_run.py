@@ -1,4 +1,4 @@
-"""What a run gives back, what it may use, and when there is none."""
+"""The results and limits of a run, and when it is refused."""
 
 import os
 import re
@@ -22,7 +22,7 @@ SYS_ADMIN = 21
 HELD = [name for name, why in available().items() if not why]
 
 
-def test_every_backend_holds_or_says_why_not() -> None:
+def test_every_backend_works_or_has_a_reason() -> None:
     assert list(available()) == ["bubblewrap", "landlock"]
     assert choose("auto") == HELD[0]
     for name, why in available().items():
@@ -32,7 +32,7 @@ def test_every_backend_holds_or_says_why_not() -> None:
 
 
 @pytest.mark.parametrize("backend", HELD)
-def test_a_program_gets_its_files_and_input_and_hands_back_what_is_asked_for(backend: str) -> None:
+def test_a_program_gets_its_files_and_input_and_returns_collected_files(backend: str) -> None:
     program = """
 import sys, pathlib
 text = pathlib.Path("data/in.txt").read_text() + sys.stdin.read()
@@ -54,7 +54,7 @@ print("said"); print("warned", file=sys.stderr); sys.exit(3)
 
 
 @pytest.mark.parametrize("backend", HELD)
-def test_what_programs_of_good_will_do_works(backend: str) -> None:
+def test_ordinary_programs_work(backend: str) -> None:
     program = """
 import asyncio, os, pathlib, shutil, subprocess, sys, tempfile, threading
 pathlib.Path("a").write_text("x"); shutil.copy2("a", "b"); pathlib.Path("b").rename("c")
@@ -81,24 +81,24 @@ def test_pytest_runs_inside() -> None:
     assert (ran.exit_code, b"1 passed" in ran.stdout) == (0, True), ran
 
 
-def test_the_environment_is_clean_but_for_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_clean_except_for_env(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hunter2")
     ran = run([*PYTHON, "import os; print(dict(os.environ))"], env={"MINE": "1"})
     assert b"hunter2" not in ran.stdout
     assert b"'MINE': '1'" in ran.stdout
 
 
-def test_output_is_cut_and_says_so() -> None:
+def test_output_is_cut_with_a_note() -> None:
     ran = run([*PYTHON, "print('x' * 99)"], limits=Limits(output=10))
     assert ran.stdout == b"x" * 10 + b"\n[... 90 bytes cut]\n"
 
 
-def test_a_signal_is_told_from_an_exit_code() -> None:
+def test_a_signal_differs_from_an_exit_code() -> None:
     ran = run([*PYTHON, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"])
     assert (ran.exit_code, ran.signal) == (None, signal.SIGSEGV)
 
 
-def test_clocks_and_memory_are_told_apart() -> None:
+def test_cpu_wall_and_memory_limits_are_distinguished() -> None:
     assert run([*PYTHON, "while True: pass"], limits=Limits(cpu_seconds=1)).stopped == "cpu"
     sleep = "import time; time.sleep(99)"
     assert run([*PYTHON, sleep], limits=Limits(wall_seconds=1)).stopped == "wall"
@@ -123,7 +123,7 @@ def crowded_cpu() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("crowded_cpu")
-def test_waiting_for_a_cpu_is_not_waiting() -> None:
+def test_waiting_for_a_cpu_does_not_count() -> None:
     limits = Limits(cpu_seconds=1, wall_seconds=2)
     assert run([*PYTHON, "while True: pass"], limits=limits).stopped == "cpu"
     assert run([*PYTHON, "import time; time.sleep(99)"], limits=limits).stopped == "wall"
@@ -135,7 +135,7 @@ def test_an_allocation_over_the_limit_is_refused() -> None:
     assert b"MemoryError" in ran.stderr
 
 
-def test_a_command_that_is_not_there_exits_with_127() -> None:
+def test_a_missing_command_exits_with_127() -> None:
     ran = run(["no-such-command"])
     assert (ran.exit_code, ran.stderr) == (127, b"no-such-command: No such file or directory\n")
 
@@ -162,7 +162,7 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_beyond_the_limits_are_no_fault_of_the_machine() -> None:
+def test_files_beyond_the_limits_stop_the_run() -> None:
     folders: dict[str, bytes | str] = {f"{number}/a": "" for number in range(6)}
     for files, limits, stopped in (
         (folders, Limits(files=11), "files"),
@@ -174,7 +174,7 @@ def test_files_beyond_the_limits_are_no_fault_of_the_machine() -> None:
 
 
 @pytest.mark.parametrize("backend", HELD)
-def test_the_kernel_bounds_the_disk_where_it_can(backend: str) -> None:
+def test_the_kernel_limits_the_disk_if_possible(backend: str) -> None:
     if backend == "landlock" and not (os.geteuid() == 0 and kernel.has_capabilities(SYS_ADMIN)):
         pytest.skip("needs the right to mount")
     size = "import os; found = os.statvfs('.'); print(found.f_blocks * found.f_frsize)"
@@ -188,7 +188,9 @@ PLAIN_FOLDER = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("prefix", [[], PLAIN_FOLDER], ids=["tmpfs", "plain"])
-def test_a_caller_that_is_ended_takes_its_tree_and_folder_along(tmp_path: Path, how: int, prefix: list[str]) -> None:
+def test_a_killed_caller_ends_its_processes_and_removes_its_folder(
+    tmp_path: Path, how: int, prefix: list[str]
+) -> None:
     if prefix and (os.geteuid() != 0 or not shutil.which(prefix[0])):
         pytest.skip("needs root and setpriv")
     path, folders = f"{tmp_path}/caller.py", tmp_path / "folders"
@@ -208,8 +210,8 @@ def test_a_caller_that_is_ended_takes_its_tree_and_folder_along(tmp_path: Path, 
     caller.send_signal(how)
     caller.wait()
     until(lambda: not _with(str(tmp_path)) and not list(folders.iterdir()))
-    left = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
-    assert not any(name.startswith("sandbox-") for name in left)
+    leftovers = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
+    assert not any(name.startswith("sandbox-") for name in leftovers)
 
 
 def _with(beacon: str) -> list[str]:
@@ -225,20 +227,20 @@ def _with(beacon: str) -> list[str]:
 
 
 @pytest.mark.skipif(not cgroups(), reason="no control group can be made here")
-def test_a_control_group_bounds_memory_and_counts_what_it_kills(tmp_path: Path) -> None:
+def test_a_control_group_limits_memory_and_counts_kills(tmp_path: Path) -> None:
     hog = subprocess.Popen([*PYTHON, "input(); kept = b'x' * (200 << 20)"], stdin=subprocess.PIPE)
     group = cgroup.Group(f"{cgroups()}/{tmp_path.name}", hog.pid)
-    group.bound(64 << 20)
-    assert group.kills() == 0
+    group.limit_memory(64 << 20)
+    assert group.count_kills() == 0
     hog.communicate(b"\n")
-    assert (hog.returncode, group.kills()) == (-9, 1)
+    assert (hog.returncode, group.count_kills()) == (-9, 1)
     group.remove()
     assert not Path(cgroups(), tmp_path.name).exists()
 
 
 @pytest.mark.skipif(not cgroups(), reason="no control group can be made here")
 @pytest.mark.parametrize("backend", HELD)
-def test_a_run_has_a_control_group_of_its_own(backend: str) -> None:
+def test_a_run_has_its_own_control_group(backend: str) -> None:
     def groups() -> set[str]:
         return {path.name for path in Path(cgroups()).glob("sandbox-*") if (path / "cgroup.procs").read_text()}
 

@@ -1,4 +1,4 @@
-"""The warm interpreter does what a cold one does, and holds what a cold one holds."""
+"""The warm interpreter behaves like a cold one, and stops the same attacks."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 from rewards.sandbox import Limits, Ran, Sandbox, SandboxError, Server, available
 from tests.sandbox.attacks import LIMITED, REFUSED
-from tests.sandbox.world import a_world, attack, broken, until
+from tests.sandbox.world import attack, find_breaches, make_world, until
 
 ROOT = Path(__file__).parents[2]
 WHY = available()["landlock"]
@@ -43,24 +43,24 @@ def server() -> Iterator[Server]:
         yield started
 
 
-def seen(ran: Ran) -> tuple[object, ...]:
+def comparable(ran: Ran) -> tuple[object, ...]:
     texts = [re.sub(rb"sandbox-\w+", b"FOLDER", text) for text in (ran.stdout, ran.stderr)]
     return ran.exit_code, ran.signal, ran.stopped, *texts
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_does_what_a_cold_interpreter_does(name: str, server: Server) -> None:
+def test_it_behaves_like_a_cold_interpreter(name: str, server: Server) -> None:
     files = {"main.py": PROGRAMS[name], "other.py": "here = 1"}
     cold = Sandbox("landlock").run([sys.executable, "main.py", "a b"], files=files, stdin=b"in")
     warm = server.run(["main.py", "a b"], files=files, stdin=b"in")
-    assert seen(warm) == seen(cold)
+    assert comparable(warm) == comparable(cold)
 
 
 def test_code_runs_too(server: Server) -> None:
     assert server.run(["-c", "import sys; print(sys.argv)", "a"]).stdout == b"['-c', 'a']\n"
 
 
-def test_runs_know_nothing_of_each_other(server: Server) -> None:
+def test_runs_are_isolated(server: Server) -> None:
     server.run(["-c", "import json; json.dumps = None; secret = 'hunter' + '2'"])
     look = "import gc, json\nprint(json.dumps(1), any('hunter' '2' == o for o in gc.get_objects()))"
     assert server.run(["-c", look]).stdout == b"1 False\n"
@@ -82,13 +82,13 @@ if os.fork() == 0:
         assert server.run(["-c", look]).stdout == b"[] ['tmp', 'work'] [] 0o40700\n"
 
 
-def test_the_disk_is_that_of_the_run(server: Server) -> None:
+def test_the_disk_limit_is_per_run(server: Server) -> None:
     size = "import os; found = os.statvfs('.'); print(found.f_blocks * found.f_frsize)"
     first, second = (int(server.run(["-c", size], limits=Limits(disk=mebi << 20)).stdout) for mebi in (16, 32))
     assert first == second or (first, second) == (20 << 20, 40 << 20)
 
 
-def test_a_process_forked_by_the_caller_has_supervisors_of_its_own() -> None:
+def test_a_fork_of_the_caller_has_its_own_supervisors() -> None:
     program = """
 import multiprocessing, sys
 from rewards.sandbox import Server
@@ -125,19 +125,19 @@ def test_several_threads_share_it(server: Server) -> None:
         assert list(pool.map(double, range(40))) == [b"%d\n" % (2 * n) for n in range(40)]
 
 
-def test_limits_are_those_of_the_run(server: Server) -> None:
+def test_limits_are_per_run(server: Server) -> None:
     assert server.run(["-c", "while 1: pass"], limits=Limits(cpu_seconds=0.2)).stopped == "cpu"
     assert server.run(["-c", "print(1)"]).stdout == b"1\n"
 
 
-def test_a_module_that_cannot_be_imported_is_told() -> None:
+def test_a_module_that_cannot_be_imported_is_an_error() -> None:
     with pytest.raises(SandboxError, match="could not import no_such_module; install it"):
         Server(imports=["json", "no_such_module", "ctypes"])
 
 
 @pytest.mark.parametrize("name", [*LIMITED, *REFUSED])
-def test_attacks_are_held(name: str, server: Server) -> None:
-    with a_world() as world:
+def test_attacks_are_stopped(name: str, server: Server) -> None:
+    with make_world() as world:
         ran = attack(name, world, server)
-        assert broken(name, world, ran) == [], ran
+        assert find_breaches(name, world, ran) == [], ran
     assert server.run(["-c", "print(1)"]).stdout == b"1\n"

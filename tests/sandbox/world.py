@@ -1,4 +1,4 @@
-"""What the snippets attack: files, sockets and a process outside the sandbox, and their state."""
+"""The targets of the snippets: files, sockets and a process outside the sandbox, and their state."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def _reached(listener: socket.socket) -> bool:
 
 
 @contextmanager
-def a_world() -> Iterator[World]:
+def make_world() -> Iterator[World]:
     """A world on which every user may act, so that only the sandbox stands in the way."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -149,7 +149,7 @@ def attack(name: str, world: World, backend: str | Server) -> Ran:
     return ran
 
 
-def broken(name: str, world: World, ran: Ran) -> list[str]:
+def find_breaches(name: str, world: World, ran: Ran) -> list[str]:
     """How the attack succeeded; nothing when it was held."""
     found = world.damage()
     if b"BROKE OUT" in ran.stdout:

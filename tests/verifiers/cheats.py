@@ -1,4 +1,4 @@
-"""Answers that do not solve the task but want to pass: sort a list, duplicates kept.
+"""Answers that try to pass without solving the task, which is to sort a list and keep duplicates.
 
 Each is the file it writes and what it writes there; `SORTS` is the buggy program they all carry.
 """

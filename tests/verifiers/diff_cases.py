@@ -1,4 +1,4 @@
-"""Diffs of real and made-up edits, and what models do to diffs."""
+"""Diffs of real and invented edits, and the mistakes of models in diffs."""
 
 import difflib
 import json

@@ -1,4 +1,4 @@
-"""Small programs with a bug and without, in the manner of QuixBugs, and their cases."""
+"""Small programs with and without a bug, in the style of QuixBugs, and their cases."""
 
 import json
 from typing import Any, NamedTuple

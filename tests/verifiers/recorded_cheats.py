@@ -1,4 +1,4 @@
-"""Answers that want to pass tests without doing the work, by task.
+"""Answers that try to pass tests without solving the task, by task.
 
 A task is its reference and the tests that the reference passes; a cheat is what an answer writes
 in the place of the reference.

@@ -1,11 +1,11 @@
-"""One change in every form in which models give it, and answers that are none of them."""
+"""One change in every form that models use, and completions that are not an answer."""
 
 import json
 from typing import Any
 
 import pytest
 
-from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.answer import read_candidate
 from tests.verifiers.refusals import refusal
 
 BEFORE = "import re\n\n\ndef f(x):\n    return x + 1\n\n\ndef g(x):\n    return f(x)\n"
@@ -17,7 +17,7 @@ ONE = {"path": "work/main.py", "oldText": "x + 1", "newText": "x - 1"}
 MANY = {"path": "work/main.py", "edits": [{"oldText": "x + 1", "newText": "x - 1"}]}
 
 
-def called(name: str, arguments: dict[str, Any]) -> str:
+def write_call(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -34,18 +34,18 @@ FORMS = {
     "bare_function": "def f(x):\n    return x - 1\n",
     "diff": DIFF,
     "fenced_diff": f"```diff\n{DIFF}```\n",
-    "write": called("write", WRITE),
-    "edit": called("edit", ONE),
-    "edits": called("edit", MANY),
-    "str_replace": called("str_replace", {"path": "work/main.py", "old_str": "x + 1", "new_str": "x - 1"}),
-    "edit_everywhere": called("edit", {"path": "work/main.py", "old_string": "x + 1", "new_string": "x - 1", "replace_all": True}),
-    "edit_then_write": called("edit", {**ONE, "newText": "x"}) + called("write", WRITE),
+    "write": write_call("write", WRITE),
+    "edit": write_call("edit", ONE),
+    "edits": write_call("edit", MANY),
+    "str_replace": write_call("str_replace", {"path": "work/main.py", "old_str": "x + 1", "new_str": "x - 1"}),
+    "edit_everywhere": write_call("edit", {"path": "work/main.py", "old_string": "x + 1", "new_string": "x - 1", "replace_all": True}),
+    "edit_then_write": write_call("edit", {**ONE, "newText": "x"}) + write_call("write", WRITE),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_same_files(form: str) -> None:
-    found = candidate_of(FORMS[form], SPEC)
+    found = read_candidate(FORMS[form], SPEC)
     assert found.files == {"work/main.py": AFTER}
 
 
@@ -53,13 +53,13 @@ def test_every_form_gives_the_same_files(form: str) -> None:
     ("completion", "failure"),
     [("", "no_patch"), ("I would subtract one.", "no_patch"), (f"```python\n{AFTER}", "truncated"),
      (f"```python\n{BEFORE}```", "nothing_changed"), (f"```python\n{AFTER}```\n" * 10, "ambiguous"),
-     (called("edit", {**ONE, "oldText": "y"}), "context_not_found"),
-     (called("edit", {**ONE, "oldText": "x"}), "ambiguous"),
-     (called("edit", {**ONE, "oldText": ""}), "context_not_found"),
-     (called("edit", {**ONE, "path": "tests/test_a.py"}), "path_not_allowed"),
-     (called("write", {**WRITE, "path": "../x.py"}), "path_not_allowed")],
+     (write_call("edit", {**ONE, "oldText": "y"}), "context_not_found"),
+     (write_call("edit", {**ONE, "oldText": "x"}), "ambiguous"),
+     (write_call("edit", {**ONE, "oldText": ""}), "context_not_found"),
+     (write_call("edit", {**ONE, "path": "tests/test_a.py"}), "path_not_allowed"),
+     (write_call("write", {**WRITE, "path": "../x.py"}), "path_not_allowed")],
 )  # fmt: skip
-def test_what_is_no_answer_is_refused(completion: str, failure: str) -> None:
+def test_a_completion_without_an_answer_is_refused(completion: str, failure: str) -> None:
     found = refusal(completion, SPEC)
     assert found.failure == failure
 
@@ -73,7 +73,7 @@ def test_code_without_a_file_to_go_to_is_refused() -> None:
 def test_a_part_keeps_the_rest_with_its_decorators_and_brings_its_imports() -> None:
     before = '"""Doc."""\nfrom __future__ import annotations\nimport os\n\n@once\ndef f(): pass\n\nclass A: pass\n'
     code = "```python\nimport math\n\n@twice\ndef f():\n    return math.pi\n\ndef more(): pass\n```"
-    found = candidate_of(code, {"files": {"a.py": before}})
+    found = read_candidate(code, {"files": {"a.py": before}})
     assert found.files["a.py"] == (
         '"""Doc."""\nfrom __future__ import annotations\nimport math\ndef more(): pass\nimport os\n\n'
         "@twice\ndef f():\n    return math.pi\n\nclass A: pass\n"
@@ -84,8 +84,8 @@ DOC = "def f(x):\n    '''\n@@ a line\n--- a/x\n    '''\n    return x - 1\n"
 
 
 @pytest.mark.parametrize("completion", [DOC, f"```python\n{DOC}```\n", f"```\n{DOC}```\n"])
-def test_lines_of_a_docstring_are_no_diff(completion: str) -> None:
-    found = candidate_of(completion, SPEC)
+def test_a_docstring_that_looks_like_a_diff_is_code(completion: str) -> None:
+    found = read_candidate(completion, SPEC)
     assert "@@ a line" in found.files["work/main.py"]
 
 
@@ -100,15 +100,15 @@ NEW = "def f(): return 2\n"
      (f"### File: `{{}}`\n```python\n{NEW}```", "a/m.py"), (f"1. In `{{}}`:\n\n   ```python\n   {NEW}   ```", "b.py"),
      (f"```python\n# {{}}\n{NEW}```", "a/m.py"), (f"# {{}}\n{NEW}", "b.py")],
 )  # fmt: skip
-def test_the_path_said_of_a_block_chooses_the_file(completion: str, path: str) -> None:
-    found = candidate_of(completion.format(path), {"files": TWO})
+def test_the_label_of_a_block_selects_the_file(completion: str, path: str) -> None:
+    found = read_candidate(completion.format(path), {"files": TWO})
     assert found.changed == (path,)
     assert found.files[path].endswith(NEW)
 
 
-def test_several_files_may_be_given() -> None:
+def test_an_answer_may_have_several_files() -> None:
     both = "".join(f"**{path}**\n```python\n{NEW}```\n" for path in ("m.py", "b.py"))
-    found = candidate_of(both, {"files": TWO})
+    found = read_candidate(both, {"files": TWO})
     assert found.changed == ("a/m.py", "b.py")
 
 
@@ -118,6 +118,6 @@ def test_several_files_may_be_given() -> None:
      (f"**b.py**\n```python\n{NEW}```\n**m.py**\n```python\n{NEW}", "truncated"),
      (f"```python b.py\n{NEW}    ```\n", "truncated"), (f"```python b.py\n{NEW}", "truncated")],
 )  # fmt: skip
-def test_a_path_makes_no_answer_of_what_is_none(completion: str, failure: str) -> None:
+def test_a_path_does_not_turn_prose_into_an_answer(completion: str, failure: str) -> None:
     found = refusal(completion, {"files": TWO})
     assert found.failure == failure

@@ -1,4 +1,4 @@
-"""A row that nobody can judge by is an `error` of one sentence, and never ends training."""
+"""A row with an invalid spec is an `error` of one sentence, and never ends training."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ def verdict(spec: dict[str, Any]) -> VerifierResult:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "feedback"),
     [
         ("x", "Expected `object`, got `str`"),
         ([], "Expected `object`, got `array`"),
@@ -50,14 +50,14 @@ def verdict(spec: dict[str, Any]) -> VerifierResult:
         ({"kind": "recorded", "files": {}}, "missing required field"),
     ],
 )
-def test_bad_tests_are_an_error(given: Any, told: str) -> None:
+def test_bad_tests_are_an_error(given: Any, feedback: str) -> None:
     result = verdict({"files": FILES, "tests": given})
     assert (result.status, result.score) == ("error", None)
-    assert told in result.feedback
+    assert feedback in result.feedback
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "feedback"),
     [
         ({"files": ["a"]}, "has no `files`"),
         ({}, "has no `files`"),
@@ -66,26 +66,27 @@ def test_bad_tests_are_an_error(given: Any, told: str) -> None:
         ({"files": FILES, "locked": "x"}, "`locked` of the spec is 'x'"),
     ],
 )
-def test_bad_files_are_an_error(spec: dict[str, Any], told: str) -> None:
+def test_bad_files_are_an_error(spec: dict[str, Any], feedback: str) -> None:
     result = verdict({"tests": VALUE, **spec})
     assert result.status == "error"
-    assert told in result.feedback
+    assert feedback in result.feedback
 
 
-def test_a_module_that_the_answer_may_make_is_no_error() -> None:
+def test_a_module_that_the_answer_may_create_is_not_an_error() -> None:
     spec = {"files": FILES, "allowed": ["*.py"], "tests": {**VALUE, "module": "b.py"}}
     assert tests.verify("no code", spec).status == "failed"
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"), [({"a": 1}, "not JSON text"), ('{"a":' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON")]
+    ("spec", "feedback"),
+    [({"a": 1}, "not the JSON text"), ('{"a":' + "[" * 100_000 + "]" * 100_000 + "}", "not the JSON")],
 )
-def test_a_column_of_another_kind_is_told(spec: Any, told: str) -> None:
-    with pytest.raises(TrainingInputError, match=told):
+def test_a_column_of_the_wrong_type_is_an_error(spec: Any, feedback: str) -> None:
+    with pytest.raises(TrainingInputError, match=feedback):
         VerifierReward(Rubric([tests.verify]))(["p"], ["x"], verifier_spec=[spec])
 
 
-def test_what_returns_no_verdict_is_no_verifier() -> None:
+def test_a_function_without_a_verdict_is_not_a_verifier() -> None:
     def number(completion: str, spec: dict[str, Any]) -> Any:
         return 1.0
 
@@ -93,9 +94,9 @@ def test_what_returns_no_verdict_is_no_verifier() -> None:
         Rubric([number])("x", {})
 
 
-def test_half_a_character_of_an_answer_never_reaches_the_feedback() -> None:
+def test_feedback_contains_no_half_of_a_surrogate_pair() -> None:
     code = "```python\ndef f(x):\n    '\ud800' = (\n```"
-    told = syntax.verify(code, {"files": FILES}).feedback
-    assert told
-    assert told.encode().decode() == told
+    feedback = syntax.verify(code, {"files": FILES}).feedback
+    assert feedback
+    assert feedback.encode().decode() == feedback
     assert VerifierResult("x", "failed", 0.0, None, "a\ud800").feedback == "a\ufffd"

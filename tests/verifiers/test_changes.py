@@ -1,4 +1,4 @@
-"""Complete calls that write files count, in whatever form they are written."""
+"""Complete calls that write files count in every format."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewards.verifiers import syntax
-from rewards.verifiers.answer import candidate_of, read_changes
+from rewards.verifiers.answer import read_candidate, read_changes
 from tests.verifiers.refusals import refusal
 
 CONTENT = 'def f(x):\n\treturn {"a": [x], \'b\': "<>"}\n'
@@ -42,13 +42,13 @@ def test_every_form_is_read(form: str) -> None:
     write = FORMS[form]
     text = f"First.\n{write('src/a.py', 'draft')}\nThen.\n{write('src/b.py', CONTENT)}\nDone {{."
     text += write("src/a.py", "new")
-    result = candidate_of(text, {"files": FILES})
+    result = read_candidate(text, {"files": FILES})
     assert result.files == {"src/a.py": "new", "src/b.py": CONTENT}, "the first write is a draft"
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.9])
-def test_what_was_cut_is_no_write(form: str, share: float) -> None:
+def test_a_truncated_call_is_not_a_write(form: str, share: float) -> None:
     text = FORMS[form]("src/a.py", CONTENT)
     assert list(read_changes(text[: int(len(text) * share)])) == []
 
@@ -73,14 +73,14 @@ def test_calls_of_several_forms_are_read_in_their_order() -> None:
         (json_call("src/a.py", "x\n") * 4, "ambiguous"),
     ],
 )
-def test_what_is_no_candidate_says_why(text: str, failure: str) -> None:
+def test_a_refusal_has_a_reason(text: str, failure: str) -> None:
     result = refusal(text, {"files": FILES})
     assert result.failure == failure
 
 
-def test_new_files_need_leave_and_cut_answers_are_refused() -> None:
+def test_new_files_must_be_allowed_and_truncated_answers_are_refused() -> None:
     text = json_call("./src/c.py", "x\n")
-    result = candidate_of(text, {"files": FILES, "allowed": ["src/*"]})
+    result = read_candidate(text, {"files": FILES, "allowed": ["src/*"]})
     assert result.changed == ("src/c.py",)
     refused = refusal(text, {"files": FILES, "allowed": ["src/*"], "truncated": True})
     assert refused.failure == "truncated"
@@ -89,6 +89,6 @@ def test_new_files_need_leave_and_cut_answers_are_refused() -> None:
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")
 @settings(deadline=None)
 @given(st.text(st.sampled_from('{}[]":,ab<>|/=\n\\')))
-def test_no_completion_makes_it_raise(text: str) -> None:
+def test_no_completion_raises(text: str) -> None:
     syntax.verify(text, {"files": FILES})
     syntax.verify(f"<|tool_call>call:write{{{text}}}<tool_call|><function=write>{text}</function>", {"files": FILES})

@@ -1,4 +1,4 @@
-"""Completions are decoded with what marks their calls, and without their padding."""
+"""Completions are decoded with the tokens that mark calls, and without padding."""
 
 import pytest
 from datasets import Dataset
@@ -28,7 +28,7 @@ def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
     return made
 
 
-def test_a_model_whose_calls_nothing_could_read_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_model_without_a_readable_format_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     rows = Dataset.from_dict({"verifier_spec": [None, '{"tools": "pi"}']})
     tokenizer.chat_template = "{{ messages }}"
     with pytest.raises(TrainingInputError, match="every call would score 0; use a model of gemma4"):
@@ -62,7 +62,7 @@ def test_markers_are_kept_and_padding_is_not(tokenizer: PreTrainedTokenizerFast)
     assert verify(stripped, {"tools": "pi", "format": "gemma4"}).status == "failed"
 
 
-def test_what_stops_without_an_end_was_truncated(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_completion_without_an_end_token_is_truncated(tokenizer: PreTrainedTokenizerFast) -> None:
     text, truncated = decode(ids(tokenizer, *CALL, "done"), tokenizer)
     assert truncated
     assert text.endswith("done")
@@ -73,7 +73,7 @@ def test_what_stops_without_an_end_was_truncated(tokenizer: PreTrainedTokenizerF
     assert not decode(done, tokenizer, end_ids=done).truncated
 
 
-def test_padding_alone_is_no_end() -> None:
+def test_padding_is_not_an_end() -> None:
     backend = Tokenizer(WordLevel({"<unk>": 0, "a": 1, "<pad>": 2}, unk_token="<unk>"))
     made = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>")
     assert decode([1, 2, 2], made) == ("a", True)

@@ -1,4 +1,4 @@
-"""An answer that only takes the code away is none, and no answer takes quadratic time."""
+"""An answer that only removes code is refused, and no answer takes quadratic time."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from rewards.answers import Call, find_calls
 from rewards.verifiers import syntax
-from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.answer import read_candidate
 from rewards.verifiers.reward import VerifierReward, attacks, self_test
 from rewards.verifiers.rubric import Rubric
 from tests.verifiers.refusals import refusal
@@ -27,21 +27,21 @@ LONG = 300_000
         "--- a/a.py\n+++ b/a.py\n@@ -1,2 +1,1 @@\n-def f():\n-    return 1\n+pass\n",
     ],
 )
-def test_a_file_without_its_code_is_no_answer(answer: str) -> None:
+def test_a_file_without_its_code_is_refused(answer: str) -> None:
     result = syntax.verify(answer, SPEC)
     assert (result.status, result.category) == ("failed", "malformed_output")
     assert "leaves no code in a.py" in result.feedback
 
 
-def test_what_had_no_code_or_is_not_all_may_be_empty() -> None:
+def test_files_without_code_may_be_emptied() -> None:
     two = {"files": {"a.py": CODE, "b.py": "# nothing yet\n"}}
     call = {"name": "write", "arguments": {"path": "b.py", "content": "pass\n"}}
-    candidate_of(json.dumps(call), two)
+    read_candidate(json.dumps(call), two)
     moved = (
         "--- a/a.py\n+++ b/a.py\n@@ -1,2 +0,0 @@\n-def f():\n-    return 1\n"
         "--- a/b.py\n+++ b/b.py\n@@ -1 +1,2 @@\n-# nothing yet\n+def f():\n+    return 1\n"
     )
-    candidate_of(moved, two)
+    read_candidate(moved, two)
 
 
 def test_the_self_test_deletes_the_code() -> None:
@@ -62,14 +62,14 @@ def test_the_self_test_deletes_the_code() -> None:
         "a",
     ],
 )
-def test_openings_without_an_end_are_passed_over(opening: str) -> None:
+def test_openings_without_an_end_are_skipped(opening: str) -> None:
     """Where each looks for its own end, this takes minutes."""
     text = opening * (LONG // len(opening))
     for completion in (text, f"call:x{{{text}}}<tool_call|>"):
         refusal(completion, SPEC)
 
 
-def test_calls_behind_openings_without_an_end_are_still_read() -> None:
+def test_calls_after_openings_without_an_end_are_read() -> None:
     quote = '<|"|>'
     call = f"call:write{{path:{quote}a.py{quote},content:{quote}x = 1\n{quote}}}<tool_call|>"
     given = {"path": "a.py", "content": "x = 1\n"}

@@ -1,4 +1,4 @@
-"""The next call at a failing step: what wins, what is worth something, and what must not win."""
+"""The next call at a failing step: which calls pass, get partial credit, or must fail."""
 
 import json
 import time
@@ -12,7 +12,7 @@ from pimono_sdpo import run_pipeline
 from pimono_sdpo.schema import SESSION as COLUMNS
 from pimono_sdpo.training.rewards import scoring_of
 from processors import pipeline
-from rewards.rescore import rescore, rubric_of
+from rewards.rescore import build_rubric, rescore
 from rewards.verifiers.next_call import verify
 from rewards.verifiers.rubric import VerifierResult
 from tests.failing_steps import APP, NEW, OLD, SAVE, SESSION
@@ -76,7 +76,7 @@ WINS: list[tuple[str, Call]] = [
 
 
 @pytest.mark.parametrize(("kind", "call"), WINS)
-def test_doing_what_was_wanted_wins(kind: str, call: Call) -> None:
+def test_calls_that_reach_the_goal_pass(kind: str, call: Call) -> None:
     # The second path is that of the recorder, which no row shows.
     call = (call[0], json.loads(json.dumps(call[1]).replace("/home/ann/app", "$WORKSPACE")))
     result = judge(kind, call)
@@ -87,7 +87,7 @@ HALF: list[tuple[str, Call]] = [("change", read("src/app.py")), ("change", bash(
 
 
 @pytest.mark.parametrize(("kind", "call"), HALF)
-def test_looking_at_what_it_is_about_is_worth_half(kind: str, call: Call) -> None:
+def test_looking_at_the_target_gets_half_credit(kind: str, call: Call) -> None:
     assert judge(kind, call).score == 0.5
 
 
@@ -181,18 +181,18 @@ UNDECIDED: list[tuple[str, Call]] = [
 
 
 @pytest.mark.parametrize(("kind", "call"), CHEATS)
-def test_cheap_calls_lose(kind: str, call: Call) -> None:
+def test_cheap_calls_fail(kind: str, call: Call) -> None:
     result = judge(kind, call)
     assert result.status == "failed"
     assert (result.score or 0.0) <= 0.4
 
 
 @pytest.mark.parametrize(("kind", "call"), UNDECIDED)
-def test_what_may_be_right_or_wrong_is_not_decided(kind: str, call: Call) -> None:
+def test_calls_with_an_unknown_result_are_skipped(kind: str, call: Call) -> None:
     assert judge(kind, call).score is None
 
 
-def test_a_search_is_worth_half_where_the_name_was_shown() -> None:
+def test_a_search_gets_half_credit_if_the_name_was_shown() -> None:
     spec = json.loads(json.dumps(specs()["path"]))
     spec["goal"]["shown"] = True
     assert verify(write(bash("find . -name 'settings_test*'")), spec).score == 0.5
@@ -204,7 +204,7 @@ def test_a_message_without_a_call_gets_nothing(text: str) -> None:
     assert all(verify(text, specs()[kind]).score == 0.0 for kind in KINDS)
 
 
-def test_the_recorded_calls_are_told_apart() -> None:
+def test_recorded_calls_pass_and_fail_as_in_the_session() -> None:
     for kind, spec in specs().items():
         failed = spec["failed_call"]
         if failed:
@@ -216,18 +216,23 @@ def test_the_recorded_calls_are_told_apart() -> None:
             assert judge(kind, (worked["name"], worked["args"])).status == "passed"
 
 
-def test_what_the_session_does_not_tell_is_not_decided() -> None:
-    rubric = rubric_of((), ("next_call",))
+def test_a_result_unknown_from_the_session_is_skipped() -> None:
+    rubric = build_rubric((), ("next_call",))
     undecided = [("correction", edit(SAVE, 'open(path, "w")')), ("path", read("lib/settings_test.py"))]
     for kind, call in undecided:
         row = {"completion": write(call), "verifier_spec": json.dumps(specs()[kind])}
         scored = rescore(row, rubric)
-        assert (scored["reward"], scored["rejected"]) == (None, "The session does not show how this would end.")
+        assert (scored["reward"], scored["rejected"]) == (
+            None,
+            "The result of this call is not known from the session.",
+        )
 
 
-def test_a_spec_of_another_row_is_not_judged() -> None:
+def test_a_spec_of_another_kind_of_row_is_an_error() -> None:
     assert verify("x", {"tools": ["read"]}).status == "skipped"
-    scored = rescore({"completion": "x", "verifier_spec": '{"goal": {"kind": "path"}}'}, rubric_of((), ("next_call",)))
+    scored = rescore(
+        {"completion": "x", "verifier_spec": '{"goal": {"kind": "path"}}'}, build_rubric((), ("next_call",))
+    )
     assert "filter --unit step" in scored["rejected"]
 
 
@@ -253,22 +258,22 @@ ROW = {
         (bash("cat other.json"), None),
     ],
 )
-def test_a_row_without_a_goal_is_judged_by_what_the_session_recorded(call: Call, score: float | None) -> None:
+def test_a_row_without_a_goal_is_checked_against_the_session(call: Call, score: float | None) -> None:
     verdict = verify(write(call), ROW)
     assert verdict.score is None if score is None else verdict.score == pytest.approx(score)
 
 
-def test_what_nothing_verifies_gets_the_smoke_test_and_is_no_success() -> None:
+def test_an_unverified_answer_gets_the_fallback_and_is_not_a_success() -> None:
     reward = scoring_of("outcome", [], [], None).reward
-    said = "The build stops because src/cli.ts is missing, so I restore that file with git."
-    calls = [write(edit("1", "2", "a.json")), write(bash("npm test -- a")), said, ""]
+    answer = "The build stops because src/cli.ts is missing, so I restore that file with git."
+    calls = [write(edit("1", "2", "a.json")), write(bash("npm test -- a")), answer, ""]
     columns = {"verifier_spec": [json.dumps(ROW)] * 4, "reward_terms": [["src/cli.ts"]] * 4}
     right, repeated, prose, nothing = reward(prompts=["fix it"] * 4, completions=calls, **columns)
     assert (right, repeated, nothing) == (1.0, 0.0, 0.0)
     assert prose is not None
     assert 0 < prose < 1
     # Neither verified nor with terms: it moves nothing.
-    assert reward(prompts=["a"], completions=[said], reward_terms=[None]) == [0.5]
+    assert reward(prompts=["a"], completions=[answer], reward_terms=[None]) == [0.5]
 
 
 BASE = {"tools": "pi", "format": "json", "workspace": {"cwd": "/w", "files": {}}}
@@ -296,7 +301,7 @@ ELSEWHERE = {
         ("cat other/index.js", None),
     ],
 )
-def test_a_missing_path_is_looked_at_and_not_run(command: str, score: float | None) -> None:
+def test_a_missing_path_may_be_looked_at_but_not_run(command: str, score: float | None) -> None:
     assert verify(write(bash(command)), ELSEWHERE).score == score
 
 
@@ -318,14 +323,14 @@ def test_listing_the_folder_above_a_missing_one_is_a_search() -> None:
 @pytest.mark.parametrize(
     "command", ["rm -rf lib", "find . -name index.js -exec rm {} +", "git clean -fdx", "find . -name 'index*' -delete"]
 )
-def test_nothing_is_deleted_though_the_call_that_failed_could_run_anything(command: str) -> None:
+def test_deleting_fails_even_if_the_failed_call_ran_a_program(command: str) -> None:
     run = {"name": "bash", "args": {"command": "node lib/server/index.js > log.txt"}}
     spec = {**ELSEWHERE, "failed_call": run, "resolved_call": None}
     assert verify(write(bash(command)), spec).score == 0.1
     assert verify(write(bash("find . -name index.js -exec sh {} +")), spec).score is None
 
 
-def test_a_file_that_is_known_may_be_written_anew_with_the_change() -> None:
+def test_a_known_file_may_be_rewritten_with_the_change() -> None:
     spec, wanted = {**specs()["change"], "tools": "pi"}, APP.replace(OLD, NEW)
     for content, score in (
         (wanted, 1.0),
@@ -352,11 +357,11 @@ def test_a_line_out_of_its_block_is_another_change() -> None:
         ("sed -i 1,2d src/one.py", None),
     ],
 )  # fmt: skip
-def test_another_file_of_the_workspace_may_be_superfluous(command: str, score: float | None) -> None:
+def test_deleting_another_file_of_the_workspace_is_skipped(command: str, score: float | None) -> None:
     assert verify(write(bash(command)), KNOWN).score == score
 
 
-def test_a_part_of_the_change_is_not_decided_though_it_only_takes_words_away() -> None:
+def test_part_of_the_change_is_skipped_even_if_it_only_removes_words() -> None:
     edits = [{"old_string": "load(x)", "new_string": "x"}, {"old_string": "raw", "new_string": "plain"}]
     spec = change_of("", "", known="load(x)\nraw\nraw\n", edits=[edits[0], {**edits[1], "replace_all": True}])
     spec["failed_call"] = {"name": "edit", "args": {"path": "a.py", "edits": edits}}
@@ -364,14 +369,14 @@ def test_a_part_of_the_change_is_not_decided_though_it_only_takes_words_away() -
         assert verify(write(("edit", {"path": "a.py", "old_string": old, "new_string": new})), spec).score == score
 
 
-def test_signs_are_a_change_that_a_command_may_make() -> None:
+def test_a_command_may_change_punctuation() -> None:
     args = {"path": "src/one.py", "oldText": "from server import x", "newText": "from .server import x"}
     looked = {"name": "read", "args": {"path": "$WORKSPACE/src/one.py"}}
     spec = {**KNOWN, "failed_call": {"name": "edit", "args": args}, "resolved_call": looked}
     assert verify(write(bash("sed -i 's/from server/from .server/' src/one.py")), spec).score is None
 
 
-def test_what_is_appended_to_the_file_to_change_is_not_judged() -> None:
+def test_appending_to_the_target_is_skipped() -> None:
     assert judge("change", bash("echo x >> src/app.py")).status == "skipped"
 
 
@@ -403,7 +408,7 @@ WINDOWS = "D:\\app\\docs\\memory-search.md"
         ("path", "/w/a/use_index.py", "rg --files | rg other", None),
     ],
 )
-def test_a_right_call_wins_however_its_path_is_written(
+def test_a_correct_call_passes_with_any_spelling_of_its_path(
     kind: str, path: str, command: str, score: float | None
 ) -> None:
     failed = {"name": "edit" if kind == "read" else "read", "args": {"path": path}}
@@ -456,7 +461,7 @@ UNREAD: dict[str, Any] = {
         (bash("ls"), 0.1),
     ],
 )
-def test_where_a_file_is_to_be_read_first_all_ways_to_look_are_equal(call: Call, score: float | None) -> None:
+def test_all_ways_to_read_a_file_are_equal(call: Call, score: float | None) -> None:
     assert verify(write(call), UNREAD).score == score
 
 
@@ -509,7 +514,7 @@ KNOWN: dict[str, Any] = {
         ("echo 'x = 1' >> src/one.py", None),
     ],
 )  # fmt: skip
-def test_only_what_prints_lines_of_a_file_reads_it(command: str, score: float | None) -> None:
+def test_only_printing_lines_of_a_file_reads_it(command: str, score: float | None) -> None:
     assert verify(write(bash(command)), KNOWN).score == score
 
 
@@ -544,7 +549,7 @@ def test_no_command_takes_long(command: str) -> None:
         ("grep", {"pattern": "load", "output_mode": "content"}, 1.0),
     ],
 )
-def test_what_a_tool_does_is_told_by_its_name_and_its_arguments(
+def test_the_action_of_a_tool_follows_from_its_name_and_arguments(
     tool: str, arguments: dict[str, Any], score: float | None
 ) -> None:
     spec = {**KNOWN, "tools": [{"function": {"name": tool}}]}
@@ -559,7 +564,7 @@ def test_what_a_tool_does_is_told_by_its_name_and_its_arguments(
         ("cat dist/server/index.js > /dev/null", None), ("ls dist/server > /dev/null", None),
     ],
 )  # fmt: skip
-def test_counting_lines_finds_no_missing_path(command: str, score: float | None) -> None:
+def test_counting_lines_does_not_find_a_missing_path(command: str, score: float | None) -> None:
     assert verify(write(bash(command)), ELSEWHERE).score == score
 
 
@@ -617,7 +622,7 @@ def change_of(old: str, new: str, known: str | None, **more: Any) -> dict[str, A
     }
 
 
-def test_an_edit_wins_at_the_place_that_was_meant() -> None:
+def test_an_edit_passes_at_the_intended_position() -> None:
     def judged(spec: dict[str, Any], old: str, new: str, **more: Any) -> float | None:
         return verify(write(("edit", {"path": "a.py", "old_string": old, "new_string": new, **more})), spec).score
 

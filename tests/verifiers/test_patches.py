@@ -1,4 +1,4 @@
-"""What is applied is what was meant, or nothing is."""
+"""A diff is applied as intended, or not at all."""
 
 import os
 import random
@@ -70,7 +70,7 @@ def test_diffs_as_models_write_them_apply(mutation: str) -> None:
         ("no_patch", "no unified diff", "```python\nreturn 0\n```"),
         ("truncated", "close the fence", f"```diff\n{CHANGE}"),
         ("truncated", "ends before its last hunk", CHANGE[:-20]),
-        ("malformed", "begins with none of", f"```diff\n{CHANGE}}} // end\n```"),
+        ("malformed", "does not begin with", f"```diff\n{CHANGE}}} // end\n```"),
         ("malformed", "where the diff ends", f"{CHANGE.replace(',3', ',9')}\n+ I hope it helps.\n{CHANGE}"),
         ("malformed", "outside", f"```diff\n{CHANGE}```\n{CHANGE}"),
         ("malformed", "a symlink",
@@ -80,23 +80,23 @@ def test_diffs_as_models_write_them_apply(mutation: str) -> None:
         ("path_not_allowed", "leave it alone", CHANGE.replace("src/items.py", ".git/hooks/pre-commit")),
         ("file_unknown", "did you mean `src/items.py`", CHANGE.replace("src/items", "src/item")),
         ("context_not_found", "nearest is line 9: `if len(items) < 2:`", CHANGE.replace("< 2", "< 3")),
-        ("context_not_found", "not one after the other", CHANGE.replace(" \tif len(items) < 2:", " def last(items):")),
+        ("context_not_found", "not next to each other", CHANGE.replace(" \tif len(items) < 2:", " def last(items):")),
         ("context_not_found", "no lines of the file", "--- a/src/items.py\n+++ b/src/items.py\n@@ -1,0 +2,1 @@\n+x\n"),
-        ("context_not_found", "indented otherwise", CHANGE.replace("\t", "    ")),
+        ("context_not_found", "indented differently", CHANGE.replace("\t", "    ")),
         ("context_not_found", "no lines of the file", "--- a/src/items.py\n+++ b/src/items.py\n@@ @@\n \n-\n \n"),
         ("ambiguous", "at lines 12 and 13", "--- a/src/items.py\n+++ b/src/items.py\n@@ @@\n-\tpass\n+\treturn\n"),
         ("ambiguous", "same lines", f"```diff\n{CHANGE}```\n```diff\n{CHANGE}```"),
         ("nothing_changed", "leaves every file", CHANGE.replace("return 0", "return None")),
     ],
 )  # fmt: skip
-def test_what_cannot_be_applied_says_why(failure: Failure, says: str, diff: str) -> None:
+def test_a_refused_diff_has_a_reason(failure: Failure, says: str, diff: str) -> None:
     doubled = CODE.replace("items[1]\n", "items[1]\n\tpass\n\tpass\n")
     refused = refusal(diff, {"src/items.py": doubled})
     assert refused.failure == failure
     assert says in refused.why
 
 
-def test_the_caller_may_know_that_an_answer_was_cut() -> None:
+def test_the_caller_may_set_truncated() -> None:
     bare = CHANGE.replace("-9,3 +9,3 ", "")
     assert refusal(CHANGE, truncated=True).failure == "truncated"
     assert files_after(bare, truncated=False) == files_after(CHANGE)
@@ -126,7 +126,7 @@ def test_paths_that_may_be_written() -> None:
     assert refused_path("tests/x.py", {"files": {"tests/x.py": ""}, "locked": []}) is None
 
 
-def test_files_are_made_moved_and_deleted() -> None:
+def test_files_are_created_moved_and_deleted() -> None:
     files = {"src/a.py": "one\ntwo\n"}
     made = "--- /dev/null\n+++ b/src/b.py\n@@ -0,0 +1,2 @@\n+x\n+y\n"
     assert files_after(made, files, allowed=["src/*"]) == {**files, "src/b.py": "x\ny\n"}
@@ -154,7 +154,7 @@ def test_files_are_made_moved_and_deleted() -> None:
         ("a\fb\nc\n", "@@ -1,2 +1,2 @@\n a\fb\n-c\n+d\n", "a\fb\nd\n"),
     ],
 )  # fmt: skip
-def test_line_ends_stay_as_they_are(before: str, diff: str, after: str) -> None:
+def test_line_endings_do_not_change(before: str, diff: str, after: str) -> None:
     assert files_after(f"--- a/x\n+++ b/x\n{diff}", {"x": before}) == {"x": after}
 
 
@@ -173,7 +173,7 @@ LINES = st.lists(st.sampled_from(["a", "b", "\tc", "  d", "", "- e", "+ f", "x =
 
 @settings(deadline=None, max_examples=300)
 @given(LINES, LINES, st.booleans(), st.booleans(), st.sampled_from(sorted(MUTATIONS)), st.integers(0, 9))
-def test_what_is_applied_is_what_was_meant(
+def test_an_applied_diff_is_the_intended_one(
     before: list[str], after: list[str], open_before: bool, open_after: bool, name: str, seed: int
 ) -> None:
     """Whatever the files are: even those full of lines that are alike."""
@@ -190,7 +190,7 @@ def test_what_is_applied_is_what_was_meant(
 
 @settings(deadline=None, max_examples=300)
 @given(st.text(st.sampled_from("ab \n+-@`~\\<|>/0123 ,\t\r")), st.sampled_from([True, False, None]))
-def test_no_completion_makes_it_raise(text: str, truncated: bool | None) -> None:
+def test_no_completion_raises(text: str, truncated: bool | None) -> None:
     diff = f"--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n{text}"
     for completion in (text, diff, f"```diff\n{diff}\n```"):
         verify(completion, {"files": {"x": "a\nb\n"}, "truncated": truncated})
@@ -203,7 +203,7 @@ def test_paths_quoted_by_git() -> None:
     assert refusal(up, {"é.py": "a\n"}).failure == "path_not_allowed"
 
 
-def test_the_line_that_is_indented_otherwise_is_named() -> None:
+def test_a_line_with_different_indentation_is_named() -> None:
     diff = "--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n def f():\n-  return 1\n+  return 2\n"
     assert "line 2 of the file" in refusal(diff, {"x": "def f():\n    return 1\n"}).why
 
@@ -245,7 +245,7 @@ def test_recorded_edits_are_recovered(recorded: list[Edit], mutation: str, trunc
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9, 0.97])
-def test_recorded_edits_that_were_cut_are_never_applied(recorded: list[Edit], share: float) -> None:
+def test_truncated_recorded_edits_are_never_applied(recorded: list[Edit], share: float) -> None:
     assert outcomes(recorded, lambda diff, _: cut(diff, share))["refused"] == len(recorded)
     fenced = outcomes(recorded, lambda diff, _: cut(f"```diff\n{diff}```\n", share))
     assert fenced["refused"] == len(recorded)
@@ -262,7 +262,7 @@ IN_B = "@@ class B:\n@@ def f(self):\n-        return 1\n+        return 2\n"
 @pytest.mark.parametrize(
     ("path", "hunk"), [("m.py", IN_G), ("m.py", IN_G.replace("g(x):", "g(x): @@")), ("c.py", IN_B)]
 )
-def test_a_hunk_may_name_the_lines_above_it(path: str, hunk: str) -> None:
+def test_a_hunk_may_quote_lines_above_it(path: str, hunk: str) -> None:
     found = apply_patch(f"--- a/{path}\n+++ b/{path}\n{hunk}", {"files": ABOVE})
     assert found.files[path] == "2".join(ABOVE[path].rsplit("1", 1))
 

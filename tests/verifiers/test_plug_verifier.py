@@ -1,4 +1,4 @@
-"""A new verifier is one file, and what its docstring leaves out is named."""
+"""A new verifier is one file, and missing parts of its docstring are named."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def plug_in(folder: Path, source: str) -> Path:
     return project
 
 
-def test_a_plugged_verifier_scores_completions(tmp_path: Path) -> None:
+def test_a_new_verifier_scores_completions(tmp_path: Path) -> None:
     project = plug_in(tmp_path / "p", TOY)
     spec = json.dumps({"allowed_todos": 1})
     rows = [{"verifier_spec": spec, "completion": text} for text in ("TODO", "TODO TODO")]
@@ -65,7 +65,7 @@ def test_a_plugged_verifier_scores_completions(tmp_path: Path) -> None:
     assert scored[1]["feedback"] == ["2 to-dos are left."]
 
 
-def test_what_a_plugged_verifier_leaves_out_is_named(tmp_path: Path) -> None:
+def test_missing_parts_of_a_new_verifier_are_named(tmp_path: Path) -> None:
     project = plug_in(tmp_path, TOY[TOY.index("from typing") :])
     options = ("--noconftest", "-p", "no:cacheprovider", "-k", "missing and todo")
     failed = run_python(project, "-m", "pytest", "-q", *options, "tests/verifiers/test_plug_verifier.py")

@@ -1,4 +1,4 @@
-"""Pytest in the sandbox: honest answers pass, what deceives pytest is refused or comes to nothing."""
+"""Pytest in the sandbox: honest answers pass, and attempts to deceive pytest are refused or ineffective."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rewards.verifiers import pytest_tests
-from rewards.verifiers.pytest_tests import offence, refused_file
+from rewards.verifiers.pytest_tests import find_offence, refused_file
 from rewards.verifiers.rubric import BadSpec
 from rewards.verifiers.tests import verify
 from tests.verifiers import cheats
@@ -33,7 +33,7 @@ def test_the_correct_program_passes() -> None:
     assert (result.status, result.metrics) == ("passed", {"tests": 4, "passed": 4}), result
 
 
-def test_the_buggy_program_fails_and_is_told_the_shortest_case() -> None:
+def test_the_buggy_program_fails_with_the_shortest_case() -> None:
     result = verify(writing(cheats.SORTS + "\n"), spec_of())
     assert (result.status, result.score, result.category) == ("failed", 0.5, "test_or_assertion")
     assert f"{cheats.NODES[2]}: assert [1, 2] == [1, 2, 2]" in result.feedback
@@ -52,8 +52,8 @@ UNSCREENED = ["os_exit", "os_exit_in_function", "print_and_exit", "system_exit",
 
 
 @pytest.mark.parametrize("name", UNSCREENED)
-def test_forgery_comes_to_nothing_without_the_screen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pytest_tests, "refusal", lambda candidate, tests: None)
+def test_forged_reports_are_ignored_without_the_check_of_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytest_tests, "find_refusal", lambda candidate, tests: None)
     result = verify(writing(cheats.CHEATS[name][1]), spec_of())
     assert result.status == "failed", result
     assert result.score is not None
@@ -61,7 +61,7 @@ def test_forgery_comes_to_nothing_without_the_screen(name: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", ["os_exit", "skip_test", "always_equal", "patched_runtest"])
-def test_pytest_alone_is_deceived(name: str, tmp_path: Path) -> None:
+def test_pytest_without_these_checks_is_deceived(name: str, tmp_path: Path) -> None:
     for path, content in ((cheats.MAIN, cheats.CHEATS[name][1]), (cheats.TEST_PATH, cheats.TEST)):
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).write_text(content)
@@ -69,7 +69,7 @@ def test_pytest_alone_is_deceived(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
-def test_what_may_not_be_written_is_not_there_to_be_read_by_default() -> None:
+def test_locked_files_cannot_be_read_by_default() -> None:
     spec = {**spec_of(), "allowed": [cheats.MAIN]}
     del spec["tests"]["needs"]
     result = verify(writing("from answers.main import f\n"), spec)
@@ -77,26 +77,26 @@ def test_what_may_not_be_written_is_not_there_to_be_read_by_default() -> None:
     assert "No module named 'answers'" in result.feedback
 
 
-def test_a_hang_is_cut_and_named() -> None:
+def test_a_hang_is_a_timeout() -> None:
     result = verify(writing("def f(xs):\n    while xs: pass\n    return []\n"), spec_of(seconds=4))
     assert (result.category, result.score) == ("timeout", 0.25), result
     assert cheats.NODES[1] in result.feedback
 
 
-def test_a_program_that_does_not_load_is_told_why() -> None:
+def test_a_program_that_cannot_be_imported_gets_the_reason() -> None:
     result = verify(writing("import nothing_like_it\n"), spec_of())
     assert (result.category, result.score) == ("runtime_exception", 0.0), result
     assert "nothing_like_it" in result.feedback
 
 
-def test_a_test_that_is_no_longer_there_has_not_passed() -> None:
+def test_a_removed_test_has_not_passed() -> None:
     more = [*cheats.NODES, "tests/test_main.py::test_more"]
     result = verify(writing(cheats.CORRECT), spec_of(passes=more))
     assert (result.status, result.metrics["tests"]) == ("failed", 6.0)
 
 
 @pytest.mark.parametrize("passes", [None, 4, []])
-def test_without_the_tests_that_pass_with_the_reference_nothing_is_judged(passes: Any) -> None:
+def test_tests_without_passes_are_an_error(passes: Any) -> None:
     with pytest.raises(BadSpec, match=r"`passes`|`array`, got `.*` - at `..passes`"):
         verify(writing(cheats.CORRECT), spec_of(passes=passes))
 
@@ -104,7 +104,7 @@ def test_without_the_tests_that_pass_with_the_reference_nothing_is_judged(passes
 @pytest.mark.parametrize(
     "path", ["work", "tests", "x" * 300, "work/main.py/x.py", "a/" * 600 + "b", "work/half\ud800.py"]
 )
-def test_files_that_cannot_be_written_are_no_accident(path: str) -> None:
+def test_files_that_cannot_be_written_fail(path: str) -> None:
     result = verify(writing("x = 1\n", path), spec_of())
     assert result.status == "failed", result
 
@@ -117,8 +117,8 @@ def test_files_that_cannot_be_written_are_no_accident(path: str) -> None:
      "import re\nWORD = re.compile('node')", "def f(input): return input + 1",
      "class A:\n    def __len__(self): return 1", "import io\nio.StringIO()", "model.eval()"],
 )  # fmt: skip
-def test_usual_code_is_no_offence(source: str) -> None:
-    assert offence("", source, ["tests/test_main.py", "node.py"]) is None
+def test_ordinary_code_is_allowed(source: str) -> None:
+    assert find_offence("", source, ["tests/test_main.py", "node.py"]) is None
     assert refused_file("work/new.py", ["tests/test_main.py"]) is None
 
 
@@ -130,22 +130,22 @@ def test_usual_code_is_no_offence(source: str) -> None:
      ("x = 'a.f_locals'", "f_locals"), ("x = 'tests/test_main.py'", "test_main"),
      ("class A(metaclass=B): pass", "metaclass"), ("from operator import attrgetter", "attrgetter")],
 )  # fmt: skip
-def test_ways_around_are_seen(source: str, mark: str) -> None:
-    assert offence("", source, ["tests/test_main.py"]) == mark
+def test_workarounds_are_found(source: str, mark: str) -> None:
+    assert find_offence("", source, ["tests/test_main.py"]) == mark
 
 
-def test_what_was_there_is_no_offence_and_what_is_allowed_neither() -> None:
-    assert offence("import gc", "import gc\nx = 1") is None
-    assert offence("import gc", "import gc\nimport gc") == "gc"
+def test_existing_names_are_allowed() -> None:
+    assert find_offence("import gc", "import gc\nx = 1") is None
+    assert find_offence("import gc", "import gc\nimport gc") == "gc"
 
 
 @pytest.mark.parametrize("path", ["work/types.py", "work/node.py", "code/main.py", "README.md"])
-def test_usual_files_are_not_refused(path: str) -> None:
+def test_ordinary_files_are_not_refused(path: str) -> None:
     assert refused_file(path, ["tests/test_main.py", "node.py"], ["work/main.py", "code/a.py"]) is None
 
 
 @pytest.mark.parametrize(
     "path", ["node.py", "node/__init__.py", "types.py", "code/__init__.py", "tests/random.py", "tests/node/x.py"]
 )
-def test_files_that_would_be_found_first_are_refused(path: str) -> None:
+def test_files_that_shadow_modules_are_refused(path: str) -> None:
     assert refused_file(path, ["tests/test_main.py", "node.py"], ["work/main.py"]) is not None

@@ -1,4 +1,4 @@
-"""Calls that real sessions recorded: what worked is valid, what validation refused is not."""
+"""Calls of real sessions: those that worked are valid, those that validation refused are not."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rewards.verifiers.rubric import VerifierResult
-from rewards.verifiers.tool_calls import tools_of, verify
+from rewards.verifiers.tool_calls import load_tools, verify
 
 TRACES = os.environ.get("PIMONO_TRACES", "")
 SAMPLES = Path(__file__).parents[2] / "pimono_sdpo" / "samples" / "sessions"
@@ -36,34 +36,34 @@ def recorded(folder: Path) -> Iterator[tuple[dict[str, Any], str, bool]]:
             blocks = [block for block in message["content"] if isinstance(block, dict)]
             calls |= {b["id"]: b for b in blocks if b.get("type") == "toolCall"}
             call = calls.get(message.get("toolCallId", ""))
-            if message.get("role") == "toolResult" and call and call["name"] in tools_of("pi"):
+            if message.get("role") == "toolResult" and call and call["name"] in load_tools("pi"):
                 text = "".join(str(block.get("text", "")) for block in blocks)
                 yield call, text, bool(message.get("isError"))
 
 
-def judged(call: dict[str, Any], form: str) -> VerifierResult:
-    asked = {"name": call["name"], "arguments": call["arguments"]}
-    return verify(WRITTEN[form](asked), {"tools": "pi", "format": form})
+def check_call(call: dict[str, Any], form: str) -> VerifierResult:
+    written = {"name": call["name"], "arguments": call["arguments"]}
+    return verify(WRITTEN[form](written), {"tools": "pi", "format": form})
 
 
 @pytest.mark.skipif(not TRACES, reason="PIMONO_TRACES is not set")
 @pytest.mark.parametrize("form", WRITTEN)
 def test_every_call_that_worked_is_valid(form: str) -> None:
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     wrong = []
     for call, text, is_error in recorded(Path(TRACES, "pi")):
-        result = judged(call, form)
-        seen[f"{'failed' if is_error else 'worked'}, {result.status}"] += 1
+        result = check_call(call, form)
+        counts[f"{'failed' if is_error else 'worked'}, {result.status}"] += 1
         if (result.status == "passed") is (REFUSED.match(text) is not None):
             wrong.append((call["name"], call["arguments"], result.feedback, text[:200]))
     assert wrong == []
-    assert seen["worked, passed"] > 500
+    assert counts["worked, passed"] > 500
 
 
-def test_what_validation_refused_fails() -> None:
+def test_calls_that_validation_refused_fail() -> None:
     refused = [(call, text) for call, text, _ in recorded(SAMPLES) if REFUSED.match(text)]
     assert refused
     for call, text in refused:
-        result = judged(call, "qwen3")
+        result = check_call(call, "qwen3")
         assert result.status == "failed"
         assert result.feedback.splitlines()[:2] == text.splitlines()[:2]

@@ -1,4 +1,4 @@
-"""Recorded calls: right answers pass however they are written, cheats do not, the rest is named."""
+"""Recorded calls: correct answers pass in any style, cheats fail, and unrecordable tests are named."""
 
 import functools
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from rewards.sandbox import Server
 from rewards.verifiers import tests
-from rewards.verifiers.outcomes import Python, listed
+from rewards.verifiers.outcomes import Python, format_value
 from rewards.verifiers.recorded_tests import NotRecordable, record
 from rewards.verifiers.rubric import Rubric, VerifierResult
 from tests.verifiers.programs import writing
@@ -21,14 +21,14 @@ def python() -> Python:
 
 
 @functools.cache
-def recorded(reference: str, test: str, beside: str = "", seconds: float = 3) -> dict[str, Any]:
+def record_calls(reference: str, test: str, beside: str = "", seconds: float = 3) -> dict[str, Any]:
     files = {"test_it.py": test, **({"node.py": beside} if beside else {})}
     given = {"files": files, "seconds": seconds, "shared": ["node.py"] if beside else []}
     return record({"work/main.py": reference}, given, python())
 
 
-def judged(program: str, made: dict[str, Any]) -> VerifierResult:
-    spec = {"files": {"work/main.py": ""}, "tests": made}
+def verify_program(program: str, recording: dict[str, Any]) -> VerifierResult:
+    spec = {"files": {"work/main.py": ""}, "tests": recording}
     return tests.verify(writing(program), spec, python())
 
 
@@ -119,16 +119,16 @@ HONEST: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_programs_can_be_recorded_and_pass(name: str) -> None:
     program, test = HONEST[name]
-    made = recorded(program, test)
-    assert made["left_out"] == {}
-    result = judged(program, made)
+    recording = record_calls(program, test)
+    assert recording["left_out"] == {}
+    result = verify_program(program, recording)
     assert result.status == "passed", result.feedback
 
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_no_cheat_wins(name: str) -> None:
     game, program = CHEATS[name]
-    result = judged(program, recorded(GAMES[game].reference, GAMES[game].test))
+    result = verify_program(program, record_calls(GAMES[game].reference, GAMES[game].test))
     assert result.status == "failed", result
     assert result.score is not None
     assert result.score < 1
@@ -176,28 +176,28 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_answers_need_not_be_like_the_reference(name: str) -> None:
+def test_correct_answers_may_differ_from_the_reference(name: str) -> None:
     game, program = RIGHT[name]
-    result = judged(program, recorded(GAMES[game].reference, GAMES[game].test))
+    result = verify_program(program, record_calls(GAMES[game].reference, GAMES[game].test))
     assert result.status == "passed", result.feedback
 
 
-def test_what_is_small_in_memory_alone_is_not_shown() -> None:
+def test_a_value_that_is_large_when_printed_is_not_shown() -> None:
     value: tuple[object, ...] = ()
     for _ in range(9):
         value = (value,) * 1000
-    assert listed([value]) == "(a value too large to show)"
+    assert format_value([value]) == "(a value too large to show)"
 
 
-def test_what_tests_put_into_containers_of_an_object_reaches_it() -> None:
+def test_changes_to_containers_of_an_object_reach_it() -> None:
     program = "class Cart:\n    def __init__(self):\n        self.items, self.by = [], {}\n    def total(self):\n        return sum(self.items) + len(self.by)\n"
     test = "from work.main import Cart\ndef test():\n    cart = Cart()\n    cart.items.append(3)\n    cart.by['a'] = [1]\n    assert cart.total() == 4\n    assert cart.items == [3]\n"
-    made = recorded(program, test)
-    assert judged(program, made).status == "passed"
-    assert judged(program.replace("sum", "len"), made).status == "failed"
+    recording = record_calls(program, test)
+    assert verify_program(program, recording).status == "passed"
+    assert verify_program(program.replace("sum", "len"), recording).status == "failed"
 
 
-def test_objects_of_the_tests_need_a_class_that_both_sides_have() -> None:
+def test_objects_of_the_tests_need_a_shared_class() -> None:
     node = "class Node:\n    def __init__(self, value, after=None):\n        self.value = value\n        self.after = after\n"
     program = "def f(node):\n    back = None\n    while node:\n        node.after, back, node = back, node, node.after\n    return back\n"
     test = (
@@ -205,32 +205,32 @@ def test_objects_of_the_tests_need_a_class_that_both_sides_have() -> None:
         "def test():\n    last = Node(2)\n    first = Node(1, last)\n    assert f(first) is last\n"
         "    assert last.after is first and first.after is None\n"
     )
-    made = recorded(program, test, beside=node)
-    assert judged(program, made).status == "passed"
-    assert judged(program.replace("return back", "return node"), made).status == "failed"
+    recording = record_calls(program, test, beside=node)
+    assert verify_program(program, recording).status == "passed"
+    assert verify_program(program.replace("return back", "return node"), recording).status == "failed"
 
 
 BEYOND = {
-    "main.f(lambda x: x)": "hand a function of their own",
-    "main.f(type('T', (), {})())": "hand a T of their own",
-    "main.f(f'{main.rand()}')": "gives other results each time",
-    "n = main.draw(); assert main.twice(n) == 2 * n": "gives other results each time",
+    "main.f(lambda x: x)": "pass a function of their own",
+    "main.f(type('T', (), {})())": "pass a T of their own",
+    "main.f(f'{main.rand()}')": "gives different results in each run",
+    "n = main.draw(); assert main.twice(n) == 2 * n": "gives different results in each run",
     "class Sub(main.Cart): pass": "derive Sub from a class of the code under test",
     "import copy; copy.copy(main.Cart())": "copy or pickle an object",
     "import inspect; assert 'def f' in inspect.getsource(main.f)": "another process",
-    "import time, pathlib; pathlib.Path('t').write_text(str(time.time())); main.f(1)": "each time",
+    "import time, pathlib; pathlib.Path('t').write_text(str(time.time())); main.f(1)": "in each run",
     "import os; os.environ['MODE'] = 'x'; assert main.mode() == 'x'": "another process",
 }
 PARTLY = "import os, random\ndef f(x):\n    return 1\ndef mode():\n    return os.environ.get('MODE')\nclass Cart: pass\ndef rand():\n    return random.random()\ndef draw():\n    return random.randint(1, 200)\ndef twice(n):\n    return 2 * n\n"
 
 
 @pytest.mark.parametrize("line", BEYOND)
-def test_what_cannot_be_recorded_is_named_and_left_out(line: str) -> None:
+def test_tests_that_cannot_be_recorded_are_left_out_with_the_reason(line: str) -> None:
     test = f"from work import main\ndef test_a():\n    {line}\ndef test_b():\n    assert main.f(2) == 1\n"
-    made = recorded(PARTLY, test)
-    assert made["passes"] == ["test_it.py::test_b"]
-    assert BEYOND[line] in made["left_out"]["test_it.py::test_a"]
-    assert judged(PARTLY, made).metrics == {"tests": 1, "passed": 1}
+    recording = record_calls(PARTLY, test)
+    assert recording["passes"] == ["test_it.py::test_b"]
+    assert BEYOND[line] in recording["left_out"]["test_it.py::test_a"]
+    assert verify_program(PARTLY, recording).metrics == {"tests": 1, "passed": 1}
 
 
 @pytest.mark.parametrize(
@@ -240,44 +240,44 @@ def test_what_cannot_be_recorded_is_named_and_left_out(line: str) -> None:
         ("import random\ndef f(): return random.random()\n", "def test():\n    assert 0 < f() < 1 and main.g() == 1\n", "fails its own tests"),
         ("def f(): return 1\n", "X = f()\n", "nothing is collected"),
         ("def f(x): return 1\n", "def test():\n    f(print)\n    f(lambda: 1)\n", "none of its tests can be recorded"),
-        ("def f():\n    while True: pass\n", "def test():\n    f()\n", "did not end in its CPU time"),
+        ("def f():\n    while True: pass\n", "def test():\n    f()\n", "used up its CPU time"),
     ],
 )  # fmt: skip
-def test_a_reference_that_cannot_judge_is_refused(program: str, test: str, why: str) -> None:
+def test_a_reference_without_recordable_tests_is_refused(program: str, test: str, why: str) -> None:
     with pytest.raises(NotRecordable, match=why):
-        recorded(program, f"from work import main\nfrom work.main import *\n{test}", seconds=2)
+        record_calls(program, f"from work import main\nfrom work.main import *\n{test}", seconds=2)
 
 
 def test_skipped_tests_do_not_count_but_may_not_become_more() -> None:
     test = "import pytest\nfrom work import main\ndef test_a():\n    pytest.skip('slow')\ndef test_b():\n    assert main.f() == 1\ndef test_c():\n    assert main.f() == 1\n"
-    made = recorded("def f(): return 1\n", test)
-    assert made["passes"] == ["test_it.py::test_b", "test_it.py::test_c"]
-    assert made["left_out"] == {}
-    assert judged("def f(): return 1\n", made).metrics == {"tests": 2, "passed": 2}
-    assert judged("import unittest\ndef f(): raise unittest.SkipTest('no')\n", made).score == 0
+    recording = record_calls("def f(): return 1\n", test)
+    assert recording["passes"] == ["test_it.py::test_b", "test_it.py::test_c"]
+    assert recording["left_out"] == {}
+    assert verify_program("def f(): return 1\n", recording).metrics == {"tests": 2, "passed": 2}
+    assert verify_program("import unittest\ndef f(): raise unittest.SkipTest('no')\n", recording).score == 0
 
 
-def test_a_hang_is_cut_by_its_cpu_time_and_named() -> None:
+def test_a_hang_ends_at_its_cpu_time_and_is_named() -> None:
     test = "from work.main import f\ndef test_one():\n    assert f([2, 1]) == [1, 2]\ndef test_two():\n    assert f([3]) == [3]\ndef test_three():\n    assert f([]) == []\n"
-    made = recorded("def f(xs):\n    return sorted(xs)\n", test, seconds=2)
-    result = judged("def f(xs):\n    while len(xs) == 1: pass\n    return sorted(xs)\n", made)
+    recording = record_calls("def f(xs):\n    return sorted(xs)\n", test, seconds=2)
+    result = verify_program("def f(xs):\n    while len(xs) == 1: pass\n    return sorted(xs)\n", recording)
     assert (result.category, result.score) == ("timeout", 1 / 3)
-    assert "f([3]) did not end in its CPU time" in result.feedback
+    assert "f([3]) used up its CPU time" in result.feedback
 
 
 def test_the_feedback_names_the_call_and_the_line() -> None:
-    made = recorded(GAMES["lists"].reference, GAMES["lists"].test)
-    result = judged("def f(xs):\n    return xs[7]\n", made)
+    recording = record_calls(GAMES["lists"].reference, GAMES["lists"].test)
+    result = verify_program("def f(xs):\n    return xs[7]\n", recording)
     assert "f([2, 1]) raises IndexError: list index out of range" in result.feedback
     assert "work/main.py:2: return xs[7]" in result.feedback
-    result = judged("def f(xs):\n    return xs\n", made)
-    assert "f([2, 1]) gives [2, 1], the reference gives [1, 2]" in result.feedback
+    result = verify_program("def f(xs):\n    return xs\n", recording)
+    assert "f([2, 1]) returns [2, 1], the reference returns [1, 2]" in result.feedback
 
 
 def test_a_candidate_gets_no_expected_values() -> None:
     """What the reference gave to a call stays outside, even when it is the argument of the next."""
-    made = recorded(GAMES["roundtrip"].reference, GAMES["roundtrip"].test)
-    sent = [message for message, _ in made["calls"]]
+    recording = record_calls(GAMES["roundtrip"].reference, GAMES["roundtrip"].test)
+    sent = [message for message, _ in recording["calls"]]
     assert "EREHT OLLEH" not in str(sent)
 
 
@@ -287,8 +287,8 @@ def test_tests_inside_of_a_package_and_below_src() -> None:
         "src/pkg/tests/__init__.py": "",
         "src/pkg/tests/test_a.py": "from ..a import f\nfrom pkg import a\ndef test():\n    assert f() == a.f() == 2\n",
     }
-    made = record(files, {"files": theirs, "seconds": 5}, python())
-    spec = {"files": files, "locked": [], "tests": made}
+    recording = record(files, {"files": theirs, "seconds": 5}, python())
+    spec = {"files": files, "locked": [], "tests": recording}
     for number, status in ((2, "passed"), (1, "failed")):
         answer = writing(f"def f(): return {number} # \n", "src/pkg/a.py")
         assert tests.verify(answer, spec, python()).status == status
@@ -301,21 +301,21 @@ TEST_SUM = (
 )
 
 
-def test_generated_calls_stay_in_the_recorded_domain_and_lower_a_grade_alone() -> None:
-    made = recorded(SUM, TEST_SUM)
-    calls = [message for message, _ in made["generated"] if message["op"] == "call"]
+def test_generated_calls_stay_in_the_recorded_domain_and_only_lower_the_score() -> None:
+    recording = record_calls(SUM, TEST_SUM)
+    calls = [message for message, _ in recording["generated"] if message["op"] == "call"]
     assert calls
     for message in calls:
         (items,) = (row[1] for row in message["table"] if row[0] == "list")
         assert len(items) in (2, 3)
         assert all(1 <= item <= 9 for item in items)
-    right = judged(SUM, made)
+    right = verify_program(SUM, recording)
     assert (right.score, right.metrics["generated_alike"]) == (1.0, float(len(calls)))
     known = "def total(xs, start=0):\n    return {3: 6, 2: 15}[len(xs)]\n"
-    learnt = judged(known, made)
+    learnt = verify_program(known, recording)
     assert (learnt.status, learnt.metrics["generated_alike"]) == ("passed", 0.0)
     assert 0.9 <= (learnt.score or 0.0) < 1.0
-    spec = {"files": {"work/main.py": ""}, "tests": made}
+    spec = {"files": {"work/main.py": ""}, "tests": recording}
     graded = Rubric(graded=[(functools.partial(tests.verify, python=python()), 1.0)])
     gate = Rubric(gates=[functools.partial(tests.verify, python=python())])
     assert graded(writing(SUM), spec).reward == 1.0
@@ -323,19 +323,19 @@ def test_generated_calls_stay_in_the_recorded_domain_and_lower_a_grade_alone() -
     assert gate(writing(known), spec).reward == 1.0
 
 
-def test_nothing_is_generated_for_a_function_that_gives_other_values_each_time() -> None:
+def test_nothing_is_generated_for_a_function_with_random_results() -> None:
     program = "import random\ndef f(n):\n    return n if n in (1, 8) else random.random()\n"
     test = "from work.main import f\ndef test():\n    assert f(1) == 1 and f(8) == 8\n"
-    made = recorded(program, test)
-    assert [one for one in made["generated"] if one[0]["op"] == "call"] == []
-    assert judged(program, made).score == 1.0
+    recording = record_calls(program, test)
+    assert [one for one in recording["generated"] if one[0]["op"] == "call"] == []
+    assert verify_program(program, recording).score == 1.0
 
 
-def test_a_file_with_the_time_in_coarse_steps_is_no_recording() -> None:
+def test_a_file_with_a_coarse_time_cannot_be_recorded() -> None:
     program = "import time\ndef f():\n    open('out', 'w').write(str(int(time.time()) // 2))\n"
     test = (
         "import time\nfrom work.main import f\n"
         "def test():\n    f()\n    assert open('out').read() == str(int(time.time()) // 2)\n"
     )
     with pytest.raises(NotRecordable):
-        recorded(program, test)
+        record_calls(program, test)

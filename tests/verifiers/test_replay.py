@@ -1,4 +1,4 @@
-"""Proposed calls, judged by what a session knew of its files."""
+"""Calls are checked against the known content of the session's files."""
 
 import json
 from typing import Any
@@ -25,9 +25,9 @@ def spec() -> dict[str, Any]:
     return {"tools": "pi", "format": "qwen3", "workspace": dump_workspace(workspace)}
 
 
-def called(*calls: tuple[str, dict[str, Any]]) -> str:
-    said = (json.dumps({"name": name, "arguments": given}) for name, given in calls)
-    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in said) + "<|im_end|>"
+def write_calls(*calls: tuple[str, dict[str, Any]]) -> str:
+    texts = (json.dumps({"name": name, "arguments": given}) for name, given in calls)
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in texts) + "<|im_end|>"
 
 
 def edit(path: str, old: str, new: str = "new") -> tuple[str, dict[str, Any]]:
@@ -35,7 +35,7 @@ def edit(path: str, old: str, new: str = "new") -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("calls", "status", "told"),
+    ("calls", "status", "feedback"),
     [
         ([edit("a.ts", "let y = x")], "passed", ""),
         ([edit("/w/a.ts", "let y = x")], "passed", ""),
@@ -50,45 +50,45 @@ def edit(path: str, old: str, new: str = "new") -> tuple[str, dict[str, Any]]:
         ([edit("a.ts", "let y", "let z"), edit("a.ts", "let y")], "failed", "Could not find"),
         ([edit("a.ts", "let y", "let z"), edit("a.ts", "let z")], "passed", ""),
         ([("bash", {"command": "ls"}), edit("a.ts", "gone")], "failed", "Could not find"),
-        ([edit("$WORKSPACE/a.ts", "let y = x")], "skipped", "does not show"),
+        ([edit("$WORKSPACE/a.ts", "let y = x")], "skipped", "not known from the session"),
         # Does the file still parse?
         ([edit("a.json", "1", "2")], "passed", ""),
-        ([edit("a.json", "1}", "2")], "failed", "a.json would not parse any more. Line 1"),
-        ([("write", {"path": "a.json", "content": "{"})], "failed", "would not parse"),
+        ([edit("a.json", "1}", "2")], "failed", "a.json would no longer parse. Line 1"),
+        ([("write", {"path": "a.json", "content": "{"})], "failed", "would no longer parse"),
         ([edit("b.json", "1", "{2")], "passed", ""),
         ([edit("part.json", '"a": 1, "b": 2, "c": 3', "{2")], "passed", ""),
-        ([edit("part.ts", "gone")], "skipped", "does not show"),
-        ([edit("old.ts", "gone")], "skipped", "does not show"),
-        ([edit("unseen.ts", "gone")], "skipped", "does not show"),
-        ([("read", {"path": "unseen.ts"})], "skipped", "does not show"),
+        ([edit("part.ts", "gone")], "skipped", "not known from the session"),
+        ([edit("old.ts", "gone")], "skipped", "not known from the session"),
+        ([edit("unseen.ts", "gone")], "skipped", "not known from the session"),
+        ([("read", {"path": "unseen.ts"})], "skipped", "not known from the session"),
         ([("bash", {"command": "sed -i s/x/q/ a.ts"}), edit("a.ts", "gone")], "skipped", ""),
-        ([("bash", {"command": "ls"})], "skipped", "does not show"),
-        ([("edit", {"path": 3})], "skipped", "does not show"),
-        ([("edit", {"path": "a.ts", "edits": "\ud800"})], "skipped", "does not show"),
+        ([("bash", {"command": "ls"})], "skipped", "not known from the session"),
+        ([("edit", {"path": 3})], "skipped", "not known from the session"),
+        ([("edit", {"path": "a.ts", "edits": "\ud800"})], "skipped", "not known from the session"),
         ([("edit", {"input": "*** Update File: a.ts\n@@\n-let y = x\n+q"})], "passed", ""),
         ([("edit", {"input": "*** Update File: a.ts\n@@\n-let z\n+q"})], "failed", "find the expected lines"),
         ([("edit", {"input": "*** Update File: a.ts\nlet y = x\n+q"})], "failed", "Failed to read the patch"),
         ([("apply_patch", {"input": "*** Update File: a.ts"})], "failed", "Failed to read the patch"),
-        ([], "skipped", "does not show"),
+        ([], "skipped", "not known from the session"),
     ],
 )
-def test_calls_are_judged_or_left_open(calls: list[tuple[str, dict[str, Any]]], status: str, told: str) -> None:
-    verdict = verify(called(*calls), spec())
-    assert (verdict.status, told in verdict.feedback) == (status, True)
+def test_calls_pass_fail_or_are_skipped(calls: list[tuple[str, dict[str, Any]]], status: str, feedback: str) -> None:
+    verdict = verify(write_calls(*calls), spec())
+    assert (verdict.status, feedback in verdict.feedback) == (status, True)
     if status == "failed":
         assert verdict.score is not None
         assert verdict.score < 0.7
 
 
-def test_a_row_without_files_has_no_say() -> None:
-    assert verify(called(edit("a.ts", "x")), {"tools": "pi"}).status == "skipped"
+def test_a_row_without_files_is_skipped() -> None:
+    assert verify(write_calls(edit("a.ts", "x")), {"tools": "pi"}).status == "skipped"
     broken = {"tools": "pi", "workspace": {"files": {"/w/a.ts": "text"}}}
     with pytest.raises(BadSpec):
-        verify(called(edit("a.ts", "x")), broken)
+        verify(write_calls(edit("a.ts", "x")), broken)
 
 
-def test_the_spec_is_left_as_it_was() -> None:
+def test_the_spec_does_not_change() -> None:
     given = spec()
     before = json.dumps(given)
-    verify(called(edit("a.ts", "let y = x"), ("write", {"path": "part.ts", "content": "q"})), given)
+    verify(write_calls(edit("a.ts", "let y = x"), ("write", {"path": "part.ts", "content": "q"})), given)
     assert json.dumps(given) == before

@@ -1,4 +1,4 @@
-"""What could not be judged moves nothing, in TRL's own sums too."""
+"""A completion without a verdict gets a neutral reward, also in the sums of TRL."""
 
 import json
 import math
@@ -24,13 +24,13 @@ from tests.verifiers.verdicts import RUBRIC
 SPEC = "{}"
 
 
-def rewards_of(*said: str, prompts: str = "", specs: list[str | None] | None = None) -> list[Any]:
+def rewards_of(*completions: str, prompts: str = "", specs: list[str | None] | None = None) -> list[Any]:
     reward = VerifierReward(RUBRIC)
-    asked = list(prompts or "p" * len(said))
-    return reward(asked, said, verifier_spec=specs or [SPEC] * len(said))
+    all_prompts = list(prompts or "p" * len(completions))
+    return reward(all_prompts, completions, verifier_spec=specs or [SPEC] * len(completions))
 
 
-def test_our_faults_get_the_mean_of_their_group() -> None:
+def test_errors_get_the_mean_of_their_group() -> None:
     assert rewards_of("", "gate:failed", "gate:error") == [1.0, 0.0, 0.5]
     assert rewards_of("gate:error", "gate:failed") == [0.0, 0.0], "the mean of what was judged"
     assert rewards_of("", "tests:error", "gate:failed", "", prompts="aabb") == [1.0, 1.0, 0.0, 1.0]
@@ -38,7 +38,7 @@ def test_our_faults_get_the_mean_of_their_group() -> None:
     assert other_spec == [1.0, 1.0, 0.0, 1.0]
 
 
-def test_groups_that_nobody_judged_are_all_the_same_and_no_success() -> None:
+def test_groups_without_a_verdict_get_the_same_reward_below_success() -> None:
     assert rewards_of("gate:error", "tests:error") == [NEUTRAL, NEUTRAL]
     assert rewards_of("gate:error", "gate:error", "", "gate:failed", prompts="aabb") == [0.5, 0.5, 1.0, 0.0]
     assert rewards_of("gate:error", "gate:error", "", "", prompts="aabb") == [0.99, 0.99, 1.0, 1.0]
@@ -47,13 +47,13 @@ def test_groups_that_nobody_judged_are_all_the_same_and_no_success() -> None:
     assert rewards_of("gate:skipped style:skipped tests:skipped", "gate:failed") == [0.0, 0.0]
 
 
-def test_what_the_rows_lack_is_told() -> None:
+def test_missing_columns_are_an_error() -> None:
     reward = VerifierReward(RUBRIC)
     with pytest.raises(TrainingInputError, match="no column `verifier_spec`"):
         reward(["p"], ["x"])
-    with pytest.raises(TrainingInputError, match="not JSON text"):
+    with pytest.raises(TrainingInputError, match="not the JSON text"):
         reward(["p"], ["x"], verifier_spec=["{"])
-    with pytest.raises(TrainingInputError, match="not JSON text of an object"):
+    with pytest.raises(TrainingInputError, match="not the JSON text of an object"):
         reward(["p"], ["x"], verifier_spec=["[]"])
 
 
@@ -80,7 +80,7 @@ class Counting:
         return error("count", "down") if completion == "error" else passed("count")
 
 
-def test_errors_are_never_cached_and_the_rest_is() -> None:
+def test_only_results_without_errors_are_cached() -> None:
     verifier = Counting()
     reward = VerifierReward(Rubric([verifier]))
     for _ in range(3):
@@ -89,10 +89,10 @@ def test_errors_are_never_cached_and_the_rest_is() -> None:
     assert sorted(verifier.calls) == ["error"] * 3 + ["x"] * 2
 
 
-def test_verifiers_run_side_by_side_and_keep_their_order() -> None:
+def test_verifiers_run_in_parallel_and_results_keep_their_order() -> None:
     reward = VerifierReward(Rubric([Counting(together=4)]), workers=4)
-    said = ["a", "b", "error", "c"]
-    assert reward(["p"] * 4, said, verifier_spec=[SPEC] * 4) == [1.0] * 4
+    completions = ["a", "b", "error", "c"]
+    assert reward(["p"] * 4, completions, verifier_spec=[SPEC] * 4) == [1.0] * 4
     assert [result.results[0].status for result in reward.results] == ["passed", "passed", "error", "passed"]
 
 
@@ -110,7 +110,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
-def seen(completion: str, spec: dict[str, Any]) -> VerifierResult:
+def report_spec(completion: str, spec: dict[str, Any]) -> VerifierResult:
     return failed("seen", "command_error", json.dumps([completion, spec["truncated"], spec["end"]]))
 
 
@@ -119,7 +119,7 @@ def test_the_text_is_decoded_with_its_special_tokens(tiny: Path) -> None:
     call = '<|tool_call>call:read{path:<|"|>a.ts<|"|>}<tool_call|>'
     ids = tokenizer(call, add_special_tokens=False)["input_ids"]
     ended = [*ids, *tokenizer.convert_tokens_to_ids(["<turn|>", "<eos>"])]
-    reward = VerifierReward(Rubric([seen]), tokenizer)
+    reward = VerifierReward(Rubric([report_spec]), tokenizer)
     reward(["p"] * 2, ["stripped"] * 2, completion_ids=[ids, ended], verifier_spec=[SPEC] * 2)
     assert [json.loads(text or "") for text in reward.feedback()] == [
         [call, True, ""],
@@ -143,7 +143,7 @@ class Alternating:
 
 
 @pytest.mark.parametrize("neutral", [True, False])
-def test_in_trl_itself_an_error_moves_nothing(tiny: Path, tmp_path: Path, neutral: bool) -> None:
+def test_in_trl_an_error_does_not_change_the_advantages(tiny: Path, tmp_path: Path, neutral: bool) -> None:
     """TRL's own `_prepare_training_batch` sums; a None in the place of the mean becomes 0."""
     turns = VerifierReward(Rubric([Alternating()]), workers=1)
 
@@ -185,7 +185,7 @@ def test_in_trl_itself_an_error_moves_nothing(tiny: Path, tmp_path: Path, neutra
         assert advantages[3] < -0.5
 
 
-def test_a_diff_that_ends_with_the_turn_applies_and_a_cut_one_does_not(tiny: Path) -> None:
+def test_a_diff_that_ends_with_the_turn_applies_and_a_truncated_one_does_not(tiny: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     diff = "--- a/x\n+++ b/x\n@@ @@\n-a\n+b"
     ids = tokenizer(diff, add_special_tokens=False)["input_ids"]
@@ -194,6 +194,6 @@ def test_a_diff_that_ends_with_the_turn_applies_and_a_cut_one_does_not(tiny: Pat
     spec = json.dumps({"files": {"x": "a\n"}})
     scored = reward(["p"] * 2, ["", ""], completion_ids=[ids, [*ids, *eos]], verifier_spec=[spec] * 2)
     assert scored == [0.0, 1.0]
-    (told, nothing) = reward.feedback()
+    (feedback, nothing) = reward.feedback()
     assert nothing is None
-    assert "cut off at its maximum length" in (told or "")
+    assert "cut off at its maximum length" in (feedback or "")

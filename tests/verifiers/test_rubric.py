@@ -1,4 +1,4 @@
-"""1.0 is for what passed whole; our own faults count for nobody."""
+"""Only a complete pass gets 1.0; errors of verifiers count neither for nor against the model."""
 
 import json
 import pickle
@@ -47,7 +47,7 @@ def test_the_reward(completion: str, reward: float | None) -> None:
 
 
 @given(WORD, WORD, WORD)
-def test_only_what_passed_whole_is_a_success(gate: str, style: str, tests: str) -> None:
+def test_only_a_complete_pass_is_a_success(gate: str, style: str, tests: str) -> None:
     result = RUBRIC(f"gate:{gate} style:{style} tests:{tests}", {})
     statuses = {part.status for part in result.results}
     if "error" in statuses or statuses == {"skipped"}:
@@ -62,7 +62,7 @@ def test_only_what_passed_whole_is_a_success(gate: str, style: str, tests: str) 
     assert bool(result.feedback()) == (result.reward is not None and not result.passed)
 
 
-def test_without_gates_the_scale_begins_at_zero() -> None:
+def test_without_gates_the_scale_starts_at_zero() -> None:
     assert Rubric(graded=[(STYLE, 1.0)])("style:failed", {}).reward == 0.0
 
 
@@ -102,22 +102,20 @@ def faulty(completion: str, spec: dict[str, Any]) -> VerifierResult:
     raise RuntimeError(f"no judge for {completion}")
 
 
-def test_a_verifier_of_the_users_own_that_raises_is_nobodys_fault_and_said_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_user_verifier_that_raises_is_an_error_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     rubric = Rubric(gates=[faulty])
     for completion in ("one", "two"):
         result = rubric(completion, {})
         assert result.reward is None
         assert [part.status for part in result.results] == ["error"]
         assert result.feedback() == ""
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [
-        "Verifier `faulty` raised RuntimeError: no judge for one. Those completions get a neutral reward; fix it."
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [
+        "Verifier `faulty` raised RuntimeError: no judge for one. Its completions get a neutral reward; fix the verifier."
     ]
 
 
-def test_a_bug_of_ours_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_this_package_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faulty, "__module__", "rewards.verifiers.faulty")
     with pytest.raises(RuntimeError, match="no judge"):
         Rubric(gates=[faulty])("one", {})

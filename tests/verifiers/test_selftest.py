@@ -1,4 +1,4 @@
-"""The self-test lets sound rewards pass and tells what is wrong with others."""
+"""The self-test passes sound rewards and reports the flaws of others."""
 
 import json
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def test_unsound_rewards_are_found() -> None:
     assert self_test(never_reward, [ROW]) == []
 
 
-def test_a_context_that_holds_the_answer_is_found() -> None:
+def test_a_context_with_the_answer_is_found() -> None:
     reward = VerifierReward(Rubric([patches.verify]))
     leaky = [{**rows(PATCH)[0], "privileged_context": DIFF}]
     assert "context_copy" in {finding.case for finding in self_test(reward, leaky)}

@@ -1,4 +1,4 @@
-"""Whether changed files parse; what was broken before is nobody's fault."""
+"""Changed files must parse; errors from before the change do not count."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rewards.verifiers.candidate import Candidate
 from rewards.verifiers.rubric import VerifierResult
-from rewards.verifiers.syntax import Problem, problems, verify, verify_candidate
+from rewards.verifiers.syntax import Problem, find_problems, verify, verify_candidate
 
 TREE_SITTER = all(
     importlib.util.find_spec(name) for name in ("tree_sitter", "tree_sitter_typescript", "tree_sitter_javascript")
@@ -64,22 +64,22 @@ def test_files_that_parse_and_files_that_do_not(path: str) -> None:
 @needs_tree_sitter
 @pytest.mark.parametrize("path", GOOD_TREES)
 def test_typescript_and_javascript(path: str) -> None:
-    assert problems(path, GOOD_TREES[path]) == []
+    assert find_problems(path, GOOD_TREES[path]) == []
     assert verdict({path: GOOD_TREES[path]}, {path: BAD_TREES[path]}).status == "failed"
     assert verdict({path: BAD_TREES[path]}, {path: BAD_TREES[path]}).status == "skipped"
 
 
 @needs_tree_sitter
-def test_more_errors_than_before_are_the_models() -> None:
+def test_more_errors_than_before_fail() -> None:
     before = "let a = ;\nlet b = 1;\nlet c = 2;\n"
-    assert [line for line, _ in cast(list[Problem], problems("a.ts", before))] == [1]
+    assert [line for line, _ in cast(list[Problem], find_problems("a.ts", before))] == [1]
     worse = verdict({"a.ts": before}, {"a.ts": before.replace("= 2", "= = 2")})
     assert (worse.status, worse.metrics) == ("failed", {"files": 1.0})
     assert "a.ts:3: this does not parse: `let c = = 2;`" in worse.feedback
 
 
 @pytest.mark.skipif(TREE_SITTER, reason="the extra `verify` is installed")
-def test_without_tree_sitter_there_is_no_say() -> None:
+def test_without_tree_sitter_the_file_is_skipped() -> None:
     result = verdict({}, {"a.ts": "const x = ("})
     assert (result.status, result.feedback) == ("skipped", "a.ts needs tree-sitter; install the extra `verify`.")
 
@@ -90,7 +90,7 @@ def test_the_feedback_names_line_and_text() -> None:
     assert (result.score, result.metrics) == (0.5, {"files": 2.0})
 
 
-def test_other_files_and_deleted_ones_have_no_say() -> None:
+def test_other_and_deleted_files_are_skipped() -> None:
     assert verdict({}, {"README.md": "# ("}).feedback == "There is no parser for README.md."
     assert verdict({"a.py": "x"}, {}).status == "skipped"
     assert verdict({}, {"a.py": "x\n", "README.md": "("}).status == "passed"
@@ -120,11 +120,11 @@ def test_hostile_files_do_not_parse(path: str, text: str) -> None:
 
 @settings(deadline=None)
 @given(st.sampled_from(sorted({*GOOD, *GOOD_TREES})), st.text())
-def test_no_file_makes_it_raise(path: str, text: str) -> None:
+def test_no_file_raises(path: str, text: str) -> None:
     assert verdict({}, {path: text}).status in ("passed", "failed", "skipped")
 
 
-def test_it_judges_a_completion_by_its_answer() -> None:
+def test_a_completion_is_checked_by_its_answer() -> None:
     spec: dict[str, Any] = {"files": {"a.py": "x = 1\n"}}
     diff = "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n+x = (1\n"
     assert verify(diff, spec).category == "build_lint_compile"

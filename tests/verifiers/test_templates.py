@@ -1,4 +1,4 @@
-"""Calls are read back from what the models' own chat templates render (TRL ships them)."""
+"""Calls that the chat templates of models render are parsed back (TRL ships the templates)."""
 
 # ruff: noqa: RUF001 (the bars of DeepSeek)
 
@@ -9,8 +9,8 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 from trl import chat_template_utils
 
-from rewards.verifiers.call_formats import format_of, read_calls
-from rewards.verifiers.tool_calls import tools_of, verify
+from rewards.verifiers.call_formats import find_format, read_calls
+from rewards.verifiers.tool_calls import load_tools, verify
 
 FAMILY_OF = {
     "gemma4": "gemma4",
@@ -47,7 +47,7 @@ def rendered(template: str, name: str, arguments: dict[str, Any]) -> str:
                 "parameters": {"type": "object", "properties": tool.schemas[0]["properties"]},
             },
         }
-        for tool in tools_of("pi").values()
+        for tool in load_tools("pi").values()
     ]
     as_text = template == chat_template_utils.deepseekv3_chat_template  # which cannot write an object
     function = {"name": name, "arguments": json.dumps(arguments) if as_text else arguments}
@@ -62,9 +62,9 @@ def rendered(template: str, name: str, arguments: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(("name", "arguments"), CALLS)
 @pytest.mark.parametrize("model", FAMILY_OF)
-def test_what_a_template_renders_is_read_back(model: str, name: str, arguments: dict[str, Any]) -> None:
+def test_rendered_calls_are_parsed_back(model: str, name: str, arguments: dict[str, Any]) -> None:
     text = rendered(getattr(chat_template_utils, f"{model}_chat_template"), name, arguments)
-    types = [tool.typed() for tool in tools_of("pi").values()]
+    types = [tool.typed() for tool in load_tools("pi").values()]
     (call,) = read_calls(text, [FAMILY_OF[model]], types).calls
     assert (call.name, call.arguments) == (name, arguments)
     assert verify(text, {"tools": "pi"}).status == "passed"
@@ -80,17 +80,17 @@ def test_the_response_template_of_a_tokenizer_is_used(model: str, name: str, arg
 
 
 @pytest.mark.parametrize("model", FAMILY_OF)
-def test_the_template_tells_the_format(model: str) -> None:
+def test_the_chat_template_determines_the_format(model: str) -> None:
     template = getattr(chat_template_utils, f"{model}_chat_template")
-    assert format_of(template) == FAMILY_OF[model]
-    assert format_of("{{ messages }}") is None
+    assert find_format(template) == FAMILY_OF[model]
+    assert find_format("{{ messages }}") is None
 
 
 @pytest.mark.parametrize("before", ["", "<|python_start|>", "<|python_start|>I read it.<|python_end|>"])
 @pytest.mark.parametrize("after", ["<|eot|>", "<|eom|>", "<|python_end|><|eot|>"])
 def test_llama_4_writes_other_tokens_around_its_calls(before: str, after: str) -> None:
     asks = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
-    assert format_of(asks) == "llama3"
+    assert find_format(asks) == "llama3"
     text = before + '{"name": "read", "parameters": {"path": "a.ts"}}' + after
     assert verify(text, {"tools": "pi", "format": "llama3"}).status == "passed"
 
@@ -125,16 +125,16 @@ FIRST_JSON, SECOND_JSON = '{"path": "a.ts"}', json.dumps(SECOND)
     ],
 )  # fmt: skip
 def test_several_calls_as_the_templates_on_the_hub_write_them(sign: str, family: str, text: str) -> None:
-    assert format_of(f"{{{{- {sign} }}}}") == family
-    calls = read_calls(text, [family], [tool.typed() for tool in tools_of("pi").values()]).calls
+    assert find_format(f"{{{{- {sign} }}}}") == family
+    calls = read_calls(text, [family], [tool.typed() for tool in load_tools("pi").values()]).calls
     assert calls == (("read", {"path": "a.ts"}), ("write", SECOND))
     assert verify(text, {"tools": "pi"}).metrics == {"calls": 2, "strict": 1.0}
 
 
-def test_a_llama_that_calls_in_python_is_of_no_known_family() -> None:
+def test_a_llama_with_python_calls_has_no_known_format() -> None:
     pythonic = (
         "{{- '<|start_header_id|>system<|end_header_id|>' }}{{- 'Return calls in the form "
         "[func_name1(params_name1=params_value1)], and nothing else.' }}{{- '<|eot_id|>' }}"
     )
-    assert format_of(pythonic) is None
-    assert format_of(chat_template_utils.muse_glimmer_chat_template) is None
+    assert find_format(pythonic) is None
+    assert find_format(chat_template_utils.muse_glimmer_chat_template) is None

@@ -1,4 +1,4 @@
-"""Correct programs pass, buggy ones fail, what hangs is cut, and the feedback says why."""
+"""Correct programs pass, buggy ones fail, hanging ones are stopped, and the feedback has the reason."""
 
 import math
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ import pytest
 
 from rewards.sandbox import Limits, Ran, Server
 from rewards.verifiers import tests
-from rewards.verifiers.outcomes import counts_as
-from rewards.verifiers.tests import in_server, same, verify
+from rewards.verifiers.outcomes import matches_exception
+from rewards.verifiers.tests import in_server, is_same, verify
 from tests.verifiers.programs import PROGRAMS, Program, case, spec_of, writing
 
 
-def judged(content: str, cases: list[dict[str, Any]], **more: Any) -> Any:
+def run_tests(content: str, cases: list[dict[str, Any]], **more: Any) -> Any:
     return verify(writing(content), spec_of(Program("", "", cases, more)))
 
 
@@ -54,17 +54,17 @@ def test_the_buggy_program_fails(name: str, server: Server) -> None:
     assert result.category == expected.get(name, "test_or_assertion")
 
 
-def test_a_hang_stops_the_rest_and_keeps_the_share_of_what_passed() -> None:
-    result = judged(
+def test_a_hang_ends_the_run_and_keeps_the_credit_of_earlier_cases() -> None:
+    result = run_tests(
         "def f(x):\n    while x == 2: pass\n    return x\n", [case(n, gives=n) for n in range(4)], seconds=1
     )
     assert (result.category, result.score) == ("timeout", 0.5)
-    assert result.feedback == "2 of 4 tests pass. f(2) did not end in its CPU time"
+    assert result.feedback == "2 of 4 tests pass. f(2) used up its CPU time"
 
 
 def test_feedback_is_the_first_error_with_its_line() -> None:
     source = "def f(x):\n    if x > 1:\n        return [][x]\n    return 0\n"
-    result = judged(source, [case(1, gives=9), case(2, gives=2), case(3, gives=3)])
+    result = run_tests(source, [case(1, gives=9), case(2, gives=2), case(3, gives=3)])
     assert result.feedback == (
         "0 of 3 tests pass. f(2) raises IndexError: list index out of range\n  work/main.py:3: return [][x]"
     )
@@ -72,14 +72,14 @@ def test_feedback_is_the_first_error_with_its_line() -> None:
 
 def test_feedback_is_the_shortest_failing_cases_and_capped() -> None:
     cases = [case("x" * n, gives=n) for n in (9000, 3, 500, 1, 2)]
-    result = judged("def f(x):\n    return x * 2\n", cases)
-    assert result.feedback.startswith("0 of 5 tests pass. f('x') gives 'xx', expected 1\nf('xx') gives")
+    result = run_tests("def f(x):\n    return x * 2\n", cases)
+    assert result.feedback.startswith("0 of 5 tests pass. f('x') returns 'xx', expected 1\nf('xx') returns")
     assert "x" * 400 not in result.feedback
-    assert len(judged("def f(x):\n    raise ValueError('y' * 10**6)\n", cases).feedback) <= 1200
+    assert len(run_tests("def f(x):\n    raise ValueError('y' * 10**6)\n", cases).feedback) <= 1200
 
 
 def test_a_module_that_does_not_load_fails_every_case() -> None:
-    result = judged("import nothing_like_it\n", [case(1, gives=1), case(2, gives=2)])
+    result = run_tests("import nothing_like_it\n", [case(1, gives=1), case(2, gives=2)])
     assert (result.status, result.score, result.category) == ("failed", 0.0, "runtime_exception")
     assert "importing work/main.py raises ModuleNotFoundError" in result.feedback
 
@@ -110,7 +110,7 @@ def test_a_package_is_imported_as_python_would(root: str, package: str | None, l
 
 
 @pytest.mark.parametrize("module", ["json.py", "string.py", "src/re.py", "email/__init__.py"])
-def test_a_module_may_have_the_name_of_one_of_pythons(module: str) -> None:
+def test_a_module_may_have_the_name_of_a_standard_one(module: str) -> None:
     spec = spec_of(Program("", "", [case(1, gives=2)], {"module": module}))
     source = OUT.replace("g(", "f(")
     assert verify(writing(source, module), {**spec, "files": {module: ""}}).status == "passed"
@@ -131,7 +131,7 @@ RAISES = "class A(Exception): pass\nclass B(A, ValueError): pass\nclass M(type):
      ("NotImplementedError", "class N(NotImplementedError): pass\ndef f(x): raise N\n", "passed")],
 )  # fmt: skip
 def test_an_exception_counts_as_its_bases(expected: str, source: str, status: str) -> None:
-    result = judged(source, [{"args": [1], "raises": expected}])
+    result = run_tests(source, [{"args": [1], "raises": expected}])
     assert result.status == status, result
 
 
@@ -140,13 +140,13 @@ def test_an_exception_counts_as_its_bases(expected: str, source: str, status: st
     [("X", ["ValueError", "KeyError"], "KeyError"), ("X", "KeyError", "KeyError"), ("X", [["KeyError"]], "KeyError"),
      (["KeyError"], None, "KeyError"), ("X", ["Y"] * 9 + ["KeyError"], "KeyError")],
 )  # fmt: skip
-def test_what_the_sandbox_says_of_bases_is_no_proof(error: Any, bases: Any, expected: str) -> None:
-    assert not counts_as({"error": error, "bases": bases}, expected)
+def test_bases_reported_by_the_sandbox_are_not_trusted(error: Any, bases: Any, expected: str) -> None:
+    assert not matches_exception({"error": error, "bases": bases}, expected)
 
 
 @pytest.mark.parametrize("value", [5.6e-17, -1e-10, 0, 0.0])
-def test_near_nought_is_nought(value: float) -> None:
-    assert same([value], [0.0])
+def test_values_near_zero_equal_zero(value: float) -> None:
+    assert is_same([value], [0.0])
 
 
 @pytest.mark.parametrize(
@@ -156,12 +156,12 @@ def test_near_nought_is_nought(value: float) -> None:
      (1e-17, 0), (0.0, 6.6e-34), (False, 0.0), (10**400, 1.0), (1e300, 10**400)],
 )  # fmt: skip
 def test_other_values_are_not_the_same(value: Any, expected: Any) -> None:
-    assert not same(value, expected)
+    assert not is_same(value, expected)
 
 
 @pytest.mark.parametrize("value", [1, 2.0, True, None, "a", [1, [2.5]], {"a": [None]}, math.inf, 10**400])
 def test_equal_values_are_the_same(value: Any) -> None:
-    assert same(value, value)
+    assert is_same(value, value)
 
 
 @pytest.mark.parametrize(
@@ -173,20 +173,20 @@ def test_equal_values_are_the_same(value: Any) -> None:
         ("fractions.Fraction(6, 2)", 3), ("fractions.Fraction(1, 2)", 0.5), ("decimal.Decimal('0.5')", 0.5),
     ],
 )  # fmt: skip
-def test_a_value_may_have_any_type_that_python_calls_equal(line: str, expected: Any) -> None:
+def test_a_value_may_have_any_type_that_is_equal_in_python(line: str, expected: Any) -> None:
     source = f"import array, collections, decimal, fractions, types\ndef f(x):\n    return {line}\n"
-    result = judged(source, [case(1, gives=expected), case(1, gives=[expected, 1])])
+    result = run_tests(source, [case(1, gives=expected), case(1, gives=[expected, 1])])
     assert result.metrics == {"tests": 2, "passed": 1}
 
 
 @pytest.mark.parametrize("tests_", [{"kind": "value"}, {"kind": "other"}, {}])
-def test_tests_that_are_none_are_refused(tests_: dict[str, Any]) -> None:
+def test_invalid_tests_are_refused(tests_: dict[str, Any]) -> None:
     spec = {**spec_of(PROGRAMS["floats"]), "tests": {"module": "work/main.py", "entry": "f", "cases": [], **tests_}}
     with pytest.raises(ValueError, match=r"cases|kind"):
         verify(writing("def f(x): pass\n"), spec)
 
 
-def test_no_tests_no_say_and_no_candidate_no_pass() -> None:
+def test_no_tests_are_skipped_and_no_candidate_fails() -> None:
     spec = spec_of(PROGRAMS["floats"])
     assert verify("I would sort it.", spec).category == "malformed_output"
     assert verify(writing("x = 1\n"), {"files": spec["files"]}).status == "skipped"
@@ -194,7 +194,7 @@ def test_no_tests_no_say_and_no_candidate_no_pass() -> None:
 
 def test_a_machine_without_sandbox_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewards.sandbox.available", lambda: {"bubblewrap": "taken", "landlock": "away"})
-    tests._warm.cache_clear()  # an interpreter that runs already would go on
+    tests._start_server.cache_clear()  # a running interpreter would be used again
     result = verify(writing("def f(x):\n    return x\n"), spec_of(PROGRAMS["floats"]))
     assert (result.status, result.score) == ("error", None)
-    assert "no sandbox holds" in result.feedback
+    assert "no sandbox works" in result.feedback

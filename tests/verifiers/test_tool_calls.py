@@ -1,4 +1,4 @@
-"""What passes and what does not, in every format; and what nobody may get credit for."""
+"""Valid and invalid calls in every format, and completions that must not get credit."""
 
 # ruff: noqa: RUF001 (the bars of DeepSeek)
 
@@ -151,7 +151,7 @@ def test_arguments_come_out_as_they_were_written(name: str, write: Any, end: str
     assert call.arguments == spaced
 
 
-def test_a_tag_that_is_not_closed_is_no_argument() -> None:
+def test_an_unclosed_tag_is_not_an_argument() -> None:
     for text in (
         "<tool_call>\n<function=read>\n<parameter=path>\na.ts\n</function>\n</tool_call>",
         "<tool_call>read\n<arg_key>path</arg_key>\n<arg_value>a.ts\n</tool_call>",
@@ -160,14 +160,14 @@ def test_a_tag_that_is_not_closed_is_no_argument() -> None:
 
 
 @pytest.mark.parametrize(("name", "write", "end"), EVERY)
-def test_tokens_of_the_template_may_be_written_about(name: str, write: Any, end: str) -> None:
+def test_arguments_may_contain_tokens_of_the_template(name: str, write: Any, end: str) -> None:
     content = "stop = ['<|im_end|>', '<turn|>', '<|eot_id|>', '<|user|>', '<|return|>', '</think>']"
     call = write("write", {"path": "stops.py", "content": content})
     assert verify(call + end, {**PI, "format": name}).status == "passed"
 
 
 @pytest.mark.parametrize(("name", "write", "end"), EVERY)
-def test_the_closing_tag_may_be_written_about(name: str, write: Any, end: str) -> None:
+def test_arguments_may_contain_the_closing_tag(name: str, write: Any, end: str) -> None:
     given = {"path": "a.md", "content": f"It ends with {CLOSES[name]} or '\"'. {{"}
     good = write("write", given)
     calls = good if name in WHOLE else f"{good}\nAnd one more:\n{good}"
@@ -176,7 +176,7 @@ def test_the_closing_tag_may_be_written_about(name: str, write: Any, end: str) -
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3", "gpt_oss"])
-def test_arguments_may_come_as_their_json_text(name: str) -> None:
+def test_arguments_may_be_json_text(name: str) -> None:
     write, end = WRITERS[name]
     for text in (json.dumps(READ), json.dumps(EDIT)):
         (call,) = read_calls(write("read", text) + end, [name], []).calls
@@ -184,7 +184,7 @@ def test_arguments_may_come_as_their_json_text(name: str) -> None:
     assert verify(write("read", "a.py") + end, {**PI, "format": name}).score == 0.3
 
 
-def test_a_model_of_no_known_family_is_read_by_its_own_template() -> None:
+def test_a_model_of_an_unknown_family_is_parsed_by_its_template() -> None:
     own = {
         "defaults": {"role": "assistant"},
         "start_anchor": "<assistant>",
@@ -207,7 +207,7 @@ def test_a_model_of_no_known_family_is_read_by_its_own_template() -> None:
 
 
 @pytest.mark.parametrize(("name", "write", "end"), EVERY)
-def test_reasoning_is_left_out(name: str, write: Any, end: str) -> None:
+def test_reasoning_is_skipped(name: str, write: Any, end: str) -> None:
     thought = THOUGHTS.get(name, "<think>\nMaybe <tool_call>?\n</think>\n\n")
     assert verify(thought + write("read", READ) + end, PI).status == "passed"
     prefilled = thought.removeprefix("<think>") + write("read", READ) + end
@@ -227,7 +227,7 @@ def test_all_of_several_calls_must_be_valid(name: str, write: Any, end: str) -> 
 
 
 @pytest.mark.parametrize(("name", "write", "end"), EVERY)
-def test_a_message_that_stops_was_cut_off(name: str, write: Any, end: str) -> None:
+def test_a_message_that_ends_early_was_cut_off(name: str, write: Any, end: str) -> None:
     whole = write("edit", EDIT)
     spec = {**PI, "format": name}
     for size in range(len(whole) - 1, len(whole) // 2, -1):
@@ -246,21 +246,21 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("tool", "arguments", "score", "said"), FAULTS)
+@pytest.mark.parametrize(("tool", "arguments", "score", "message"), FAULTS)
 @pytest.mark.parametrize(("name", "write", "end"), EVERY)
-def test_partial_credit_and_the_harness_own_words(
-    name: str, write: Any, end: str, tool: str, arguments: Any, score: float, said: str
+def test_partial_credit_and_the_messages_of_the_harness(
+    name: str, write: Any, end: str, tool: str, arguments: Any, score: float, message: str
 ) -> None:
     result = verify(write(tool, arguments) + end, PI)
     assert (result.status, result.score, result.category) == ("failed", score, "tool_schema_validation")
-    assert said in result.feedback
+    assert message in result.feedback
     if tool != "nothing":
         head = f'Validation failed for tool "{tool}":\n  - '
         assert result.feedback.startswith(head)
         assert "\n\nReceived arguments:\n{" in result.feedback
 
 
-def test_arguments_that_are_no_object() -> None:
+def test_arguments_that_are_not_an_object() -> None:
     result = verify(qwen("read", ["a"]), PI)
     assert (result.score, result.category) == (0.3, "tool_schema_validation")
     assert "root: must be object" in result.feedback
@@ -274,7 +274,7 @@ def test_edit_has_three_generations() -> None:
     assert verify(qwen("edit", {"path": "a", "oldText": "b"}), PI).status == "failed"
 
 
-def test_what_pi_turns_into_the_right_type_passes() -> None:
+def test_values_that_pi_coerces_pass() -> None:
     for tool, arguments in (
         ("read", {"path": "a", "limit": "20"}),
         ("grep", {"pattern": 42, "ignoreCase": "true"}),
@@ -287,7 +287,7 @@ def test_what_pi_turns_into_the_right_type_passes() -> None:
         assert verify(qwen("read", {"path": "a", "limit": limit}), PI).score == 0.6, limit
 
 
-def test_the_repository_agent_speaks_json_alone() -> None:
+def test_the_repository_agent_only_writes_json() -> None:
     spec = {"tools": "repo_agent"}
     good = action("read_file", rel_path="a.py", max_chars=100)
     assert verify(good, spec).status == "passed"
@@ -309,7 +309,7 @@ def test_the_repository_agent_speaks_json_alone() -> None:
     assert verify('{"type":"final","summary":"x","changes":[]}', spec).status == "failed"
 
 
-def test_the_rows_own_tools() -> None:
+def test_tools_defined_by_the_row() -> None:
     parameters = {
         "type": "object",
         "properties": {"city": {"type": "string", "maxLength": 9}, "unit": {"enum": ["C", "F"]}},
@@ -458,7 +458,7 @@ SPECS = st.fixed_dictionaries(
 
 
 @given(st.one_of(st.text(), st.lists(PARTS, max_size=30).map("".join)), SPECS)
-def test_no_text_makes_it_raise(text: str, spec: dict[str, Any]) -> None:
+def test_no_text_raises(text: str, spec: dict[str, Any]) -> None:
     result = verify(text, spec)
     assert result.status in ("passed", "failed")
     assert (result.score == 1.0) == (result.status == "passed") == (result.feedback == "")
@@ -473,7 +473,7 @@ JSON = st.recursive(
 
 
 @given(JSON, st.sampled_from(["read", "edit", "grep", "ls"]))
-def test_no_arguments_make_it_raise(arguments: Any, tool: str) -> None:
+def test_no_arguments_raise(arguments: Any, tool: str) -> None:
     for write in (qwen, llama, gpt_oss):
         result = verify(write(tool, arguments), PI)
         assert result.status in ("passed", "failed")
@@ -486,7 +486,7 @@ def test_no_arguments_make_it_raise(arguments: Any, tool: str) -> None:
         {"path": st.text(), "edits": st.lists(st.fixed_dictionaries({"oldText": st.text(), "newText": st.text()}))}
     )
 )
-def test_what_is_valid_passes(arguments: dict[str, Any]) -> None:
+def test_valid_calls_pass(arguments: dict[str, Any]) -> None:
     for name, write in (("llama3", llama), ("gpt_oss", gpt_oss), ("qwen3", qwen)):
         call = write("edit", arguments)
         assume(call.count(CLOSES[name]) == 1 or name == "llama3")

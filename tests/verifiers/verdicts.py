@@ -1,4 +1,4 @@
-"""Verifiers that say what the completion tells them to: `gate:passed style:failed:0.5`."""
+"""Verifiers that return the verdict in the completion: `gate:passed style:failed:0.5`."""
 
 from functools import partial
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from rewards.verifiers.rubric import Rubric, VerifierResult, error, failed, passed, skipped
 
 
-def said(completion: str, spec: dict[str, Any], name: str) -> VerifierResult:
+def return_verdict(completion: str, spec: dict[str, Any], name: str) -> VerifierResult:
     words = {word.split(":")[0]: word.split(":")[1:] for word in completion.split() if ":" in word}
     status, *score = words.get(name, ["passed"])
     if status == "failed":
@@ -14,5 +14,5 @@ def said(completion: str, spec: dict[str, Any], name: str) -> VerifierResult:
     return {"passed": passed(name), "skipped": skipped(name, "no say"), "error": error(name, "down")}[status]
 
 
-GATE, STYLE, TESTS = (partial(said, name=name) for name in ("gate", "style", "tests"))
+GATE, STYLE, TESTS = (partial(return_verdict, name=name) for name in ("gate", "style", "tests"))
 RUBRIC = Rubric(gates=[GATE], graded=[(STYLE, 1.0), (TESTS, 3.0)])

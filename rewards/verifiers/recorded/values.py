@@ -1,14 +1,13 @@
-"""Values as a flat table that JSON can hold, and back; nothing but values ever comes out of it.
+"""Encode Python values as a flat JSON table, and decode it without running code of the other side.
 
 A reference is an atom (None, bool, str, float, short int) or `[index]` into the table; a row of the
-table is `[kind, ...]`. Aliases and cycles are kept. `export` and `load` deal with what is not a
-value. Runs inside the sandbox, and outside of it to show values.
+table is `[kind, ...]`. Aliases and cycles are kept. `export` and `load` handle objects that are not
+plain values. Runs inside the sandbox, and outside of it to display values.
 """
 
 import base64
 import builtins
 import collections
-import functools
 import itertools
 import json
 import os
@@ -28,13 +27,13 @@ SHORT = 1 << 60
 MAX_ITEMS = 20_000
 MAX_VALUES = 50_000
 MAX_ITEM_BYTES = 4096
-# Stands for the folder of the run in texts, which is another one each time.
-HERE = "\x00here\x00"
+# Replaces the folder of the run in texts, because it differs in each run.
+FOLDER_MARK = "\x00here\x00"
 Row = list[Any]
-# What makes two requests the same.
-ASKED = ("op", "refs", "table", "files")
+# Two requests are the same if these entries are.
+REQUEST_KEYS = ("op", "refs", "table", "files")
 
-# Operators of objects, as the module `operator` or a built-in function names them.
+# Operators of objects, by their names in the module `operator` or in `builtins`.
 BINARY = "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift divmod".split()
 OPERATORS = """iadd isub imul itruediv ifloordiv imod ipow iand ior ixor neg pos invert index lt le
     gt ge ne getitem setitem delitem contains abs round int float complex len bool str iter next
@@ -44,18 +43,18 @@ OPERATORS = """iadd isub imul itruediv ifloordiv imod ipow iand ior ixor neg pos
 class Run:
     """The folder of this run."""
 
-    folder = HERE
+    folder = FOLDER_MARK
 
 
 def _without_folder(text: str) -> str:
-    return text.replace(Run.folder, HERE)
+    return text.replace(Run.folder, FOLDER_MARK)
 
 
 def _with_folder(text: str) -> str:
-    return text.replace(HERE, Run.folder)
+    return text.replace(FOLDER_MARK, Run.folder)
 
 
-def _latin(value: Any) -> str:
+def _to_latin1(value: Any) -> str:
     return bytes(memoryview(value)).decode("latin-1")
 
 
@@ -67,18 +66,18 @@ SINGLETONS = {"NotImplemented": NotImplemented, "Ellipsis": Ellipsis}
 TYPES = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type) and kind.__name__ == name} | {
     "NoneType": type(None)
 }
-LISTED: tuple[tuple[type, Any], ...] = (
+SEQUENCES: tuple[tuple[type, Any], ...] = (
     (list, list.__iter__), (collections.deque, collections.deque.__iter__),
     (set, set.__iter__), (frozenset, frozenset.__iter__),
 )  # fmt: skip
-# A class, what a row holds of its values, and how they are made of it. Subclasses count as the
-# first class that they are of, and none of their own methods is called.
+# By kind of row: a class, how its values become a row, and how a row becomes a value. Subclasses are
+# encoded as the first matching class, and their own methods are never called.
 PLAIN: dict[str, tuple[type, Callable[[Any], Row], Callable[..., Any]]] = {
     "str": (str, lambda v: [_without_folder(str.__str__(v))], _with_folder),
     "int": (int, lambda v: [hex(int.__index__(v))], lambda text: int(text, 16)),
     "float": (float, lambda v: [float.__add__(v, 0.0)], float),
     "complex": (complex, lambda v: [(n := complex.__add__(v, 0)).real, n.imag], complex),
-    "bytes": (bytes, lambda v: [_latin(v)], lambda text: text.encode("latin-1")),
+    "bytes": (bytes, lambda v: [_to_latin1(v)], lambda text: text.encode("latin-1")),
     "range": (range, lambda v: [v.start, v.stop, v.step], range),
     "datetime": (datetime, lambda v: [datetime.isoformat(v)], datetime.fromisoformat),
     "date": (date, lambda v: [date.isoformat(v)], date.fromisoformat),
@@ -93,17 +92,17 @@ PLAIN: dict[str, tuple[type, Callable[[Any], Row], Callable[..., Any]]] = {
 
 
 class TooLarge(Exception):
-    """An iterator that does not end, or more values than anybody compares."""
+    """An endless iterator, or too many values to compare."""
 
 
 @dataclass
-class Encoded:
-    """A table, and the objects that its rows were made from.
+class Encoder:
+    """Builds a table of rows from objects.
 
-    `origins` are objects of the other side, by id: their rows say which, and are left empty unless
-    `changed`. `flat` says that what is derived from a list, say, is no more than a list, `named` that
-    a named tuple is a value. `results` are rows of what came from the other side, by id: it goes back
-    by that name.
+    `origins` are objects of the other process, by id: their rows refer to them, and hold their content
+    only if `changed`. With `flat`, an instance of a subclass of list and the like is encoded as its base
+    class; with `named`, a named tuple is a value. `results` are the rows of objects that came from the
+    other process, by id: they are sent back under the same name.
     """
 
     export: Callable[[Any], Row | None]
@@ -115,12 +114,12 @@ class Encoded:
     results: Mapping[int, Row] = field(default_factory=dict)
     table: list[Row] = field(default_factory=list)
     objects: list[Any] = field(default_factory=list)
-    _seen: dict[int, int] = field(default_factory=dict)
+    _indexes: dict[int, int] = field(default_factory=dict)
 
-    def refs(self, values: Iterable[Any]) -> list[Any]:
-        """Return references to the values; the table has all that they hold."""
+    def encode(self, values: Iterable[Any]) -> list[Any]:
+        """Return references to the values, after adding them and all that they contain to the table."""
         done = len(self.table)
-        found = [self.ref(value) for value in values]
+        refs = [self.ref(value) for value in values]
         while done < len(self.table):
             value = self.objects[done]
             origin = self.origins.get(id(value))
@@ -130,43 +129,44 @@ class Encoded:
                 self.table[done] = ["origin", origin, self._row(value) if self.changed else None]
             done += 1
             if done > MAX_VALUES:
-                raise TooLarge("it holds too many values")
-        return found
+                raise TooLarge("it contains too many values")
+        return refs
 
     def ref(self, value: Any) -> Any:
-        """Return the reference to one value; its row is made later."""
+        """Return the reference to one value; `encode` adds its row later."""
         kind = type(value)
         if id(value) not in self.results:
             if value is None or kind in (bool, float) or (kind is int and -SHORT < value < SHORT):
                 return value
             if kind is str:
                 return _without_folder(value)
-        if id(value) not in self._seen:
-            self._seen[id(value)] = len(self.table)
+        if id(value) not in self._indexes:
+            self._indexes[id(value)] = len(self.table)
             self.table.append([])
             self.objects.append(value)
-        return [self._seen[id(value)]]
+        return [self._indexes[id(value)]]
 
     def _row(self, value: Any) -> Row:
-        """Return the row of one value; methods of its own class are not called."""
+        """Return the row of one value, without calling methods of its own class."""
         kind = type(value)
         if id(value) in self.results:
             return self.results[id(value)]
-        if found := [name for name, single in SINGLETONS.items() if value is single]:
-            return ["singleton", *found]
+        for name, singleton in SINGLETONS.items():
+            if value is singleton:
+                return ["singleton", name]
         if isinstance(value, type) and TYPES.get(value.__name__) is value:
             return ["type", value.__name__]
         is_plain = self.flat or kind.__module__ in sys.stdlib_module_names or (self.named and hasattr(kind, "_fields"))
         if not is_plain and not isinstance(value, tuple(self.shared.values())) and (row := self.export(value)):
-            return row  # of an own class, which may be derived from a list and the like
-        for name, (base, holds, _) in PLAIN.items():
+            return row  # of a class of its own, which may be a subclass of list and the like
+        for name, (base, to_row, _) in PLAIN.items():
             if isinstance(value, base):
-                return [name, *holds(value)]
+                return [name, *to_row(value)]
         if isinstance(value, bytearray):
-            return ["bytearray", _latin(value)]
+            return ["bytearray", _to_latin1(value)]
         if isinstance(value, slice):
             return ["slice", *map(self.ref, (value.start, value.stop, value.step))]
-        for base, items in LISTED:
+        for base, items in SEQUENCES:
             if isinstance(value, base):
                 return [base.__name__, self._items(items(value), base in (set, frozenset))]
         if isinstance(value, tuple):
@@ -184,7 +184,7 @@ class Encoded:
             return ["iterator", self._items(itertools.islice(value, MAX_ITEMS + 1), False)]
         for name, shared in self.shared.items():
             if isinstance(value, shared):
-                return ["object", name, [[k, self.ref(v)] for k, v in state_of(value).items()]]
+                return ["object", name, [[k, self.ref(v)] for k, v in get_attributes(value).items()]]
         if kind.__module__ == "numpy" and "numpy" in sys.modules:
             numpy = sys.modules["numpy"]
             if isinstance(value, numpy.generic):
@@ -194,28 +194,28 @@ class Encoded:
         return self.export(value) or ["opaque", kind.__name__]
 
     def _items(self, items: Iterable[Any], unordered: bool) -> list[Any]:
-        listed = list(items)
-        if len(listed) > MAX_ITEMS:
-            raise TooLarge(f"more than {MAX_ITEMS} items, or an iterator without an end")
-        if unordered and all(type(item) in (str, int, float, bool, tuple) for item in listed):
-            listed.sort(key=lambda item: (type(item).__name__, repr(item)))
-        return [self.ref(item) for item in listed]
+        elements = list(items)
+        if len(elements) > MAX_ITEMS:
+            raise TooLarge(f"more than {MAX_ITEMS} items, or an endless iterator")
+        if unordered and all(type(item) in (str, int, float, bool, tuple) for item in elements):
+            elements.sort(key=lambda item: (type(item).__name__, repr(item)))
+        return [self.ref(item) for item in elements]
 
 
-def content_of(
+def take_snapshot(
     values: Iterable[Any], shared: Mapping[str, type], export: Callable[[Any], Row | None] = lambda _: None
 ) -> list[Row]:
-    """Return the table of values, to see later whether they changed."""
-    encoded = Encoded(export, shared)
-    encoded.refs(values)
-    return encoded.table
+    """Return the table of the values, to detect later whether they changed."""
+    encoder = Encoder(export, shared)
+    encoder.encode(values)
+    return encoder.table
 
 
 @dataclass
 class Decoder:
-    """The values of a table; `sent` are the objects that rows marked as `origin` stand for.
+    """Decodes the values of a table; rows of the kind `origin` refer to the objects in `sent`.
 
-    They are changed in place where `mutate`; otherwise what changed is a copy.
+    With `mutate`, changed objects are updated in place; otherwise a changed one is returned as a copy.
     """
 
     table: list[Row]
@@ -223,28 +223,28 @@ class Decoder:
     shared: Mapping[str, type]
     sent: Sequence[Any] = ()
     mutate: bool = True
-    made: dict[int, Any] = field(default_factory=dict)
-    _todo: list[tuple[Any, Any]] = field(default_factory=list)
+    objects: dict[int, Any] = field(default_factory=dict)
+    _unfilled: list[tuple[Any, Any]] = field(default_factory=list)
 
-    def values(self, refs: Iterable[Any]) -> list[Any]:
-        """Return the values; ValueError and the like when the table holds none."""
-        found = [self.value(ref) for ref in refs]
-        while self._todo:
-            self._fill(*self._todo.pop())
-        return found
+    def decode(self, refs: Iterable[Any]) -> list[Any]:
+        """Return the values; raises ValueError and others when the table is not valid."""
+        values = [self.value(ref) for ref in refs]
+        while self._unfilled:
+            self._fill(*self._unfilled.pop())
+        return values
 
     def value(self, ref: Any) -> Any:
-        """Return one value; what it holds is filled in later."""
+        """Return one value; `decode` fills in its content later."""
         if type(ref) is str:
             return _with_folder(ref)
         if type(ref) is not list:
             return ref
         (index,) = ref
-        if index not in self.made:
-            self.made[index] = self._made(*self.table[index])
-        return self.made[index]
+        if index not in self.objects:
+            self.objects[index] = self._create(*self.table[index])
+        return self.objects[index]
 
-    def _made(self, kind: str, *rest: Any) -> Any:
+    def _create(self, kind: str, *rest: Any) -> Any:
         original = None
         if kind == "origin":
             original, row = self.sent[rest[0]], rest[1]
@@ -253,11 +253,12 @@ class Decoder:
             original = original if self.mutate else None
             kind, *rest = row
         if kind in MUTABLE or kind == "object":
-            of = self.shared[rest[0]] if kind == "object" else MUTABLE[kind]
-            fresh = functools.partial(object.__new__, of) if kind == "object" else of
-            made = original if isinstance(original, of) else fresh()
-            self._todo.append((made, rest[-1]))
-            return made
+            cls = self.shared[rest[0]] if kind == "object" else MUTABLE[kind]
+            value = original
+            if not isinstance(value, cls):
+                value = object.__new__(cls) if kind == "object" else cls()
+            self._unfilled.append((value, rest[-1]))
+            return value
         if kind in PLAIN:
             return PLAIN[kind][2](*rest)
         match kind:
@@ -281,76 +282,76 @@ class Decoder:
 
                 if (dtype := numpy.dtype(rest[0])).itemsize > MAX_ITEM_BYTES:
                     raise ValueError("items too large")
-                return numpy.array(self.values([rest[1]])[0], dtype=dtype)
+                return numpy.array(self.decode([rest[1]])[0], dtype=dtype)
         return self.load([kind, *rest], self.value)
 
-    def _fill(self, made: Any, items: Any) -> None:
-        """Give an empty or an old object what the row says."""
-        if isinstance(made, bytearray):
-            made[:] = items.encode("latin-1")
-        elif isinstance(made, list):
-            made[:] = map(self.value, items)
-        elif isinstance(made, dict):
+    def _fill(self, target: Any, items: Any) -> None:
+        """Set the content of a new or an existing object."""
+        if isinstance(target, bytearray):
+            target[:] = items.encode("latin-1")
+        elif isinstance(target, list):
+            target[:] = map(self.value, items)
+        elif isinstance(target, dict):
             pairs = [(self.value(key), self.value(item)) for key, item in items]
-            dict.clear(made)
-            dict.update(made, pairs)
-        elif isinstance(made, set | collections.deque):
-            new = list(map(self.value, items))
-            made.clear()
-            made.update(new) if isinstance(made, set) else made.extend(new)
+            dict.clear(target)
+            dict.update(target, pairs)
+        elif isinstance(target, set | collections.deque):
+            elements = list(map(self.value, items))
+            target.clear()
+            target.update(elements) if isinstance(target, set) else target.extend(elements)
         else:
             state = {key: self.value(item) for key, item in items if key != "__class__"}
-            for key in state_of(made).keys() - state.keys():
-                object.__delattr__(made, key)
+            for key in get_attributes(target).keys() - state.keys():
+                object.__delattr__(target, key)
             for key, item in state.items():
-                object.__setattr__(made, key, item)
+                object.__setattr__(target, key, item)
 
 
-def is_of_library(value: Any) -> bool:
-    """Whether a class or a function is one that the standard library has under its name."""
+def is_from_library(value: Any) -> bool:
+    """Whether a class or a function can be imported from the standard library by its name."""
     module, name = (str(getattr(value, attribute, "")) for attribute in ("__module__", "__name__"))
     return (
         module.partition(".")[0] in sys.stdlib_module_names and getattr(sys.modules.get(module), name, None) is value
     )
 
 
-def state_of(value: Any) -> dict[str, Any]:
-    """Return the attributes that an instance has itself, slots included."""
+def get_attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an instance itself, including slots."""
     slots = [
         name
         for base in type(value).__mro__
         for name in base.__dict__.get("__slots__", ())
         if name not in ("__dict__", "__weakref__")
     ]
-    there = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    named = getattr(value, "__dict__", None)
-    return there | (named if isinstance(named, dict) else {})  # a class may have a method of that name
+    attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    own = getattr(value, "__dict__", None)
+    return attributes | (own if isinstance(own, dict) else {})  # a class may define something else as `__dict__`
 
 
-def prepare(job: Mapping[str, Any], root: str) -> dict[str, type]:
-    """Make modules below `root` importable, import those that both sides have.
+def prepare_imports(job: Mapping[str, Any], root: str) -> dict[str, type]:
+    """Make modules below `root` importable, and import the shared modules.
 
-    Returns the classes of the latter by name.
+    Returns the classes of the shared modules by name.
     """
     Run.folder = root
     sys.dont_write_bytecode = True
     roots = (str(Path(root, one)) for one in job["roots"])
     sys.path[:] = [*roots, *(path for path in sys.path if path)]
-    found = {}
+    classes = {}
     for name, source in job["shared"].items():
         module = types.ModuleType(name)
         sys.modules[name] = module
         exec(compile(source, f"{name}.py", "exec"), module.__dict__)
         for value in module.__dict__.values():
             if isinstance(value, type) and value.__module__ == name:
-                found[f"{name}:{value.__qualname__}"] = value
-    return found
+                classes[f"{name}:{value.__qualname__}"] = value
+    return classes
 
 
 class Folder:
-    """The files below the working folder, and how they changed; links are not followed.
+    """Tracks changes to the files below the working folder, without following links.
 
-    Those that are `locked` stay as they are, and so does what Python may have compiled.
+    `locked` files and bytecode caches are never overwritten.
     """
 
     MAX_BYTES = 1 << 20
@@ -360,7 +361,7 @@ class Folder:
         self.known = self._scan()
 
     def changes(self) -> dict[str, str | None]:
-        """Return what was written since the last time by path, None for what is gone."""
+        """Return the content of what was written since the last call by path, None for what was deleted."""
         now = self._scan()
         changed: dict[str, str | None] = {
             path: "" if path.endswith("/") else self._read(path)
@@ -372,7 +373,7 @@ class Folder:
         return changed
 
     def apply(self, changes: Mapping[str, str | None]) -> None:
-        """Write what changed on the other side."""
+        """Make the changes of the other process here."""
         for path, text in changes.items():
             target = self.root / path
             if {"..", "__pycache__"} & {*target.parts} or str(PurePath(path)) in self.locked:
@@ -398,8 +399,7 @@ class Folder:
                 if stat.S_ISDIR(state.st_mode):
                     found[f"{os.path.relpath(path, self.root)}/"] = ()
                 elif stat.S_ISREG(state.st_mode):
-                    seen = (state.st_mtime_ns, state.st_size, state.st_ino)
-                    found[os.path.relpath(path, self.root)] = seen
+                    found[os.path.relpath(path, self.root)] = (state.st_mtime_ns, state.st_size, state.st_ino)
         return found
 
     def _read(self, path: str) -> str:
@@ -409,15 +409,15 @@ class Folder:
         return base64.b85encode(zlib.compress(content)).decode()  # databases are mostly zeros
 
 
-LARGEST = 64 << 20
+MAX_MESSAGE = 64 << 20
 
 
-def receive(channel: BinaryIO) -> dict[str, Any]:
-    """Read one message; EOFError when there is none, ValueError when it cannot be read."""
-    line = channel.readline(LARGEST)
+def read_message(channel: BinaryIO) -> dict[str, Any]:
+    """Read one message; raises EOFError at the end, ValueError when the message is not valid."""
+    line = channel.readline(MAX_MESSAGE)
     if not line.endswith(b"\n"):
         raise EOFError
     message = json.loads(line)
     if type(message) is not dict:
-        raise ValueError("a message that is not an object")
+        raise ValueError("the message is not an object")
     return message
