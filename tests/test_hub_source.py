@@ -207,6 +207,6 @@ def test_files_of_datasets_and_buckets_are_read_by_their_address(loopback_hub: L
     assert told[3][1] != commit
     assert told[4][:3] == ["lab/kept", None, 2]
     assert told[5][2:] == [1, ["b/two.jsonl"]]
-    assert all("holds no file with the ending" in sentence for sentence in told[6:8])
+    assert all("has no file that ends with" in sentence for sentence in told[6:8])
     assert "is not a source; use hf://datasets/" in told[8]
     assert "lab/gone" in told[9]
