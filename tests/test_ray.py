@@ -21,7 +21,7 @@ pytest.importorskip("ray", reason="the extra `ray` is not installed")
 from ray.cloudpickle import dumps
 from ray.cluster_utils import Cluster
 
-from pimono_sdpo.runs.ray import TOKEN, finish_on_node, shipped
+from pimono_sdpo.runs.ray import TOKEN, build_task, finish_on_node
 
 pytestmark = pytest.mark.slow
 
@@ -88,10 +88,10 @@ def test_a_node_that_is_not_set_up_is_told(source: Path, tmp_path: Path) -> None
     assert "another version of this package" in str(finish_on_node(job, "token"))
     bare = "import sys, pickle; sys.modules['pimono_sdpo'] = None;"
     bare += "print(pickle.load(sys.stdin.buffer)(b'', ''))"
-    shipment = dumps(shipped())  # type: ignore[no-untyped-call]
+    shipment = dumps(build_task())  # type: ignore[no-untyped-call]
     line = [sys.executable, "-c", bare]
     done = subprocess.run(line, input=shipment, capture_output=True, check=True)
-    assert b"lacks this version of this package" in done.stdout
+    assert b"does not have this version of the package" in done.stdout
 
 
 def test_a_node_killed_in_the_middle_loses_nothing(cluster: Cluster, source: Path, rows: Path, tmp_path: Path) -> None:
