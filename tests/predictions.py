@@ -87,7 +87,7 @@ class Foretelling(Workspace):
             outcome = self.predict_patch(patches)
             # Codex does not look whether the user, who has spoken since, has changed a file.
             files = [file for patch in patches if (file := self.files.get(self.absolute(patch.path)))]
-            return None if outcome == "ok" and any(file.is_past for file in files) else outcome
+            return None if outcome == "ok" and any(file.is_doubtful for file in files) else outcome
         if is_invalid(given):
             return "invalid"
         path, edits = find_path(given), read_edits(given)
@@ -116,7 +116,7 @@ class Foretelling(Workspace):
             or (isinstance(several, list) and ("file" in given or any(len(one) > 2 for one in several)))
         )
         is_others = self.is_shared or bool(_SHARED.search(self.absolute(path)))
-        may_fail |= standing.is_contested or (file.is_past and is_others)
+        may_fail |= standing.is_contested or (file.is_doubtful and is_others)
         may_fail |= self.tools.reads_first and bool(_SETTINGS.search(self.absolute(path)))
         return None if outcome == "ok" and may_fail else outcome
 
@@ -151,15 +151,15 @@ class Foretelling(Workspace):
             standing.is_read, standing.is_refused, standing.is_contested = True, False, False
             self.takes_drives = self.takes_drives or bool(_DRIVE.match(path)) or None
 
-    def lose(self, tool_name: str, given: dict[str, Any]) -> None:
+    def observe_unanswered(self, tool_name: str, given: dict[str, Any]) -> None:
         """Mark what a call with an unknown outcome may have changed."""
         path = find_path(given)
         if tool_name in {"read", "write", "edit"} and path:
             self.heard.add(_name(path))
             self.standings[self.absolute(path)].is_refused = False
-        super().lose(tool_name, given)
+        super().observe_unanswered(tool_name, given)
 
-    def hear(self, event: Event) -> None:
+    def observe_event(self, event: Event) -> None:
         """Learn from an event that is not a call."""
         # What begins below an event that is not in it goes on with what another session has read.
         self.is_resumed |= not self.is_begun and bool(event.parent_id)
@@ -173,7 +173,7 @@ class Foretelling(Workspace):
                 standing.is_read = False
         if event.kind in {"user", "compaction", "custom_message"}:
             self.heard.update(_SPLIT.split(event.text))
-        super().hear(event)
+        super().observe_event(event)
 
 
 class Prediction(NamedTuple):
@@ -205,12 +205,12 @@ def predictions(events: Sequence[Event], cwd: str, tools: FileTools = pi.HARNESS
                 lines = lines or list(_read_lines(event.text))
                 seen[name].update(lines)
         if event.kind != "tool_call":
-            workspace.hear(event)
+            workspace.observe_event(event)
         elif event.index in matched:
             result = events[matched[event.index]]
             if not event.on_active_branch:
                 # The files may have been brought back since.
-                workspace.lose(event.tool_name, decode_arguments(event))
+                workspace.observe_unanswered(event.tool_name, decode_arguments(event))
                 continue
             stopped = is_refusal(result.text) or is_veto(result.text)
             if event.tool_name == "edit" and not stopped:
@@ -224,7 +224,7 @@ def predictions(events: Sequence[Event], cwd: str, tools: FileTools = pi.HARNESS
             workspace.observe(event, result)
         elif event.tool_name in {"read", "edit", "write", "bash"}:
             # Broken off, it may have been done all the same.
-            workspace.lose(event.tool_name, decode_arguments(event))
+            workspace.observe_unanswered(event.tool_name, decode_arguments(event))
 
 
 def _find_edits(call: Event) -> list[tuple[str, Edit]]:

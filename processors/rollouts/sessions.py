@@ -154,9 +154,9 @@ def _find_fixed_edits(trace: Trace, turns: Sequence[Turn], place: Mapping[int, i
     known = Workspace(trace.cwd, tools=find_harness(trace.harness).files)
     for event in trace.events:
         if event.kind != "tool_call":
-            known.hear(event)
+            known.observe_event(event)
         elif event.on_active_branch and not event.is_subagent and event.index not in matched:
-            known.lose(event.tool_name, decode_arguments(event))
+            known.observe_unanswered(event.tool_name, decode_arguments(event))
         elif event.on_active_branch and not event.is_subagent:
             result = trace.events[matched[event.index]]
             is_failed = event.tool_name in EDITS and result.is_error

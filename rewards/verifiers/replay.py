@@ -72,7 +72,7 @@ def _patch(workspace: Workspace, call: Call) -> CallVerdict:
     patches = read_patch(call.arguments)
     outcome = workspace.predict_patch(patches)
     if outcome == "ok":
-        workspace.patched(patches)
+        workspace.apply_patch(patches)
         return True
     names = ", ".join(patch.path for patch in patches)
     problem = "read the patch of" if outcome == "invalid" else "find the expected lines of the patch in"
@@ -109,7 +109,7 @@ def _write(workspace: Workspace, call: Call) -> CallVerdict:
 
 def _other(workspace: Workspace, call: Call) -> CallVerdict:
     """A command or an unknown tool may do anything to the files."""
-    workspace.lose(call.name, call.arguments)
+    workspace.observe_unanswered(call.name, call.arguments)
     return None
 
 

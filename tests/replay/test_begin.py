@@ -8,7 +8,7 @@ import pytest
 from datasets import load_dataset
 
 from pimono_sdpo.filtering import FilterOptions, run_filter
-from pimono_sdpo.replay.initial_state import MAX_CHARS, Beginnings, Known
+from pimono_sdpo.replay.initial_state import MAX_CHARS, InitialState, Known
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import match_results, read_trace
 from rewards.verifiers.replay import verify
@@ -40,7 +40,7 @@ def known(*steps: list[Entry], failure: int = 0) -> list[Known]:
     back = read_trace(session(*steps))
     request = next(event.index for event in back.events if event.kind == "user")
     matched = match_results(back.events)
-    return Beginnings(back.events, matched, back.cwd, find_harness(back.harness).files).known_at(request, failure)
+    return InitialState(back.events, matched, back.cwd, find_harness(back.harness).files).files_at(request, failure)
 
 
 A = Known("/home/ann/app/a.ts", True, [TEXT])
@@ -77,14 +77,14 @@ def test_a_request_that_is_passed_by_counts_like_one_that_is_visited(most_before
     requests = [event.index for event in back.events if event.kind == "user"]
     matched, tools = match_results(back.events), find_harness(back.harness).files
     for asked in range(1, 1 << len(requests)):
-        visits = Beginnings(back.events, matched, back.cwd, tools, most_before)
-        passes = Beginnings(back.events, matched, back.cwd, tools, most_before)
+        visits = InitialState(back.events, matched, back.cwd, tools, most_before)
+        passes = InitialState(back.events, matched, back.cwd, tools, most_before)
         for number, request in enumerate(requests):
-            expected = visits.known_at(request, request)
+            expected = visits.files_at(request, request)
             if asked >> number & 1:
-                assert passes.known_at(request, request) == expected
+                assert passes.files_at(request, request) == expected
             else:
-                passes.pass_by(request)
+                passes.skip(request)
 
 
 def test_the_files_nearest_to_the_failure_come_first_and_only_so_many() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pimono_sdpo.replay.calls import decode_arguments, read_edits
 from pimono_sdpo.replay.files import File, Outcome
-from pimono_sdpo.replay.initial_state import Beginnings
+from pimono_sdpo.replay.initial_state import InitialState
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import pi
 from pimono_sdpo.traces.parse import match_results
@@ -127,7 +127,7 @@ def test_what_stood_at_the_request_is_told_rightly(
     for step in done:
         session.do(*step)
     matched = match_results(tuple(session.events))
-    known = Beginnings(session.events, matched, "/w", pi.HARNESS.files).known_at(0, 0)
+    known = InitialState(session.events, matched, "/w", pi.HARNESS.files).files_at(0, 0)
     file = File()
     for one in known:
         assert one.path == PATH

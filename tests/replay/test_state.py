@@ -8,7 +8,7 @@ def test_what_is_known_survives_json() -> None:
     workspace.file("a.ts").see("one\ntwo", is_whole=True)
     workspace.file("b.ts").see("three and a few more words", is_whole=False)
     workspace.file("/x/c.ts").see("one\nand two", is_whole=True)
-    workspace.file("/x/c.ts").age()
+    workspace.file("/x/c.ts").mark_stale()
     back = load_workspace(dump_workspace(workspace))
     assert dump_workspace(back) == dump_workspace(workspace)
     assert back.file("a.ts").predict([Edit("two", "2")]) == "ok"
