@@ -180,7 +180,7 @@ def test_a_stage_that_does_not_fit_is_refused(folder: Path, names: list[str], se
     [
         ("UNTOLD", 3, "The stage `mine` returned True; return None or a reason"),
         ("EMPTY", 3, "The stage `mine` returned ''; return None or a reason"),
-        ("STAGE", float("nan"), "holds a number that is not finite"),
+        ("STAGE", float("nan"), "has a number that is not finite"),
         ("LEAVE", 3, r"SystemExit: gone \(mine.py, line \d+\)"),
         ("LOSE", 3, "expected `float`, got `null` in `score`"),
         ("AWAY", 3, "unknown value 'validation' in `split`"),

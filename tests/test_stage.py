@@ -88,12 +88,12 @@ def test_an_empty_dataset_gets_the_columns_too() -> None:
     ("given", "stage", "sentence"),
     [
         (Dataset.from_dict({"m": [1]}), STAGES[2], "`test_stage` reads n; the columns are m"),
-        (None, STAGES[2], "not on a NoneType; make one by `load_sessions`"),
+        (None, STAGES[2], "not on a NoneType; make one with `load_sessions`"),
         ([{"n": 1}], STAGES[2], "not on a list"),
         (ROWS, Filter(untold, reads=("n",)), "`test_stage` returned True; return None or a reason"),
         (ROWS, Map(nothing, reads=("n",), writes=NUMBER), "`test_stage` returned None; return a dict"),
         (ROWS, Map(in_words, reads=("n",), writes=NUMBER), "what a column of its `writes` cannot hold: .*'one'"),
-        (ROWS, 1, "1 is not a stage; make one by `Map`, `FlatMap` or `Filter`"),
+        (ROWS, 1, "1 is not a stage; make one with `Map`, `FlatMap` or `Filter`"),
     ],
 )
 def test_what_cannot_be_run_is_one_sentence(run: Any, given: Any, stage: Stage, sentence: str) -> None:

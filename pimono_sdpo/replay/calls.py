@@ -55,7 +55,7 @@ class Patch(NamedTuple):
 
 
 def read_patch(given: dict[str, Any]) -> list[Patch]:
-    r"""Return the files that a call of Codex's `apply_patch` changes; [] for another call.
+    r"""Return the files that a call of Codex's `apply_patch` changes; [] for any other call.
 
     >>> (one,) = read_patch({"input": "*** Update File: a.py\n@@ def f\n x\n-y\n+z\n*** End Patch"})
     >>> one.path, one.hunks
