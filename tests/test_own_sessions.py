@@ -194,7 +194,7 @@ def test_a_choice_that_cannot_be_made_is_one_sentence(home: Path) -> None:
     assert "--since `yesterday` is not a date" in refused("traces", "--since", "yesterday")
     assert "--since `2999-01-01` is in the future" in refused("traces", "--since", "2999-01-01")
     pq.write_table(pa.table({"trace": ["{}"], "file_path": ["a"]}), "traces/b.parquet")
-    assert "choose among session files" in refused("traces", "--since", "7d")
+    assert "select session files" in refused("traces", "--since", "7d")
     assert "The parts decide --project" in refused("part", "--merge", "--project", "a")
 
 
@@ -218,7 +218,7 @@ def test_files_that_cannot_be_read_are_left_out_and_named(home: Path) -> None:
     Path("traces/b.jsonl.gz").write_bytes(whole[:-20])
     Path("traces/c.jsonl.zst").write_bytes(b"not zstd")
     said = run_filter("traces", "--min-worth", "0")
-    assert "left out, as they cannot be read: b.jsonl.gz (" in said
+    assert "skipped, since they cannot be read: b.jsonl.gz (" in said
     report = json.loads(Path("rows/report.json").read_text())
     assert [one.split(" (")[0] for one in report["unreadable"]] == ["b.jsonl.gz", "c.jsonl.zst"]
     assert report["bytes"]["unreadable"] == len(whole) - 20 + len(b"not zstd")
@@ -235,7 +235,7 @@ def test_files_that_cannot_be_read_are_left_out_and_named(home: Path) -> None:
     Path("traces/a.jsonl").unlink()
     Path("traces/b.jsonl.gz").unlink()
     assert (
-        "`traces` gives no rows (nothing to make them from; left out, as they cannot be read: c.jsonl.zst ("
+        "`traces` gives no rows (nothing to make them from; skipped, since they cannot be read: c.jsonl.zst ("
         in refused("traces")
     )
 
