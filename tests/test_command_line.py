@@ -197,7 +197,7 @@ def test_help_of_a_group_looks_like_that_of_the_program(group: str) -> None:
 @pytest.mark.parametrize(
     ("number", "told"),
     [
-        (errno.EACCES, "permission denied; check its rights"),
+        (errno.EACCES, "permission denied; check its permissions"),
         (errno.ENAMETOOLONG, "file name too long; use a shorter name"),
     ],
 )
