@@ -124,7 +124,7 @@ class FilterOptions:
             raise OutputError(f"--min-score {self.min_score} keeps or drops all; use a number.")
         check_shares(self)
         if self.unit != "step" and (self.resolving_call or self.corrections):
-            raise OutputError("--resolving-call and --corrections need --unit step; give it as well.")
+            raise OutputError("--resolving-call and --corrections are options of --unit step; give it as well.")
         if self.judge_provider != "hf" and self.correction_judge is None:
             raise OutputError("--judge-provider is the provider of --correction-judge; give its model as well.")
         if self.max_samples is not None and self.max_samples < 1:

@@ -168,8 +168,8 @@ def test_the_shell_completes_commands_and_options(words: str, completed: list[st
 def test_a_new_option_is_one_field(tmp_path: Path) -> None:
     project = copy_project(tmp_path / "project", "docs/generate.py", "tests/plug.py", "tests/test_command_line.py")
     filtering = project / "pimono_sdpo" / "filtering.py"
-    insert_line(filtering, OPTIONS, '    """The options that decide which rows a source gives."""')
-    insert_line(filtering, READS, '        """Return the stages that make the rows."""')
+    insert_line(filtering, OPTIONS, '    """The options that decide which rows are made from a source."""')
+    insert_line(filtering, READS, '        """Return the stages that make the rows; `recorder` are names to redact."""')
     done = run_python(project, "-c", SHOWN.format(root=str(project)))
     assert done.returncode == 0, done.stderr
     shown: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -54,7 +54,8 @@ class CommandGroup(TyperGroup):
         super().__init__(**settings)
         self.prefix = prefix
         names = [name.removeprefix(prefix).split(" ")[0] for name in COMMANDS if name.startswith(prefix)]
-        self.commands = {**dict.fromkeys(names), **self.commands}
+        commands: dict[str, Any] = dict.fromkeys(names)
+        self.commands = {**commands, **self.commands}
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, a group of commands, or None."""
