@@ -108,10 +108,10 @@ class RunRowsOptions(WriterOptions, SourceOptions):
     )
     max_length: int | None = option("Drop rows with more tokens, as too_long.", default=None, minimum=1, decides="row")
     test_fraction: float = option(
-        "Of sessions: share of repositories whose rows go to the test split.", default=0.0, share=True, decides="row"
+        "For sessions: share of repositories whose rows go to the test split.", default=0.0, share=True, decides="row"
     )
     keep_identity: bool = option(
-        "Of sessions: keep the user and host names of whoever recorded them.", default=False, decides="row"
+        "For sessions: keep the user and host names of the person who recorded them.", default=False, decides="row"
     )
     test_suite: Path | None = option("Held-out suite: refuse to write training rows of its tasks.", default=None)
 

@@ -55,23 +55,23 @@ def options(cls: type[T]) -> type[T]:
     return dataclass(kw_only=True)(cls)
 
 
-def report_options(given: Any) -> dict[str, Any]:
+def report_options(values: Any) -> dict[str, Any]:
     """Return the options that affect the result, for the report."""
-    return {one.name: getattr(given, one.name) for one in _deciding(given, "row", "output")}
+    return {one.name: getattr(values, one.name) for one in _deciding(values, "row", "output")}
 
 
-def resume_key(given: Any) -> dict[str, Any]:
+def resume_key(values: Any) -> dict[str, Any]:
     """Return the options that affect each row; a run is resumed if they are equal."""
-    return {one.name: getattr(given, one.name) for one in _deciding(given, "row")}
+    return {one.name: getattr(values, one.name) for one in _deciding(values, "row")}
 
 
-def changed(given: Any, decides: Decides) -> list[str]:
+def changed(values: Any, decides: Decides) -> list[str]:
     """Return the flags of the options of a kind that differ from their defaults."""
     return [
         flag_of(one)
-        for one in _deciding(given, decides)
+        for one in _deciding(values, decides)
         # Lists have a factory instead of a default, and are empty by default.
-        if getattr(given, one.name) != ([] if one.default is MISSING else one.default)
+        if getattr(values, one.name) != ([] if one.default is MISSING else one.default)
     ]
 
 
@@ -80,13 +80,13 @@ def flag_of(one: "Field[Any]") -> str:
     return cast(str, one.metadata["flag"]) or "--" + one.name.replace("_", "-")
 
 
-def _deciding(given: Any, *kinds: Decides) -> Sequence["Field[Any]"]:
-    return [one for one in fields(given) if one.metadata.get("decides") in kinds]
+def _deciding(values: Any, *kinds: Decides) -> Sequence["Field[Any]"]:
+    return [one for one in fields(values) if one.metadata.get("decides") in kinds]
 
 
-def check_shares(given: Any) -> None:
+def check_shares(values: Any) -> None:
     """Raise OutputError if a share or a probability is not between 0 and 1."""
-    for one in fields(given):
-        value = getattr(given, one.name)
+    for one in fields(values):
+        value = getattr(values, one.name)
         if one.metadata.get("share") and not 0.0 <= value <= 1.0:
             raise OutputError(f"{flag_of(one)} {value:g} is not between 0 and 1.")

@@ -68,7 +68,7 @@ def edit(project: Path, name: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-def test_an_edit_of_code_or_tables_makes_everything_again(project: Path, forked: Forked) -> None:
+def test_an_edit_of_code_or_tables_invalidates_the_cache(project: Path, forked: Forked) -> None:
     every = "evidence split names keep redact grade threshold context rows".split()
     assert computed(project, forked) == every
     assert computed(project, forked) == []

@@ -81,7 +81,7 @@ def test_every_option_is_read(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_has_a_sentence(command: str) -> None:
+def test_every_option_has_a_help_text(command: str) -> None:
     assert summary_of(command).endswith(".")
     assert f"pimono-sdpo {command} " in load(command).help, "it shows an example"
     for field in fields(load(command).options):
@@ -90,7 +90,7 @@ def test_every_option_has_a_sentence(command: str) -> None:
         assert text.endswith("."), field.name
 
 
-def test_every_class_of_options_is_that_of_a_command() -> None:
+def test_every_options_class_belongs_to_a_command() -> None:
     there = {
         (f"pimono_sdpo.cli.{path.stem}", name)
         for path in Path(str(cli.__file__)).parent.glob("*.py")
@@ -111,7 +111,7 @@ def test_examples_name_options_that_exist(command: str) -> None:
         assert [word for word in words if word[:2] == "--" and word.strip(".,;:") not in shown] == []
 
 
-def test_a_wrong_choice_a_missing_option_and_a_typing_error_are_told() -> None:
+def test_wrong_choices_missing_options_and_typos_are_reported() -> None:
     for words, sentence in (
         ("filter x --out y --unit week", "'week' is not one of 'session', 'episode'"),
         ("filter x --out y --unit episod", "'step'. Did you mean 'episode'?"),
@@ -169,7 +169,9 @@ def test_a_new_option_is_one_field(tmp_path: Path) -> None:
     project = copy_project(tmp_path / "project", "docs/generate.py", "tests/plug.py", "tests/test_command_line.py")
     filtering = project / "pimono_sdpo" / "filtering.py"
     insert_line(filtering, OPTIONS, '    """The options that decide which rows are made from a source."""')
-    insert_line(filtering, READS, '        """Return the stages that make the rows; `recorder` are names to redact."""')
+    insert_line(
+        filtering, READS, '        """Return the stages that make the rows; `recorder` are names to redact."""'
+    )
     done = run_python(project, "-c", SHOWN.format(root=str(project)))
     assert done.returncode == 0, done.stderr
     shown: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -201,7 +203,7 @@ def test_help_of_a_group_looks_like_that_of_the_program(group: str) -> None:
         (errno.ENAMETOOLONG, "file name too long; use a shorter name"),
     ],
 )
-def test_what_may_not_be_opened_is_named(capsys: pytest.CaptureFixture[str], number: int, told: str) -> None:
+def test_a_file_that_cannot_be_opened_is_named(capsys: pytest.CaptureFixture[str], number: int, told: str) -> None:
     def command() -> None:
         raise OSError(number, "", "/x/rows")
 

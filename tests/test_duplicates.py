@@ -58,7 +58,7 @@ def filtered(folder: Path, sessions: dict[str, str], **options: object) -> tuple
     return kept, dropped
 
 
-def test_of_a_growing_session_the_last_snapshot_stays(tmp_path: Path) -> None:
+def test_the_last_snapshot_of_a_growing_session_is_kept(tmp_path: Path) -> None:
     request = "Fix the lexer, it drops the last line"
     sessions = {f"snapshot{n}": session(request, SAID[:n]) for n in (1, 2, 3)}
     sessions["whole"] = session(request, SAID, *BROKEN)
@@ -67,7 +67,7 @@ def test_of_a_growing_session_the_last_snapshot_stays(tmp_path: Path) -> None:
     assert dropped == [f"snapshot{n} duplicate_session" for n in (1, 2, 3)]
 
 
-def test_a_fork_is_the_same_story_and_a_new_request_is_not(tmp_path: Path) -> None:
+def test_a_fork_is_a_duplicate_and_a_new_request_is_not(tmp_path: Path) -> None:
     other = ["This is about the printer and nothing else, it prints every name in capitals"]
     sessions = {
         "fork": session("Fix the lexer, it drops the last line", [*SAID[:3], *other], *BROKEN),

@@ -103,7 +103,7 @@ def test_a_file_that_is_in_the_cache_is_read_there(
     assert again[1] == first[1]
 
 
-def test_connections_that_drop_in_the_middle_of_a_shard_cost_nothing(
+def test_dropped_connections_do_not_change_the_result(
     loopback_hub: LoopbackHub, tmp_path: Path, shards: dict[str, bytes]
 ) -> None:
     loopback_hub.seed("lab/traces", "dataset", shards, revision=EXPORT)
@@ -117,7 +117,7 @@ def test_connections_that_drop_in_the_middle_of_a_shard_cost_nothing(
 
 
 @pytest.mark.slow
-def test_a_killed_run_fetches_only_what_it_had_not_read(
+def test_a_killed_run_downloads_only_missing_files(
     loopback_hub: LoopbackHub, tmp_path: Path, shards: dict[str, bytes]
 ) -> None:
     loopback_hub.seed("lab/traces", "dataset", shards, revision=EXPORT)
@@ -152,7 +152,7 @@ def test_a_killed_run_fetches_only_what_it_had_not_read(
         ("lab/raw", "hf_mistyped", "the Hub does not accept the token; create a new one"),
     ],
 )
-def test_what_cannot_be_read_says_why(
+def test_unreadable_datasets_are_explained(
     loopback_hub: LoopbackHub, tmp_path: Path, name: str, sentence: str, token: str | None
 ) -> None:
     loopback_hub.seed("lab/raw", "dataset", {"a.jsonl": b"{}"})
@@ -164,7 +164,7 @@ def test_what_cannot_be_read_says_why(
     assert name in found
 
 
-def test_a_hub_that_fails_is_no_traceback(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
+def test_a_failing_hub_gives_no_traceback(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
     loopback_hub.seed("lab/traces", "dataset", {"x": b""}, revision=EXPORT)
     loopback_hub.fail_next("lab/traces", 500, times=9)
     found = run_client(loopback_hub, tmp_path, REFUSED.format(name="lab/traces"))

@@ -85,7 +85,7 @@ def test_all_agents_are_read_where_their_variables_say(home: Path, monkeypatch: 
     assert f"archived_sessions/{archived.name}" in expected
 
 
-def test_no_sessions_are_one_sentence(home: Path) -> None:
+def test_missing_sessions_are_explained(home: Path) -> None:
     (home / ".codex").rename(home / "gone")
     assert f"There are no sessions in `{home}/.codex/sessions` or" in refused("codex")
     assert "or try the samples that `pimono-sdpo demo sessions --out traces` writes" in refused("codex")
@@ -115,7 +115,7 @@ def test_view_reads_the_sessions_that_the_filter_read(home: Path) -> None:
         assert events()
 
 
-def test_a_mistyped_word_names_the_words(home: Path) -> None:
+def test_a_mistyped_word_lists_the_valid_words(home: Path) -> None:
     assert "did you mean `claude`? The words" in refused("clade")
     assert "the words for your own sessions are claude, codex, pi, all" in refused("xyz")
 
@@ -187,7 +187,7 @@ def test_session_files_are_chosen(home: Path, options: list[str], kept: set[str]
     assert sources() == kept
 
 
-def test_a_choice_that_cannot_be_made_is_one_sentence(home: Path) -> None:
+def test_options_that_select_nothing_are_explained(home: Path) -> None:
     write_session(Path("traces/a.jsonl"), "/work/shop")
     assert "No session of `traces` (1 in all) is left by --project;" in refused("traces", "--project", "blog")
     assert "is left by --project and --exclude" in refused("traces", "--project", "blog", "--exclude", "a")

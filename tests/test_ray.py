@@ -73,14 +73,14 @@ def test_a_cluster_writes_the_bytes_of_one_machine_and_goes_past_a_bad_shard(
     assert all_bytes(tmp_path / "rows") == all_bytes(tmp_path / "local")
 
 
-def test_what_is_wrong_with_the_engine_is_one_sentence(source: Path, tmp_path: Path) -> None:
+def test_errors_of_the_engine_are_explained(source: Path, tmp_path: Path) -> None:
     arguments = ("filter", source, "--out", tmp_path / "rows", "--engine", "ray")
     said = sentence(cli_process(*arguments, RAY_ADDRESS="127.0.0.1:9"))
     assert "No Ray cluster answers at `127.0.0.1:9`; start it with" in said
     assert "leave it out" in sentence(cli_process(*arguments, "--workers", "2"))
 
 
-def test_a_node_that_is_not_set_up_is_told(source: Path, tmp_path: Path) -> None:
+def test_a_node_that_is_not_set_up_is_reported(source: Path, tmp_path: Path) -> None:
     (part, *_) = session_parts(dict(enumerate(open_source(str(source)).shards)), (), {})
     job = Job(part, tmp_path, OUTPUTS, {"code": "of another version"})
     assert "does not see" in str(finish_on_node(job, "token"))

@@ -76,11 +76,11 @@ def counts(path: Path) -> list[object]:
 
 
 @pytest.mark.parametrize("name", list(COUNTS))
-def test_what_is_read_of_a_file_stays_the_same(name: str) -> None:
+def test_the_counts_of_each_file_stay_the_same(name: str) -> None:
     assert counts(TRACES / name) == COUNTS[name]
 
 
-def test_pi_sessions_hold_what_their_list_of_sources_says() -> None:
+def test_pi_sessions_match_their_list_of_sources() -> None:
     with (TRACES / "SOURCES.csv").open() as file:
         listed = [row for row in csv.DictReader(file) if row["file"].startswith("pi/")]
     assert len(listed) == 23

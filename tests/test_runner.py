@@ -55,7 +55,7 @@ def test_the_rows_do_not_depend_on_the_workers(source: Path, rows: Path, tmp_pat
     assert all_bytes(tmp_path / "rows") == all_bytes(rows)
 
 
-def test_a_shard_that_cannot_be_read_costs_only_itself(source: Path, rows: Path, tmp_path: Path) -> None:
+def test_an_unreadable_shard_does_not_affect_the_others(source: Path, rows: Path, tmp_path: Path) -> None:
     broken, good = tmp_path / "traces" / "0002.parquet", source / "0002.parquet"
     shutil.copytree(source, tmp_path / "traces")
     _spoil_pages(broken)
@@ -77,9 +77,7 @@ def test_a_shard_that_cannot_be_read_costs_only_itself(source: Path, rows: Path,
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_one_sentence_and_a_rerun_finishes(
-    long_source: Path, long_rows: Path, tmp_path: Path
-) -> None:
+def test_a_killed_worker_is_reported_and_a_rerun_finishes(long_source: Path, long_rows: Path, tmp_path: Path) -> None:
     arguments = ("filter", long_source, "--out", tmp_path / "rows", "--workers", 2)
     attempts = tmp_path / ".rows.partial" / "attempts"
     process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True)
@@ -114,7 +112,7 @@ def test_workers_end_with_a_killed_run_and_a_rerun_finishes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["workers begin", "shards are written"])
-def test_ctrl_c_is_one_sentence_and_a_rerun_finishes(
+def test_ctrl_c_prints_one_sentence_and_a_rerun_finishes(
     long_source: Path, long_rows: Path, tmp_path: Path, moment: str
 ) -> None:
     arguments = ("filter", long_source, "--out", tmp_path / "rows", "--workers", 2)
@@ -135,7 +133,7 @@ def test_ctrl_c_is_one_sentence_and_a_rerun_finishes(
 
 
 @pytest.mark.parametrize(("limit", "workers"), [(8_000, 2), (17_000, 1), (22_000, 1)])
-def test_a_full_disk_is_one_sentence_and_leaves_no_half_file(
+def test_a_full_disk_is_reported_and_leaves_no_partial_file(
     source: Path, rows: Path, tmp_path: Path, limit: int, workers: int
 ) -> None:
     """No file may grow beyond a limit: no shard fits, then some, then all but not the database that compares them."""
@@ -160,7 +158,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_half_file(
 
 
 @pytest.mark.slow
-def test_a_run_beside_another_refuses(long_source: Path, long_rows: Path, tmp_path: Path) -> None:
+def test_two_runs_cannot_write_one_folder(long_source: Path, long_rows: Path, tmp_path: Path) -> None:
     arguments = ("filter", long_source, "--out", tmp_path / "rows")
     process = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL)
     until(lambda: (tmp_path / ".rows.partial" / "attempts").exists())
@@ -186,7 +184,7 @@ def test_a_bug_in_a_worker_keeps_its_traceback(source: Path, tmp_path: Path) -> 
     assert not list((tmp_path / "done").iterdir())
 
 
-def test_the_bar_moves_with_the_shards_and_is_quiet_elsewhere(source: Path, tmp_path: Path) -> None:
+def test_the_progress_bar_counts_shards(source: Path, tmp_path: Path) -> None:
     shown = _on_a_terminal(command("filter", source, "--out", tmp_path / "rows", "--workers", "2"))
     sessions = len(shards.SESSIONS)
     assert all(f"shards={n}/5" in shown for n in (1, 5))
@@ -250,9 +248,9 @@ def _on_a_terminal(line: list[str]) -> str:
     return shown.decode()
 
 
-def test_a_folder_that_is_gone_is_told_and_not_made_again(source: Path, tmp_path: Path) -> None:
+def test_a_removed_folder_is_reported_and_not_created_again(source: Path, tmp_path: Path) -> None:
     (part, *_) = session_parts(dict(enumerate(open_source(str(source)).shards)), pipeline(), {})
     outcome = finish_part(Job(part, tmp_path / "gone", OUTPUTS, {}))
     assert isinstance(outcome, str)
-    assert "is gone; run the command again" in outcome
+    assert "was removed; run the command again" in outcome
     assert not (tmp_path / "gone").exists()

@@ -96,7 +96,7 @@ def test_an_empty_dataset_gets_the_columns_too() -> None:
         (ROWS, 1, "1 is not a stage; make one with `Map`, `FlatMap` or `Filter`"),
     ],
 )
-def test_what_cannot_be_run_is_one_sentence(run: Any, given: Any, stage: Stage, sentence: str) -> None:
+def test_a_dataset_or_stage_that_cannot_run_is_refused(run: Any, given: Any, stage: Stage, sentence: str) -> None:
     with pytest.raises(PimonoError, match=sentence):
         run(given, [stage])
 
@@ -184,7 +184,7 @@ def test_rejects_are_kept_on_request(sessions: Dataset) -> None:
         run_pipeline(sessions, fused=False, keep_rejects=True)
 
 
-def test_stages_of_ones_own_and_empty_datasets_are_run_too() -> None:
+def test_own_stages_and_empty_datasets_are_run() -> None:
     rows = Dataset.from_dict({"n": [1, 2, 3, 4], "extra": list("abcd")})
     fused = run_stages(rows, STAGES)
     assert (fused["n"], fused.features) == ([4, 4, 8, 8, 8, 8], NUMBER)
@@ -194,7 +194,7 @@ def test_stages_of_ones_own_and_empty_datasets_are_run_too() -> None:
     assert (empty.num_rows, empty.features) == (0, NUMBER)
 
 
-def test_json_is_decoded_for_stages_and_encoded_behind_them() -> None:
+def test_json_is_decoded_before_stages_and_encoded_after_them() -> None:
     turns = Features({"turns": List({"args": Json()})})
     given = Dataset.from_list([{"turns": [{"args": {"n": 1}}]}, {"turns": []}], features=turns)
     stage = Map(_first_args, reads=("turns",), writes=Features({"args": Json()}))
@@ -230,7 +230,7 @@ class Watched(dict[str, Any]):
         return super().__getitem__(name)
 
 
-def test_reads_and_writes_are_true() -> None:
+def test_stages_read_and_write_only_declared_columns() -> None:
     """A stage asks for what it declares and no more; nothing undeclared stays."""
     columns = set(SESSION)
     dataset = Dataset.from_dict(
@@ -275,7 +275,7 @@ def test_sessions_are_loaded_as_any_kind_of_dataset(sessions: Dataset, tmp_path:
     assert FAILING.encode() in load_sessions(tmp_path)["trace"]
 
 
-def test_the_public_names_are_there_and_load_nothing_before_they_are_used() -> None:
+def test_public_names_exist_and_are_imported_lazily() -> None:
     code = "import sys, pimono_sdpo; print(sorted({'datasets', 'pyarrow', 'numpy'} & set(sys.modules)))"
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"

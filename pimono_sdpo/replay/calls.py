@@ -54,7 +54,7 @@ class Patch(NamedTuple):
     target: str = ""
 
 
-def read_patch(given: dict[str, Any]) -> list[Patch]:
+def read_patch(arguments: dict[str, Any]) -> list[Patch]:
     r"""Return the files that a call of Codex's `apply_patch` changes; [] for any other call.
 
     >>> (one,) = read_patch({"input": "*** Update File: a.py\n@@ def f\n x\n-y\n+z\n*** End Patch"})
@@ -63,7 +63,7 @@ def read_patch(given: dict[str, Any]) -> list[Patch]:
     """
     files: list[tuple[str, str, list[tuple[str, list[str]]]]] = []
     targets: dict[int, str] = {}
-    for line in find_text(given, "input", "patch").split("\n"):
+    for line in find_text(arguments, "input", "patch").split("\n"):
         if header := _HEADER.match(line):
             files.append((header[1], header[2].strip(), []))
         elif line.startswith("*** Move to: "):
@@ -110,31 +110,31 @@ class Shown(NamedTuple):
 
 def decode_arguments(call: Event) -> dict[str, Any]:
     """Decode a call's arguments; {} for anything but an object."""
-    given = decode_json(call.arguments)
-    return given if isinstance(given, dict) else {}
+    arguments = decode_json(call.arguments)
+    return arguments if isinstance(arguments, dict) else {}
 
 
-def find_text(given: dict[str, Any], *names: str) -> str:
+def find_text(arguments: dict[str, Any], *names: str) -> str:
     """Return the first of these arguments that is a text, or ""."""
-    return next((given[name] for name in names if isinstance(given.get(name), str)), "")
+    return next((arguments[name] for name in names if isinstance(arguments.get(name), str)), "")
 
 
-def find_path(given: dict[str, Any]) -> str:
+def find_path(arguments: dict[str, Any]) -> str:
     """Return the path in a call's arguments, or ""."""
-    return find_text(given, "path", "file_path", "filePath", "notebook_path", "file")
+    return find_text(arguments, "path", "file_path", "filePath", "notebook_path", "file")
 
 
-def read_edits(given: dict[str, Any]) -> list[Edit]:
+def read_edits(arguments: dict[str, Any]) -> list[Edit]:
     """Return the edits of a call of any harness, [] if one of them is malformed.
 
     >>> read_edits({"path": "a.ts", "oldText": "x", "newText": "y"})
     [Edit(old='x', new='y', everywhere=False, after='')]
     """
-    items = given.get("edits")
+    items = arguments.get("edits")
     if isinstance(items, str):
         items = decode_json(items)
     edits = []
-    for item in items if isinstance(items, list) else [given]:
+    for item in items if isinstance(items, list) else [arguments]:
         if not isinstance(item, dict):
             return []
         old, new = (
@@ -147,17 +147,17 @@ def read_edits(given: dict[str, Any]) -> list[Edit]:
     return edits
 
 
-def apply_in_turn(given: dict[str, Any]) -> bool:
+def apply_in_turn(arguments: dict[str, Any]) -> bool:
     """Return whether the edits of a call are applied one after the other."""
-    edits = given.get("edits")
+    edits = arguments.get("edits")
     return isinstance(edits, list) and any(isinstance(edit, dict) and "oldText" not in edit for edit in edits)
 
 
-def parse_read(given: dict[str, Any], text: str, files: FileTools) -> Shown | None:
-    """Return the lines that a read has shown; None if it is no text, or text that was cut in an unknown way."""
+def parse_read(arguments: dict[str, Any], text: str, files: FileTools) -> Shown | None:
+    """Return the lines that a read has shown; None for other content, or text that was cut in an unknown way."""
     if _NO_TEXT.match(text):
         return None
-    offset, limit = given.get("offset"), given.get("limit")
+    offset, limit = arguments.get("offset"), arguments.get("limit")
     first = 1 if offset in {None, 0, 1} else offset
     if not isinstance(first, int) or not isinstance(limit, int | None):
         return None
@@ -186,8 +186,8 @@ def _split_runs(lines: list[str]) -> list[str]:
     text = "\n".join(lines)
     gaps = {at for at, line in enumerate(lines) if len(line) >= LONGEST_LINE}
     line = start = 0
-    for found in _GAP.finditer(text) if _PREFILTER.candidates(text) else ():
-        line, start = line + text.count("\n", start, found.start()), found.start()
+    for match in _GAP.finditer(text) if _PREFILTER.candidates(text) else ():
+        line, start = line + text.count("\n", start, match.start()), match.start()
         gaps.add(line)
     if not gaps:
         return [text]
@@ -200,11 +200,11 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 Words = Counter[str]
 
 
-def changed_words(given: dict[str, Any]) -> Words:
+def changed_words(arguments: dict[str, Any]) -> Words:
     """Return the words that a call removes (-) and adds (+), or for other calls those of its arguments."""
-    edits = read_edits(given) or [hunk for patch in read_patch(given) for hunk in patch.hunks]
+    edits = read_edits(arguments) or [hunk for patch in read_patch(arguments) for hunk in patch.hunks]
     if not edits:
-        return count_words(" ".join(map(str, given.values())))
+        return count_words(" ".join(map(str, arguments.values())))
     words: Words = Counter()
     for edit in edits:
         old, new = count_words(edit.old), count_words(edit.new)

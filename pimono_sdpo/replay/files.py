@@ -374,8 +374,8 @@ class File:
 
     def _may_overlap(self, edits: Sequence[Edit]) -> bool:
         for text in (*self.texts, *self.hints, *self.older):
-            found = ((text.find(normalise_line_ends(edit.old)), len(edit.old)) for edit in edits)
-            spans = sorted((at, at + length) for at, length in found if at >= 0)
+            positions = ((text.find(normalise_line_ends(edit.old)), len(edit.old)) for edit in edits)
+            spans = sorted((at, at + length) for at, length in positions if at >= 0)
             if any(start < stop for (_, stop), (start, _) in pairwise(spans)):
                 return True
         return False

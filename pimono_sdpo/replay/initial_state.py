@@ -95,10 +95,9 @@ class InitialState:
         kept = []
         for path in self.known_paths:
             file = self._before.files.get(path, File()).copy()
-            for call, given, result in seen[path]:
-                _learn(call, given, result.text, self._before.tools, file)
-            known = _trim_to(chars - len(path), path, file)
-            if known:
+            for call, arguments, result in seen[path]:
+                _learn(call, arguments, result.text, self._before.tools, file)
+            if known := _trim_to(chars - len(path), path, file):
                 kept.append(known)
                 chars -= len(path) + sum(map(len, known.texts))
             if chars < MIN_PART:
@@ -133,17 +132,17 @@ class InitialState:
                 continue
             result_index = self._matched.get(event.index)
             result = self._events[result_index] if result_index is not None else None
-            given = decode_arguments(event)
-            path = _find_file(event, given)
+            arguments = decode_arguments(event)
+            path = _find_file(event, arguments)
             path = self._before.absolute(path) if path else ""
             may_have_changed = path in changed or path.endswith(suffixes) or any(f"{one}/" in path for one in suffixes)
             shows = event.tool_name != "write" and event.on_active_branch and bool(path) and not may_have_changed
             if shows and result and not has_failed(result) and not is_refusal(result.text):
-                seen.setdefault(path, []).append((event, given, result))
+                seen.setdefault(path, []).append((event, arguments, result))
             if event.tool_name in {"edit", "write"} and path:
                 changed.add(path)
             elif event.tool_name == "bash":
-                changes = find_changes(find_text(given, "command"), result.text if result else "")
+                changes = find_changes(find_text(arguments, "command"), result.text if result else "")
                 if changes.anything or any(map(_PATTERN.search, changes.names)):
                     break
                 names = ("/" + name.lstrip("./~").rstrip("/") for name in changes.names)
@@ -161,29 +160,29 @@ def _is_harmless(call: Event) -> bool:
     return bool(_ONLY_LOOKS.fullmatch(command)) and not _SHOWS.fullmatch(command)
 
 
-def _find_file(call: Event, given: dict[str, Any]) -> str:
+def _find_file(call: Event, arguments: dict[str, Any]) -> str:
     """Return the file that a call shows or changes, or ""."""
     if call.tool_name != "bash":
-        patches = read_patch(given)
-        return patches[0].path if len(patches) == 1 else find_path(given)
-    command = find_text(given, "command")
+        patches = read_patch(arguments)
+        return patches[0].path if len(patches) == 1 else find_path(arguments)
+    command = find_text(arguments, "command")
     shown = find_shown_file(command) if _SHOWS.fullmatch(command) else None
     return shown.path if shown else ""
 
 
-def _learn(call: Event, given: dict[str, Any], text: str, tools: FileTools, file: File) -> None:
+def _learn(call: Event, arguments: dict[str, Any], text: str, tools: FileTools, file: File) -> None:
     """Learn the content of a file from a later call that shows it unchanged."""
     if call.tool_name == "edit":
-        hunks = [hunk for patch in read_patch(given) for hunk in patch.hunks]
-        for edit in hunks or read_edits(given):
+        hunks = [hunk for patch in read_patch(arguments) for hunk in patch.hunks]
+        for edit in hunks or read_edits(arguments):
             # The old text of an edit occurs once.
             if len(edit.old.strip()) >= MIN_LINE and file.whole is None and not edit.everywhere:
                 file.see(edit.old, is_whole=False)
     elif call.tool_name == "read" or (not tools.trims_output and not TRUNCATED.search(text)):
-        lines = find_shown_file(find_text(given, "command")) if call.tool_name == "bash" else None
+        lines = find_shown_file(find_text(arguments, "command")) if call.tool_name == "bash" else None
         if lines:
-            given = {"offset": lines.first, "limit": lines.last and lines.last + 1 - lines.first}
-        if shown := parse_read(given, text, tools):
+            arguments = {"offset": lines.first, "limit": lines.last and lines.last + 1 - lines.first}
+        if shown := parse_read(arguments, text, tools):
             learn_shown(file, shown)
 
 

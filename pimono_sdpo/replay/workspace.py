@@ -159,23 +159,23 @@ class Workspace:
         if is_refusal(result.text) or is_veto(result.text):
             return
         self.is_copied = self.tools.reads_first and call.timestamp == result.timestamp != ""
-        given = decode_arguments(call)
-        path = find_path(given)
+        arguments = decode_arguments(call)
+        path = find_path(arguments)
         # Harnesses differ in the names of the tool and of its argument.
-        command = find_text(given, "command", "cmd", "input") if call.tool_name not in _FILE_TOOLS else ""
+        command = find_text(arguments, "command", "cmd", "input") if call.tool_name not in _FILE_TOOLS else ""
         if command or call.tool_name == "bash":
-            cwd, self.cwd = self.cwd, find_text(given, "workdir") or self.cwd
+            cwd, self.cwd = self.cwd, find_text(arguments, "workdir") or self.cwd
             # Tools of an MCP server put the output of a command into other text.
             self._observe_command(command, result, is_wrapped="__" in call.tool_name)
             self.cwd = cwd
         elif call.tool_name == "read" and path:
             if not has_failed(result):
-                self._observe_read(path, given, result)
-        elif call.tool_name == "write" and path and isinstance(given.get("content"), str):
+                self._observe_read(path, arguments, result)
+        elif call.tool_name == "write" and path and isinstance(arguments.get("content"), str):
             if not result.is_error:
-                self.file(path).write(given["content"])
+                self.file(path).write(arguments["content"])
         elif call.tool_name == "edit":
-            self._observe_edit(given, result)
+            self._observe_edit(arguments, result)
         elif call.tool_name == "grep":
             self._hint(path, result.text)
         elif call.tool_name.startswith("gsd_"):
@@ -183,9 +183,9 @@ class Workspace:
         elif not is_read_only(call.tool_name) or call.tool_name == "write":
             self.mark_all_stale()
 
-    def _observe_edit(self, given: dict[str, Any], result: Event) -> None:
+    def _observe_edit(self, arguments: dict[str, Any], result: Event) -> None:
         failed = has_failed(result)
-        path, edits, patches = find_path(given), read_edits(given), read_patch(given)
+        path, edits, patches = find_path(arguments), read_edits(arguments), read_patch(arguments)
         if patches:
             if not failed:
                 self.apply_patch(patches)
@@ -202,7 +202,7 @@ class Workspace:
         if not edits and not failed:
             file.mark_stale()
             return
-        predicted = file.predict(edits, apply_in_turn(given))
+        predicted = file.predict(edits, apply_in_turn(arguments))
         if failed:
             file.note_not_found(edits, result.text)
             if predicted == "ok" and not _UNREAD.search(result.text[:200]):
@@ -223,8 +223,8 @@ class Workspace:
             file.mark_stale()
         self._hint(path, result.text)
 
-    def _observe_read(self, path: str, given: dict[str, Any], result: Event) -> None:
-        file, shown = self.file(path), parse_read(given, result.text, self.tools)
+    def _observe_read(self, path: str, arguments: dict[str, Any], result: Event) -> None:
+        file, shown = self.file(path), parse_read(arguments, result.text, self.tools)
         if shown:
             learn_shown(file, shown)
         if shown is None or not shown.first_line:
@@ -283,14 +283,14 @@ class Workspace:
             if known == path or is_below or (tail and known.endswith(tail)):
                 file.mark_stale(certainly=True)
 
-    def observe_unanswered(self, tool_name: str, given: dict[str, Any]) -> None:
+    def observe_unanswered(self, tool_name: str, arguments: dict[str, Any]) -> None:
         """Mark the files that a call with an unknown result may have changed."""
-        path = find_path(given)
+        path = find_path(arguments)
         if tool_name in _FILE_TOOLS and path:
             if tool_name != "read":
                 self.file(path).mark_stale(certainly=True)
         elif tool_name == "bash":
-            self._mark_changes(find_changes(find_text(given, "command"), ""))
+            self._mark_changes(find_changes(find_text(arguments, "command"), ""))
         elif not is_read_only(tool_name):
             self.mark_all_stale()
 

@@ -99,8 +99,8 @@ def filter_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Piece]:
 def _cut_shard(shard: Shard, stages: Sequence[Stage], rows: Features, rejects: Features) -> Iterator[Piece]:
     unreadable: Unreadable = {}
     for table in read_sessions(shard, unreadable):
-        for few in slice_table(table):
-            yield rows_and_rejects(few, stages, rows, rejects, "runs")
+        for part in slice_table(table):
+            yield rows_and_rejects(part, stages, rows, rejects, "runs")
     yield _count_unreadable(unreadable)
 
 

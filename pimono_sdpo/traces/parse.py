@@ -75,8 +75,8 @@ def detect_harness(trace: bytes) -> Harness | None:
     while start < len(trace):
         stop = trace.find(b"\n", start) + 1 or len(trace)
         for entry in read_objects(trace[start:stop]).objects:
-            if found := next((harness for harness in HARNESSES if harness.recognises(entry)), None):
-                return found
+            if harness := next((one for one in HARNESSES if one.recognises(entry)), None):
+                return harness
         start = stop
     return None
 

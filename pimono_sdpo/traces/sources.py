@@ -267,8 +267,8 @@ def load_sessions(source: str | Path | Sequence[str | Path], *, streaming: bool 
 
     Args:
         source: A folder, file or glob of session JSONL or of the viewer's parquet export, a dataset
-            saved by `save_to_disk`, or a Hub dataset id (`ns/name`); or a list of these. The
-            command's `claude` stands for `~/.claude/projects`.
+            saved by `save_to_disk`, or a Hub dataset id (`ns/name`); or a list of these. Use
+            `~/.claude/projects` for the `claude` of the command line.
         streaming: Return an `IterableDataset`, which reads the files while you iterate over it. A
             `Dataset` is first written to the cache of `datasets` and reused until a file changes.
 

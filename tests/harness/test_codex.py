@@ -68,7 +68,7 @@ def test_odd_entries_never_raise(entries: list[Entry]) -> None:
         ({"type": "compacted"}, False),
     ],
 )
-def test_a_line_is_told_by_its_content(entry: Entry, own: bool) -> None:
+def test_a_line_is_recognised_by_its_content(entry: Entry, own: bool) -> None:
     assert codex.recognises(entry) is own
 
 
@@ -79,7 +79,7 @@ def test_headers() -> None:
     assert codex.read_header([old, told["payload"]]) == ("s-0", "/old")
 
 
-def test_what_items_and_events_both_tell_counts_once() -> None:
+def test_messages_in_items_and_events_count_once() -> None:
     read = codex.read(
         [
             META,
@@ -98,7 +98,7 @@ def test_what_items_and_events_both_tell_counts_once() -> None:
     assert len(texts(read, "custom_message")) == 3
 
 
-def test_an_editors_context_and_pictures_are_not_the_users_words() -> None:
+def test_editor_context_and_images_are_not_typed_text() -> None:
     words = "# Context from my IDE setup:\n- a.py\n\n## My request for Codex:\nFix it"
     shown = says("user", "<image name=[Image #1]>", "</image>", "And this")
     read = codex.read([*typed(words), shown, event("user_message", message="And this")])
@@ -171,7 +171,7 @@ def test_outputs(told: Any, text: str, is_error: bool, code: int | None) -> None
     assert (read.text, read.is_error, read.exit_code) == (text, is_error, code)
 
 
-def test_a_command_goes_on_under_its_session() -> None:
+def test_a_running_command_continues_by_its_session_id() -> None:
     ended = f"{HEAD}Process exited with code 1\nOutput:\n1 failed"
     read = codex.read(
         [
@@ -227,14 +227,14 @@ def test_bare_items_of_the_first_versions() -> None:
     assert kinds(read) == "user tool_call tool_result assistant".split()
 
 
-def test_of_a_subagents_session_the_task_is_the_request() -> None:
+def test_the_task_of_a_subagent_is_the_request() -> None:
     meta = envelope(type="session_meta", payload={"id": "s", "source": {"subagent": "review"}})
     read = codex.read([meta, *typed("Review it"), says("assistant", "Ok"), says("user", "Go on"), *typed("No")])
     assert texts(read, "user") == ["Review it"]
     assert all(step.on_active_branch for step in read)
 
 
-def test_a_command_that_the_user_rejected_is_no_error() -> None:
+def test_a_command_that_the_user_rejected_is_not_an_error() -> None:
     said = "exec_command failed for `/bin/zsh -lc 'ls'`: CreateProcess { message: "
     output = said + r'"Rejected(\"rejected by user\")" }'
     called = item("function_call", name="shell", arguments='{"command":"ls"}', call_id="c")

@@ -42,7 +42,7 @@ def test_a_compaction_that_names_nothing_kept_nothing(kept: dict[str, Any]) -> N
     assert found[1].kept_from == 1
 
 
-def test_what_an_extension_wrote_is_the_request_when_nobody_spoke() -> None:
+def test_a_message_of_an_extension_is_the_request_without_a_user_message() -> None:
     asked = {"type": "custom_message", "customType": "gsd-auto", "content": "Build the parser"}
     nudge = {"type": "custom_message", "customType": "gsd-auto", "content": "Go on"}
     found = events(asked, assistant("so"), nudge)
@@ -51,7 +51,7 @@ def test_what_an_extension_wrote_is_the_request_when_nobody_spoke() -> None:
     assert [event.kind for event in spoken] == ["custom_message", "user"]
 
 
-def test_a_nudge_in_the_middle_of_an_extensions_run_begins_no_request() -> None:
+def test_a_nudge_during_an_extensions_run_does_not_begin_a_request() -> None:
     asked = {"type": "custom_message", "customType": "gsd-auto", "content": "Build the parser"}
     found = events(asked, *bash("make", "ok"), user("Use the other lexer"), assistant("so"))
     nudge = next(event for event in found if event.text == "Use the other lexer")
@@ -61,7 +61,7 @@ def test_a_nudge_in_the_middle_of_an_extensions_run_begins_no_request() -> None:
     assert [event.is_nudge for event in after if event.kind == "user"] == [False, False]
 
 
-def test_results_beside_their_calls_are_results() -> None:
+def test_results_stored_with_calls_are_read() -> None:
     made = {"type": "toolCall", "id": "c", "name": "Bash", "arguments": {"command": "make"}}
     wrong = {"content": [{"type": "text", "text": "make: *** No rule"}], "isError": True}
     blocks = [{**made, "externalResult": wrong}, {**made, "id": "d"}]

@@ -66,12 +66,12 @@ A = Known("/home/ann/app/a.ts", True, [TEXT])
         ([read("a.ts", "", offset=9)], []),
     ],
 )
-def test_only_what_stood_there_is_known(steps: list[list[Entry]], expected: list[Known]) -> None:
+def test_only_the_content_at_the_request_is_known(steps: list[list[Entry]], expected: list[Known]) -> None:
     assert known(*steps) == expected
 
 
 @pytest.mark.parametrize("most_before", [2, 4, 9, 20])
-def test_a_request_that_is_passed_by_counts_like_one_that_is_visited(most_before: int) -> None:
+def test_a_skipped_request_gives_the_same_files_as_a_visited_one(most_before: int) -> None:
     steps = [[*read(f"{n}.ts", f"{TEXT}let z = {n}\n"), *edit("0.ts", f"z = {n}"), user(f"Now {n}")] for n in range(6)]
     back = read_trace(session(*steps))
     requests = [event.index for event in back.events if event.kind == "user"]
@@ -87,7 +87,7 @@ def test_a_request_that_is_passed_by_counts_like_one_that_is_visited(most_before
                 passes.skip(request)
 
 
-def test_the_files_nearest_to_the_failure_come_first_and_only_so_many() -> None:
+def test_the_files_nearest_to_the_failure_come_first_up_to_the_limit() -> None:
     long = "\n".join(f"let name{number} = {number}" for number in range(MAX_CHARS // 25))
     steps = [read(f"{name}.ts", long) for name in "abc"]
     kept = known(*steps, failure=99)

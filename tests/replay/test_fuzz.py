@@ -120,9 +120,7 @@ def test_no_prediction_is_wrong(text: str, done: list[tuple[str, Any, Any]]) -> 
 
 @settings(max_examples=400, deadline=None)
 @given(texts, st.lists(steps, max_size=14), st.lists(old_texts, min_size=4, max_size=4))
-def test_what_stood_at_the_request_is_told_rightly(
-    text: str, done: list[tuple[str, Any, Any]], asked: list[str]
-) -> None:
+def test_files_at_the_request_are_correct(text: str, done: list[tuple[str, Any, Any]], asked: list[str]) -> None:
     session = Session(text)
     for step in done:
         session.do(*step)

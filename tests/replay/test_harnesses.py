@@ -124,7 +124,7 @@ def test_claude_codes_files(steps: list[Step], expected: Foretold | None) -> Non
     assert last(steps, "claude_code") == expected
 
 
-def test_what_the_user_refused_was_not_done() -> None:
+def test_refused_calls_have_no_effect() -> None:
     told = "The user doesn't want to proceed with this tool use. The tool use was rejected."
     refused: Step = ("edit", {"file_path": "/w/a.ts", "old_string": "let x", "new_string": "q"}, told, False)  # fmt: skip
     assert last([read(), refused, edit("let x = 1")], "claude_code") == "ok"
@@ -141,7 +141,7 @@ def test_what_the_user_refused_was_not_done() -> None:
         "  1|let x\n  2|let y",
     ],
 )
-def test_what_is_no_text_of_a_file_teaches_nothing(text: str) -> None:
+def test_results_without_file_content_are_ignored(text: str) -> None:
     assert parse_read({}, text, find_harness("pi").files) is None
 
 
@@ -155,13 +155,13 @@ def test_what_is_no_text_of_a_file_teaches_nothing(text: str) -> None:
         ("a = 1\n\n... (2 more lines not shown)", ["a = 1"]),
     ],
 )
-def test_what_was_left_out_makes_it_parts(text: str, runs: list[str]) -> None:
+def test_omitted_lines_split_a_read_into_runs(text: str, runs: list[str]) -> None:
     shown = parse_read({}, text, find_harness("pi").files)
     assert shown is not None
     assert (shown.runs, shown.is_end) == (runs, False)
 
 
-def test_two_reads_that_touch_are_one() -> None:
+def test_adjacent_reads_are_joined() -> None:
     file = File()
     file.see_lines("a\nb", 1, is_end=False)
     file.see_lines("b\nc\nd", 2, is_end=True)
@@ -187,23 +187,23 @@ def test_two_reads_of_two_versions_are_not_joined() -> None:
         ("a\n“a”\n", "a", "multiple"),
     ],
 )
-def test_what_some_version_may_forgive_is_left_open(whole: str, old: str, expected: Foretold | None) -> None:
+def test_edits_that_some_versions_accept_are_undecided(whole: str, old: str, expected: Foretold | None) -> None:
     assert File(whole.replace("\r\n", "\n")).predict([Edit(old, "q")]) == expected
 
 
-def test_edits_that_overlap_are_left_open() -> None:
+def test_overlapping_edits_are_undecided() -> None:
     file = File("one two three\n")
     assert file.predict([Edit("one two", "1"), Edit("two three", "2")]) is None
     assert file.predict([Edit("one", "1"), Edit("three", "2")]) == "ok"
 
 
-def test_an_edit_reaches_into_the_parts_it_touches() -> None:
+def test_an_edit_changes_the_pieces_that_it_touches() -> None:
     file = File(pieces=["a1\nb2\nc3", "x7\ny8"])
     file.apply([Edit("b2\nc3\nd4", "q")])
     assert file.pieces == ["a1", "x7\ny8", "q"]
 
 
-def test_a_malformed_edit_voids_the_call() -> None:
+def test_a_malformed_edit_invalidates_the_call() -> None:
     good = {"oldText": "a", "newText": "b"}
     assert read_edits({"edits": [good, {"oldText": "a"}]}) == []
     assert len(read_edits({"edits": [good, good]})) == 2
@@ -246,12 +246,12 @@ def test_a_malformed_edit_voids_the_call() -> None:
         ("python3 -c \"p = 'a.ts'; Path(p).write_text('x')\"", "", False, {"a.ts", "x"}),
     ],
 )
-def test_what_more_commands_may_change(command: str, output: str, anything: bool, names: set[str]) -> None:
+def test_more_commands_that_may_change_files(command: str, output: str, anything: bool, names: set[str]) -> None:
     changes = find_changes(command, output)
     assert (changes.anything, changes.names) == (anything, names)
 
 
-def test_installing_changes_what_names_the_packages() -> None:
+def test_installing_packages_changes_manifests() -> None:
     assert "package.json" in find_changes("npm install left-pad", "").names
 
 
@@ -272,7 +272,7 @@ def test_installing_changes_what_names_the_packages() -> None:
         ("docker compose run web black .", ""),
     ],
 )
-def test_scripts_and_what_is_hidden_may_change_any_file(command: str, output: str) -> None:
+def test_scripts_and_hidden_commands_may_change_any_file(command: str, output: str) -> None:
     changes = find_changes(command, output)
     assert changes.anything
 
@@ -287,7 +287,7 @@ def test_scripts_and_what_is_hidden_may_change_any_file(command: str, output: st
         ("sed -n 3p a.ts", ""),
     ],
 )
-def test_what_only_reads_or_builds_leaves_the_sources(command: str, output: str) -> None:
+def test_commands_that_only_read_or_build_do_not_change_sources(command: str, output: str) -> None:
     assert not find_changes(command, output).anything
 
 
@@ -319,7 +319,7 @@ def test_a_session_that_goes_on_below_another_may_have_read_the_file() -> None:
     assert (first(""), first("an event of another session")) == ("unread", None)
 
 
-def test_a_copied_history_does_not_tell_where_the_session_was_resumed() -> None:
+def test_a_copied_history_makes_all_files_stale() -> None:
     def second(answered: str) -> Foretold | None:
         given = json.dumps({"file_path": "/w/a.ts", "old_string": "let y", "new_string": "q"})
         read, change = (Event(0, "tool_call", call_id=c, timestamp="2026-01-02T03:04:05.678Z") for c in "ab")
@@ -342,7 +342,7 @@ def test_a_command_runs_in_the_folder_that_its_call_names() -> None:
         assert last([shown, change], "codex") == expected
 
 
-def test_runs_of_lines_are_in_the_order_of_the_file() -> None:
+def test_runs_of_lines_are_in_file_order() -> None:
     file = File()
     file.see_lines("let y = 1\nlet z = 1", 40, is_end=False)
     file.see_lines("import a\nimport b", 1, is_end=False)
@@ -372,6 +372,6 @@ def test_what_an_edit_of_claude_code_depends_on(steps: list[Step], expected: For
 
 
 @pytest.mark.parametrize("path", ["REDACTED.md", "/home/ann/.claude/settings.json", "/w/.claude/settings.local.json"])
-def test_redacted_names_and_settings_that_the_harness_checks_are_left_open(path: str) -> None:
+def test_redacted_names_and_checked_settings_are_undecided(path: str) -> None:
     given = {"file_path": path, "old_string": "let y = x", "new_string": "q"}
     assert last([("read", {"file_path": path}, NUMBERED, False), tool("edit", **given)], "claude_code") is None

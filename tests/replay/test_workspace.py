@@ -73,7 +73,7 @@ def expected(*steps: list[Entry], header: Entry = HEADER) -> list[str | None]:
         ([read("a.ts", TEXT), edit("a.ts", "let x2 = 1", "let w"), bash("npm run check", "Fixed 1 file."), edit("a.ts", "let w")], None),
     ],
 )  # fmt: skip
-def test_an_edit_is_predicted_or_left_open(steps: list[list[Entry]], last: str | None) -> None:
+def test_an_edit_is_predicted_or_undecided(steps: list[list[Entry]], last: str | None) -> None:
     assert expected(*steps)[-1] == last
 
 
@@ -95,7 +95,7 @@ def test_lines_that_a_command_has_shown(command: str, output: str, shown: dict[s
     assert find_shown_lines(command, output) == shown
 
 
-def test_several_edits_of_one_call_stand_or_fall_together() -> None:
+def test_the_edits_of_one_call_succeed_or_fail_together() -> None:
     good, bad = {"oldText": "let y", "newText": "q"}, {"oldText": "gone", "newText": "q"}
     calls = [
         [call("edit", path="a.ts", edits=edits), result("edit", "no", error=True)]
@@ -121,7 +121,7 @@ def test_several_edits_of_one_call_stand_or_fall_together() -> None:
         '{\n  "status": "error",\n  "tool": "edit",\n  "error": "EACCES: permission denied"\n}',
     ],
 )
-def test_what_an_extension_or_a_queue_stopped_is_no_prediction(text: str) -> None:
+def test_calls_that_an_extension_or_a_queue_stopped_are_not_predicted(text: str) -> None:
     stopped = [call("edit", path="a.ts", oldText="let y = x", newText="q"), result("edit", text, error=True)]
     again = edit("a.ts", "let y = x")
     assert expected(read("a.ts", TEXT), stopped, again) == ["ok"]
@@ -199,7 +199,7 @@ def test_patches_are_judged_by_their_lines(steps: list[list[Entry]], last: str |
         ("gradlew.bat clean 2>nul", False, set()),
     ],
 )
-def test_what_a_command_may_change(command: str, anything: bool, names: set[str]) -> None:
+def test_files_that_a_command_may_change(command: str, anything: bool, names: set[str]) -> None:
     changes = find_changes(command, "")
     assert (changes.anything, changes.names) == (anything, names)
 
@@ -228,7 +228,7 @@ def test_a_command_that_may_have_changed_a_file_leaves_it_undecided_until_it_is_
     assert expected(begin, bash("npm run check", "> biome check --write .\nerror"), one) == [None]
 
 
-def test_what_the_harness_did_not_find_is_not_there_until_the_file_changes() -> None:
+def test_a_text_that_was_not_found_is_missing_until_the_file_changes() -> None:
     begin, again = read("a.ts", TEXT + MORE), edit("a.ts", "let z", failed=True)
     assert expected(begin, again, again) == [None, "not_found"]
     assert expected(begin, again, bash("./run.sh", ""), again) == [None, None]
@@ -239,7 +239,7 @@ def test_what_the_harness_did_not_find_is_not_there_until_the_file_changes() -> 
     assert expected(begin, both, again)[-1] == "not_found"
 
 
-def test_a_line_that_the_user_quotes_otherwise_was_changed_by_hand() -> None:
+def test_a_line_that_the_user_quotes_differently_was_changed_by_hand() -> None:
     text = TEXT + 'DONE: "color-mix(in oklab, 25%)",\n'
     line = 'DONE: "color-mix(in oklab, 25%)",'
     changed = [user('DONE: "color-mix(in oklab, 100%)", shall be grey')]
@@ -249,26 +249,26 @@ def test_a_line_that_the_user_quotes_otherwise_was_changed_by_hand() -> None:
         assert expected(*steps)[-1] == outcome
 
 
-def test_other_lines_in_the_place_of_a_text_do_not_tell_that_it_stands_nowhere() -> None:
+def test_other_lines_at_the_position_of_a_text_do_not_show_that_it_is_missing() -> None:
     shown = ["const first = readFile(name)", "const second = parse(first)", "return second"]
     seen = read("a.ts", "\n".join(shown) + MORE)
     # The same lines may stand elsewhere, and go on otherwise.
     assert expected(seen, edit("a.ts", "\n".join([*shown[:2], "return one"])))[-1] is None
 
 
-def test_a_script_that_the_session_has_written_tells_what_it_changes() -> None:
+def test_a_script_that_the_session_wrote_shows_which_files_it_changes() -> None:
     begin, one = read("a.ts", SOURCE), edit("a.ts", "let total = count(items)", "let sum = 0")
     for code, outcome in (("open('b.ts', 'w').write(x)", "ok"), ("open('a.ts', 'w').write(x)", None)):
         assert expected(begin, write("go.py", code), bash("python3 go.py", ""), one) == [outcome]
 
 
-def test_what_the_tool_of_a_server_wraps_is_not_the_text_of_a_file() -> None:
+def test_wrapped_output_of_an_mcp_tool_is_not_file_content() -> None:
     shown = '{"stdout": "let total = 1\\nlet y = x"}'
     ran = [call("serena__execute_shell_command", command="cat a.ts"), result("serena__execute_shell_command", shown)]
     assert expected(ran, edit("a.ts", "let total = 1"))[-1] is None
 
 
-def test_what_windows_garbles_is_not_known() -> None:
+def test_text_garbled_by_windows_is_unknown() -> None:
     console = HEADER | {"cwd": "C:\\app"}
     text = "const name = 'first value'\nconst other = '\u00e9t\u00e9 and more'\n"
     known = edit("a.ts", "const name = 'first value'"), edit("a.ts", "const other = '\u00e9t\u00e9 and more'")
@@ -276,7 +276,7 @@ def test_what_windows_garbles_is_not_known() -> None:
     assert [expected(shown, one, header=console)[0] for one in known] == ["ok", None]
 
 
-def test_other_sessions_write_the_memories_of_openclaw() -> None:
+def test_openclaw_memories_may_be_changed_by_other_sessions() -> None:
     change = "let total = count(items)"
     for path, outcome in (("/w/.openclaw/agent/memory/a.md", None), ("/w/.openclaw/agent/a.md", "ok")):
         begin, one = read(path, SOURCE), edit(path, change)
@@ -284,7 +284,7 @@ def test_other_sessions_write_the_memories_of_openclaw() -> None:
         assert expected(begin, [user("Go on")], one) == [outcome]
 
 
-def test_what_somebody_changed_by_hand_is_undecided() -> None:
+def test_edits_of_files_changed_by_hand_are_undecided() -> None:
     begin, one = read("a.ts", SOURCE), edit("a.ts", "let total = count(items)", "let sum = 0")
     for text, outcome in (("I have just renamed total", None), ("Please rename it", "ok")):
         assert expected(begin, [user(text)], one) == [outcome]

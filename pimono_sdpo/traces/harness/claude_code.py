@@ -347,7 +347,7 @@ def _read_attachment(attachment: Entry, state: _State) -> Iterator[Event]:
 
 HARNESS = Harness(
     name="claude_code",
-    about="Claude Code sessions, and what its stream-json mode prints; subagents are kept apart",
+    about="Claude Code sessions and the output of its stream-json mode; subagents are kept separate",
     recognises=recognises,
     read_header=read_header,
     read=read,

@@ -260,7 +260,7 @@ def _read_result(payload: Entry, state: _State) -> Event:
 
 HARNESS = Harness(
     name="codex",
-    about="Codex rollouts, those of 2025's first versions too",
+    about="Codex rollouts, including those of the first versions in 2025",
     recognises=recognises,
     read_header=read_header,
     read=read,

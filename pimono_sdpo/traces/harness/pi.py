@@ -302,7 +302,7 @@ TOOLS = {
 }
 HARNESS = Harness(
     name="pi",
-    about="Pi sessions of versions 1, 2 and 3, without a header too, and its JSON mode; oh-my-pi, OpenClaw and GSD",
+    about="Pi sessions of versions 1 to 3, also without a header, and its JSON mode; oh-my-pi, OpenClaw and GSD",
     recognises=recognises,
     read_header=read_header,
     read=read,
