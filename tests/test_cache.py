@@ -1,4 +1,4 @@
-"""What `datasets` caches follows the code: an edit makes again what was cached."""
+"""Test that an edit of the code invalidates what `datasets` has cached."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""An option is one field: help, report, resume key and reference follow, and somebody reads it."""
+"""Test that each option is one field, from which help, report, resume key and reference follow."""
 
 import ast
 import errno
@@ -197,17 +197,17 @@ def test_help_of_a_group_looks_like_that_of_the_program(group: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "reason"),
     [
         (errno.EACCES, "permission denied; check its permissions"),
         (errno.ENAMETOOLONG, "file name too long; use a shorter name"),
     ],
 )
-def test_a_file_that_cannot_be_opened_is_named(capsys: pytest.CaptureFixture[str], number: int, told: str) -> None:
+def test_a_file_that_cannot_be_opened_is_named(capsys: pytest.CaptureFixture[str], number: int, reason: str) -> None:
     def command() -> None:
         raise OSError(number, "", "/x/rows")
 
     with pytest.raises(SystemExit) as end:
         run(command)
     assert end.value.code == 2
-    assert capsys.readouterr().err == f"pimono-sdpo: Cannot open `/x/rows`: {told}.\n"
+    assert capsys.readouterr().err == f"pimono-sdpo: Cannot open `/x/rows`: {reason}.\n"

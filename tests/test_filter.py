@@ -1,4 +1,4 @@
-"""The filter end to end, through the front door."""
+"""Test the filter end to end through the command line."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The bytes that commands write: rows and rejects are those of data/golden.json.
+"""Test that the bytes of rows and rejects are those of data/golden.json.
 
 A change of rows is made on purpose: `python -m tests.test_golden` writes the file anew.
 

@@ -1,4 +1,4 @@
-"""Reading a Hub dataset through its parquet export, with the real clients."""
+"""Test reading a Hub dataset through its parquet export, with the real clients."""
 
 import subprocess
 import sys
@@ -175,15 +175,15 @@ ADDRESSES = """
 import json
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.traces.sources import open_source, read_sessions
-told = []
+results = []
 for address in {addresses!r}:
     try:
         source = open_source(address)
         rows = sum(table.num_rows for shard in source.shards for table in read_sessions(shard))
-        told.append([source.name, source.revision, rows, [one.path for one in source.shards]])
+        results.append([source.name, source.revision, rows, [one.path for one in source.shards]])
     except SourceError as problem:
-        told.append(str(problem))
-print(json.dumps(told))
+        results.append(str(problem))
+print(json.dumps(results))
 """
 
 
@@ -199,14 +199,14 @@ def test_files_of_datasets_and_buckets_are_read_by_their_address(loopback_hub: L
         *("hf://buckets/lab/kept", "hf://buckets/lab/kept/b"),
         *(f"{place}/b/x.txt", f"{place}/gone", "hf://spaces/a/b", "hf://datasets/lab/gone/x"),
     ]
-    told = run_client(loopback_hub, tmp_path, ADDRESSES.format(addresses=addresses))
-    assert told[0] == ["lab/raw", commit, 2, ["a/one.jsonl and 1 more"]]
-    assert told[1] == ["lab/raw", commit, 1, ["a/one.jsonl"]]
-    assert told[2][2:] == [2, ["a/two.jsonl and 1 more"]]
-    assert told[3][2] == 4
-    assert told[3][1] != commit
-    assert told[4][:3] == ["lab/kept", None, 2]
-    assert told[5][2:] == [1, ["b/two.jsonl"]]
-    assert all("has no file that ends with" in sentence for sentence in told[6:8])
-    assert "is not a source; use hf://datasets/" in told[8]
-    assert "lab/gone" in told[9]
+    results = run_client(loopback_hub, tmp_path, ADDRESSES.format(addresses=addresses))
+    assert results[0] == ["lab/raw", commit, 2, ["a/one.jsonl and 1 more"]]
+    assert results[1] == ["lab/raw", commit, 1, ["a/one.jsonl"]]
+    assert results[2][2:] == [2, ["a/two.jsonl and 1 more"]]
+    assert results[3][2] == 4
+    assert results[3][1] != commit
+    assert results[4][:3] == ["lab/kept", None, 2]
+    assert results[5][2:] == [1, ["b/two.jsonl"]]
+    assert all("has no file that ends with" in sentence for sentence in results[6:8])
+    assert "is not a source; use hf://datasets/" in results[8]
+    assert "lab/gone" in results[9]

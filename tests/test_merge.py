@@ -1,4 +1,4 @@
-"""Parts of a source, made apart and put together, are one undivided run."""
+"""Test that merged parts of a source equal a single run."""
 
 import json
 import os
@@ -67,9 +67,9 @@ def test_parts_of_two_machines_merge_to_the_bytes_of_one_run(source: Path, rows:
     # The same part has the same bytes wherever it was made, and no path of a machine.
     run_part(str(source), tmp_path / "again", (2, 2))
     assert all_bytes(tmp_path / "again") == all_bytes(tmp_path / "p2")
-    told = b"".join(path.read_bytes() for path in (tmp_path / "p2").rglob("*.json"))
-    assert str(tmp_path).encode() not in told
-    assert os.fsencode(source.parent) not in told
+    content = b"".join(path.read_bytes() for path in (tmp_path / "p2").rglob("*.json"))
+    assert str(tmp_path).encode() not in content
+    assert os.fsencode(source.parent) not in content
 
 
 @pytest.mark.parametrize("count", [1, 8])

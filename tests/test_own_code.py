@@ -1,4 +1,4 @@
-"""Stages, rewards and verifiers of the user's own, from a module in the current folder."""
+"""Test the user's own stages, rewards and verifiers from a module in the current folder."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The sessions that agents keep on this machine, and the choice among session files."""
+"""Test reading the sessions of agents on this machine, and selecting session files."""
 
 import gzip
 import json
@@ -217,8 +217,8 @@ def test_files_that_cannot_be_read_are_left_out_and_named(home: Path) -> None:
     whole = gzip.compress(plain)
     Path("traces/b.jsonl.gz").write_bytes(whole[:-20])
     Path("traces/c.jsonl.zst").write_bytes(b"not zstd")
-    said = run_filter("traces", "--min-worth", "0")
-    assert "skipped, since they cannot be read: b.jsonl.gz (" in said
+    output = run_filter("traces", "--min-worth", "0")
+    assert "skipped, since they cannot be read: b.jsonl.gz (" in output
     report = json.loads(Path("rows/report.json").read_text())
     assert [one.split(" (")[0] for one in report["unreadable"]] == ["b.jsonl.gz", "c.jsonl.zst"]
     assert report["bytes"]["unreadable"] == len(whole) - 20 + len(b"not zstd")

@@ -1,4 +1,4 @@
-"""A new harness is one file and its line, a new category one entry, and none of them is half done."""
+"""Test that a new harness needs one file and one line, a new category one entry, and that both must be complete."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""No pattern of the project may match where its widened form is not found."""
+"""Test that no pattern of the project matches where its widened form does not."""
 
 import re
 

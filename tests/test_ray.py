@@ -1,4 +1,4 @@
-"""The filter on a real Ray cluster of several nodes."""
+"""Test the filter on a real Ray cluster of several nodes."""
 
 import os
 import signal
@@ -64,8 +64,8 @@ def test_a_cluster_writes_the_bytes_of_one_machine_and_goes_past_a_bad_shard(
     arguments = ("filter", "traces", "--out", "rows", "--engine", "ray")
     # A name relative to a folder that no node works in.
     paths = {"RAY_ADDRESS": cluster.address, "PYTHONPATH": ROOT}
-    said = sentence(cli_process(*arguments, folder=tmp_path, **paths))
-    assert "1 of 4 shards failed (`0001.parquet` cannot be read" in said
+    message = sentence(cli_process(*arguments, folder=tmp_path, **paths))
+    assert "1 of 4 shards failed (`0001.parquet` cannot be read" in message
     before = made(tmp_path / ".rows.partial")
     assert len(before) == 3
     (traces / "0001.parquet").write_bytes(good)
@@ -75,8 +75,8 @@ def test_a_cluster_writes_the_bytes_of_one_machine_and_goes_past_a_bad_shard(
 
 def test_errors_of_the_engine_are_explained(source: Path, tmp_path: Path) -> None:
     arguments = ("filter", source, "--out", tmp_path / "rows", "--engine", "ray")
-    said = sentence(cli_process(*arguments, RAY_ADDRESS="127.0.0.1:9"))
-    assert "No Ray cluster answers at `127.0.0.1:9`; start it with" in said
+    message = sentence(cli_process(*arguments, RAY_ADDRESS="127.0.0.1:9"))
+    assert "No Ray cluster answers at `127.0.0.1:9`; start it with" in message
     assert "leave it out" in sentence(cli_process(*arguments, "--workers", "2"))
 
 
@@ -112,8 +112,8 @@ def test_a_node_killed_in_the_middle_loses_nothing(cluster: Cluster, source: Pat
     assert process.poll() is None
     _power_off(cluster)
     until(look)
-    _, told = process.communicate()
-    assert process.returncode == 0, told
+    _, stderr = process.communicate()
+    assert process.returncode == 0, stderr
     assert all_bytes(tmp_path / "rows") == all_bytes(rows)
     assert len(seen) > 8, "no shard was read again"
     assert not work.exists()

@@ -1,4 +1,4 @@
-"""Sessions of real users, when there are any: set PIMONO_TRACES to their folder."""
+"""Test reading sessions of real users; set PIMONO_TRACES to their folder."""
 
 import csv
 import json

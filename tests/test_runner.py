@@ -1,4 +1,4 @@
-"""Many shards: in parallel, past one that fails, on a full disk, after a kill."""
+"""Test runs with many shards: in parallel, with a failing shard, on a full disk, after a kill."""
 
 import os
 import pty
@@ -60,9 +60,9 @@ def test_an_unreadable_shard_does_not_affect_the_others(source: Path, rows: Path
     shutil.copytree(source, tmp_path / "traces")
     _spoil_pages(broken)
     arguments = ("filter", broken.parent, "--out", tmp_path / "rows", "--workers", 2)
-    said = sentence(cli(*arguments))
-    assert "1 of 5 shards failed (`0002.parquet` cannot be read" in said
-    assert "finished ones are kept in `.rows.partial`" in said
+    message = sentence(cli(*arguments))
+    assert "1 of 5 shards failed (`0002.parquet` cannot be read" in message
+    assert "finished ones are kept in `.rows.partial`" in message
     work = tmp_path / ".rows.partial"
     before = made(work)
     assert sorted(before) == ["00000.json", "00001.json", "00003.json", "00004.json"]
@@ -83,9 +83,9 @@ def test_a_killed_worker_is_reported_and_a_rerun_finishes(long_source: Path, lon
     process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True)
     until(lambda: (attempts.exists() and any(attempts.iterdir())) or process.poll() is not None)
     os.kill(_workers(process.pid)[0], signal.SIGKILL)
-    _, told = process.communicate()
-    assert (process.returncode, told.count("\n")) == (2, 1), told
-    assert "shards failed (a worker was killed, most likely for lack of memory; try fewer" in told
+    _, stderr = process.communicate()
+    assert (process.returncode, stderr.count("\n")) == (2, 1), stderr
+    assert "shards failed (a worker was killed, most likely for lack of memory; try fewer" in stderr
     run_filter(str(long_source), tmp_path / "rows")
     assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
 
@@ -125,9 +125,9 @@ def test_ctrl_c_prints_one_sentence_and_a_rerun_finishes(
 
     until(lambda: is_there() or process.poll() is not None)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate()
+    _, stderr = process.communicate()
     assert process.returncode == 130
-    assert said == "pimono-sdpo: interrupted; run the same command again to resume.\n"
+    assert stderr == "pimono-sdpo: interrupted; run the same command again to resume.\n"
     assert cli(*arguments).returncode == 0
     assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
 
@@ -145,9 +145,9 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_file(
         text=True,
         check=False,
     )
-    said = sentence(done)
-    assert "could not be written: " in said
-    assert "make room" in said
+    message = sentence(done)
+    assert "could not be written: " in message
+    assert "make room" in message
     assert not (tmp_path / "rows").exists()
     work = tmp_path / ".rows.partial"
     for path in work.glob("*/*.parquet"):

@@ -1,4 +1,4 @@
-"""Objects shaped roughly like entries, and what must hold for the events of any of them."""
+"""Random objects similar to entries, and invariants of their events."""
 
 import json
 from typing import Any

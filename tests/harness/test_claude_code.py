@@ -107,16 +107,16 @@ def test_results(content: Any, error: bool, tool: str, seen: str | None, is_erro
 
 
 def test_a_refusal_aborts_the_turn_and_its_message_is_from_the_user() -> None:
-    said = f"{REFUSED} To tell you how to proceed, the user said:\nuse tabs\n\nNote: The user's next message"
-    read = claude_code.read([user("Go on"), answer(use("Edit")), user([result(said, True)])])
+    text = f"{REFUSED} To tell you how to proceed, the user said:\nuse tabs\n\nNote: The user's next message"
+    read = claude_code.read([user("Go on"), answer(use("Edit")), user([result(text, True)])])
     assert kinds(read) == "user assistant tool_call tool_result user".split()
     assert (read[1].stop_reason, read[-1].text) == ("aborted", "use tabs")
     assert [event.is_veto for event in read if event.kind == "user"] == [False, True]
 
 
 def test_the_message_of_a_refusal_does_not_begin_a_request() -> None:
-    said = f"{REFUSED} To tell you how to proceed, the user said:\nno, rename the branch first"
-    before = [user("yep"), answer(use("Edit")), user([result(said, True)])]
+    text = f"{REFUSED} To tell you how to proceed, the user said:\nno, rename the branch first"
+    before = [user("yep"), answer(use("Edit")), user([result(text, True)])]
     # A bare name answers the agent's question.
     after = [
         user("ent-95-add-folders"),
@@ -221,8 +221,8 @@ def test_the_active_path() -> None:
             answer(text("End"), uuid="i", parentUuid="g", name="m3"),
         ]
     )
-    said = [e for e in read if e.kind != "other"]
-    off = [(e.text, e.is_subagent) for e in said if not e.on_active_branch]
+    shown = [e for e in read if e.kind != "other"]
+    off = [(e.text, e.is_subagent) for e in shown if not e.on_active_branch]
     assert off == [("Went back from", False), ("Subagent's task", True)]
 
 

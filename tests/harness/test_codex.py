@@ -34,20 +34,20 @@ def call(name: str, given: Any, call_id: str = "c1") -> Entry:
     return item("function_call", name=name, arguments=json.dumps(given), call_id=call_id)
 
 
-def output(told: Any, call_id: str = "c1", kind: str = "function_call_output") -> Entry:
-    return item(kind, call_id=call_id, output=told)
+def output(recorded: Any, call_id: str = "c1", kind: str = "function_call_output") -> Entry:
+    return item(kind, call_id=call_id, output=recorded)
 
 
-def one_result(told: Any) -> Event:
-    read = codex.read([call("exec_command", {"cmd": "make"}), output(told)])
+def one_result(recorded: Any) -> Event:
+    read = codex.read([call("exec_command", {"cmd": "make"}), output(recorded)])
     return next(step for step in read if step.kind == "tool_result")
 
 
 @given(ENTRIES)
 def test_odd_entries_never_raise(entries: list[Entry]) -> None:
     wrapped = [{"type": "response_item", "payload": entry} for entry in entries]
-    told = [{"type": "event_msg", "payload": entry} for entry in entries]
-    for shapes in (entries, wrapped, told, wrapped + told):
+    recorded = [{"type": "event_msg", "payload": entry} for entry in entries]
+    for shapes in (entries, wrapped, recorded, wrapped + recorded):
         for entry in shapes:
             codex.recognises(entry)
         codex.read_header(shapes)
@@ -73,10 +73,10 @@ def test_a_line_is_recognised_by_its_content(entry: Entry, own: bool) -> None:
 
 
 def test_headers() -> None:
-    told = says("user", "<environment_context>\n  <cwd>/old</cwd>\n</environment_context>")
+    context = says("user", "<environment_context>\n  <cwd>/old</cwd>\n</environment_context>")
     old = {"id": "s-0", "timestamp": "t", "instructions": None}
-    assert codex.read_header([META, told]) == ("s-1", "/w")
-    assert codex.read_header([old, told["payload"]]) == ("s-0", "/old")
+    assert codex.read_header([META, context]) == ("s-1", "/w")
+    assert codex.read_header([old, context["payload"]]) == ("s-0", "/old")
 
 
 def test_messages_in_items_and_events_count_once() -> None:
@@ -145,7 +145,7 @@ HEAD = "Chunk ID: ab12\nWall time: 0.1 seconds\n"
 
 
 @pytest.mark.parametrize(
-    ("told", "text", "is_error", "code"),
+    ("recorded", "text", "is_error", "code"),
     [
         (f"{HEAD}Process exited with code 0\nOutput:\nok", "ok", False, 0),
         (f"{HEAD}Process exited with code 2\nOutput:\nbad\n", "bad\n\nCommand exited with code 2", True, 2),
@@ -166,8 +166,8 @@ HEAD = "Chunk ID: ab12\nWall time: 0.1 seconds\n"
         ('{"output_of": "the command"}', '{"output_of": "the command"}', False, None),
     ],
 )
-def test_outputs(told: Any, text: str, is_error: bool, code: int | None) -> None:
-    read = one_result(told)
+def test_outputs(recorded: Any, text: str, is_error: bool, code: int | None) -> None:
+    read = one_result(recorded)
     assert (read.text, read.is_error, read.exit_code) == (text, is_error, code)
 
 

@@ -1,4 +1,4 @@
-"""Pi's own versions, the forks that write its entries, and the stream it prints."""
+"""Test the versions of Pi, the forks that write its entries, and its JSON mode."""
 
 import json
 from typing import Any
@@ -21,14 +21,14 @@ def events(*entries: Entry) -> tuple[Event, ...]:
 @pytest.mark.parametrize("kept", [{"firstKeptEntryIndex": 3}, {"firstKeptEntryId": "b"}], ids=["v1", "v3"])
 def test_a_compaction_says_what_it_kept(kept: dict[str, Any]) -> None:
     ids = "v3" if "firstKeptEntryId" in kept else ""
-    said = [user("one"), user("two"), user("three")]
+    messages = [user("one"), user("two"), user("three")]
     if ids:
         parents = [None, "x", "a"]
-        said = [{**e, "id": i, "parentId": p} for e, i, p in zip(said, "xab", parents, strict=True)]
+        messages = [{**e, "id": i, "parentId": p} for e, i, p in zip(messages, "xab", parents, strict=True)]
     compaction = {"type": "compaction", "summary": "what was", **kept}
     if ids:
         compaction |= {"id": "c", "parentId": "b"}
-    found = events(HEADER, *said, compaction)
+    found = events(HEADER, *messages, compaction)
     summary = found[-1]
     assert (summary.kind, summary.text) == ("compaction", "what was")
     assert summary.kept_from is not None

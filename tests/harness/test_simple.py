@@ -26,9 +26,9 @@ def test_odd_entries_never_raise(entries: list[Entry]) -> None:
         simple.recognises(entry)
     simple.read_header(entries)
     check(simple.read(entries))
-    told = [{"type": "message", "message": entry} for entry in entries]
-    if not any(map(simple._is_pi, told)):
-        check(simple.read(told))
+    messages = [{"type": "message", "message": entry} for entry in entries]
+    if not any(map(simple._is_pi, messages)):
+        check(simple.read(messages))
 
 
 def test_only_the_header_is_recognised() -> None:

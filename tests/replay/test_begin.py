@@ -1,4 +1,4 @@
-"""The files that stood there when a request was made, and how they reach a row's spec."""
+"""Test the files at the time of a request, and how they reach a row's spec."""
 
 import json
 from pathlib import Path
@@ -22,8 +22,8 @@ def read(path: str, text: str = TEXT, **given: Any) -> list[Entry]:
 
 
 def edit(path: str, old: str, new: str = "new", failed: bool = False) -> list[Entry]:
-    told = "Could not find the exact text" if failed else "Successfully replaced text"
-    return [call("edit", path=path, oldText=old, newText=new), result("edit", told, error=failed)]
+    output = "Could not find the exact text" if failed else "Successfully replaced text"
+    return [call("edit", path=path, oldText=old, newText=new), result("edit", output, error=failed)]
 
 
 BROKEN = "a.ts(3,1): error TS2322: Type 'string' is not assignable.\n\nCommand exited with code 2"

@@ -1,4 +1,4 @@
-"""Made-up sessions on a file that really changes: no edit may end otherwise than predicted."""
+"""Test predictions with random sessions on a file that really changes."""
 
 import json
 from typing import Any

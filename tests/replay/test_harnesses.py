@@ -1,4 +1,4 @@
-"""Files as other harnesses show and edit them, and what makes knowledge of them void."""
+"""Test how other harnesses show and edit files, and what makes files stale."""
 
 import json
 from typing import Any
@@ -26,9 +26,9 @@ def read(text: str = NUMBERED, **given: Any) -> Step:
 
 
 def edit(old: str, new: str = "new", failed: str = "", **given: Any) -> Step:
-    told = failed or "The file has been updated."
+    output = failed or "The file has been updated."
     call = {"file_path": "/w/a.ts", "old_string": old, "new_string": new, **given}
-    return ("edit", call, told, bool(failed))
+    return ("edit", call, output, bool(failed))
 
 
 def bash(command: str, output: str = "") -> Step:
@@ -125,8 +125,8 @@ def test_claude_codes_files(steps: list[Step], expected: Foretold | None) -> Non
 
 
 def test_refused_calls_have_no_effect() -> None:
-    told = "The user doesn't want to proceed with this tool use. The tool use was rejected."
-    refused: Step = ("edit", {"file_path": "/w/a.ts", "old_string": "let x", "new_string": "q"}, told, False)  # fmt: skip
+    output = "The user doesn't want to proceed with this tool use. The tool use was rejected."
+    refused: Step = ("edit", {"file_path": "/w/a.ts", "old_string": "let x", "new_string": "q"}, output, False)  # fmt: skip
     assert last([read(), refused, edit("let x = 1")], "claude_code") == "ok"
 
 

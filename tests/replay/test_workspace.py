@@ -1,4 +1,4 @@
-"""What a session knows of its files, told by predictions of its edits."""
+"""Test what a session knows of its files by predicting its edits."""
 
 import json
 from typing import Any
@@ -24,8 +24,8 @@ def write(path: str, text: str) -> list[Entry]:
 
 
 def edit(path: str, old: str, new: str = "new", failed: bool = False) -> list[Entry]:
-    told = "Could not find the exact text" if failed else f"Successfully replaced text in {path}"
-    return [call("edit", path=path, oldText=old, newText=new), result("edit", told, error=failed)]
+    output = "Could not find the exact text" if failed else f"Successfully replaced text in {path}"
+    return [call("edit", path=path, oldText=old, newText=new), result("edit", output, error=failed)]
 
 
 def expected(*steps: list[Entry], header: Entry = HEADER) -> list[str | None]:
@@ -145,9 +145,9 @@ def test_a_call_without_what_it_needs_is_refused_before_the_file_is_read() -> No
 
 
 def patch(text: str, failed: bool = False) -> list[Entry]:
-    told = "Failed to find expected lines" if failed else "Success. Updated the following files"
+    output = "Failed to find expected lines" if failed else "Success. Updated the following files"
     given = f"*** Begin Patch\n{text}\n*** End Patch"
-    return [call("edit", input=given), result("edit", told, error=failed)]
+    return [call("edit", input=given), result("edit", output, error=failed)]
 
 
 @pytest.mark.parametrize(
@@ -234,8 +234,8 @@ def test_a_text_that_was_not_found_is_missing_until_the_file_changes() -> None:
     assert expected(begin, again, bash("./run.sh", ""), again) == [None, None]
     assert expected(begin, again, [user("Go on")], again) == [None, None]
     several = [{"oldText": old, "newText": "q"} for old in ("let y = x", "let z")]
-    told = "Could not find edits[1] in a.ts."
-    both = [call("edit", path="a.ts", edits=several), result("edit", told, error=True)]
+    output = "Could not find edits[1] in a.ts."
+    both = [call("edit", path="a.ts", edits=several), result("edit", output, error=True)]
     assert expected(begin, both, again)[-1] == "not_found"
 
 
@@ -244,8 +244,8 @@ def test_a_line_that_the_user_quotes_differently_was_changed_by_hand() -> None:
     line = 'DONE: "color-mix(in oklab, 25%)",'
     changed = [user('DONE: "color-mix(in oklab, 100%)", shall be grey')]
     same = [user('Why is it "color-mix(in oklab, 25%)"?')]
-    for said, outcome in ((changed, None), (same, "ok")):
-        steps = read("a.ts", text), said, edit("a.ts", line)
+    for event, outcome in ((changed, None), (same, "ok")):
+        steps = read("a.ts", text), event, edit("a.ts", line)
         assert expected(*steps)[-1] == outcome
 
 
