@@ -1,4 +1,4 @@
-"""The `Event`: one step of a session, in the same form for every harness."""
+"""Define the `Event`, one step of a session in the same form for every harness."""
 
 import re
 from typing import Any, Literal
