@@ -47,8 +47,8 @@ class FilterOptions:
     )
     min_score: float = option("Drop rows with a lower score.", default=0.0, decides="row")
     min_worth: float = option(
-        "Drop episodes with a lower probability of being worth training on; for the best episode of a "
-        "session, the limit is 0.8 of it. 0 keeps all episodes with evidence.",
+        "Drop episodes with a lower probability of being worth training on; the best episode of a session "
+        "is dropped only below 0.8 times this value. 0 keeps all episodes with evidence.",
         default=LEAST_WORTH,
         share=True,
         decides="row",

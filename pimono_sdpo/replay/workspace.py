@@ -343,8 +343,9 @@ def _find_home(cwd: str) -> str:
 
 def load_workspace(state: dict[str, Any]) -> Workspace:
     """Load a workspace from JSON; raises KeyError or TypeError for anything else."""
-    files = {path: File(known["whole"], list(known["pieces"])) for path, known in state["files"].items()}
+    workspace = Workspace(state["cwd"])
     for path, known in state["files"].items():
+        file = workspace.files[path] = File(known["whole"], list(known["pieces"]))
         if known["stale"]:
-            files[path].mark_stale()
-    return Workspace(state["cwd"], files)
+            file.mark_stale()
+    return workspace

@@ -131,20 +131,20 @@ def find_export(repo_id: str) -> tuple[str, dict[str, int], Json | None]:
     """
     api = HfApi()
     with translate_errors(repo_id):
-        exports, heads = _list_commits(api, repo_id)
-        files = _list_parquet(api, repo_id, exports[0]) if exports else {}
-        if not files:
+        export, head = _find_commits(api, repo_id)
+        files = _list_parquet(api, repo_id, export) if export else {}
+        if export is None or not files:
             raise SourceError(
                 f"`{repo_id}` has no parquet export at {EXPORT_REF}; wait for the dataset viewer "
                 "to build it, or download the raw files and use their folder."
             )
-        if not heads:
-            return exports[0], files, None
+        if head is None:
+            return export, files, None
         export_commits, main_commits = (
-            api.list_repo_commits(repo_id, repo_type="dataset", revision=commit) for commit in (exports[0], heads[0])
+            api.list_repo_commits(repo_id, repo_type="dataset", revision=commit) for commit in (export, head)
         )
-        card = api.dataset_info(repo_id, revision=heads[0]).card_data
-    lag: Json = {"commit": heads[0], "licence": card.get("license") if card else None}
+        card = api.dataset_info(repo_id, revision=head).card_data
+    lag: Json = {"commit": head, "licence": card.get("license") if card else None}
     lag |= {"commits_behind": None, "days_behind": None}
     if export_commits and main_commits:
         # Both lists begin with the newest commit.
@@ -152,14 +152,14 @@ def find_export(repo_id: str) -> tuple[str, dict[str, int], Json | None]:
         newer = [commit.created_at for commit in main_commits if commit.created_at > exported]
         lag["commits_behind"] = len(newer)
         lag["days_behind"] = (newer[0] - exported).days if newer else 0
-    return exports[0], files, lag
+    return export, files, lag
 
 
-def _list_commits(api: HfApi, repo_id: str) -> tuple[list[str], list[str]]:
-    """Return the commit of a dataset's export and that of its main branch, each an empty list if missing."""
+def _find_commits(api: HfApi, repo_id: str) -> tuple[str | None, str | None]:
+    """Return the commit of a dataset's export and that of its main branch, each None if missing."""
     refs = api.list_repo_refs(repo_id, repo_type="dataset")
-    exports = [ref.target_commit for ref in refs.converts if ref.ref == EXPORT_REF]
-    return exports, [ref.target_commit for ref in refs.branches if ref.name == "main"]
+    export = next((ref.target_commit for ref in refs.converts if ref.ref == EXPORT_REF), None)
+    return export, next((ref.target_commit for ref in refs.branches if ref.name == "main"), None)
 
 
 def _list_parquet(api: HfApi, repo_id: str, commit: str) -> dict[str, int]:
@@ -175,10 +175,10 @@ def find_parquet(repo_id: str) -> tuple[str, list[str]]:
     """
     api = HfApi()
     with translate_errors(repo_id):
-        exports, heads = _list_commits(api, repo_id)
-        for commit in (*exports, *heads):
+        export, head = _find_commits(api, repo_id)
+        for commit in filter(None, (export, head)):
             names = list(_list_parquet(api, repo_id, commit))
-            is_partial = commit in exports and any("/partial-" in name for name in names)
+            is_partial = commit == export and any("/partial-" in name for name in names)
             if names and not is_partial:
                 return commit, names
     raise SourceError(f"`{repo_id}` has no parquet files; use a dataset that does.")
