@@ -12,7 +12,7 @@ from pimono_sdpo.replay.initial_state import InitialState
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import pi
 from pimono_sdpo.traces.parse import match_results
-from tests.predictions import Foretold, predictions
+from tests.predictions import Predicted, predictions
 
 # Few and alike, so that texts occur twice, touch, and reach over the ends of what was read.
 LINES = ["a", "b", "  a", "ab", "", "x = 1", "x = 1;", "}", "let a = b", "end "]
@@ -49,7 +49,7 @@ def outcome(text: str, edits: list[tuple[str, str]]) -> tuple[Outcome, str]:
     return ("ok", after) if after != text else ("no_change", text)
 
 
-def agrees(expected: Foretold | None, truth: Outcome, is_whole: bool = False) -> bool:
+def agrees(expected: Predicted | None, truth: Outcome, is_whole: bool = False) -> bool:
     """Where a file is known in part, a short text may stand in another part, too."""
     is_open = expected is None or (expected == "ok" and truth == "multiple" and not is_whole)
     return is_open or (expected == "ok") == (truth == "ok")

@@ -12,7 +12,7 @@ from pimono_sdpo.replay.files import Edit, File
 from pimono_sdpo.replay.workspace import is_read_only
 from pimono_sdpo.traces.events import Event, Kind
 from pimono_sdpo.traces.harness import find_harness
-from tests.predictions import Foretold, predictions
+from tests.predictions import Predicted, predictions
 
 TEXT = "import a\n\nlet x = 1\nlet y = x\n"
 NUMBERED = "     1→import a\n     2→\n     3→let x = 1\n     4→let y = x\n     5→"
@@ -39,7 +39,7 @@ def tool(name: str, **given: Any) -> Step:
     return (name, given, "done", False)
 
 
-def last(steps: list[Step], harness: str) -> Foretold | None:
+def last(steps: list[Step], harness: str) -> Predicted | None:
     events = []
     for number, (name, given, text, failed) in enumerate(steps):
         at, call_id, asked = 2 * number, f"c{number}", json.dumps(given)
@@ -120,7 +120,7 @@ def last(steps: list[Step], harness: str) -> Foretold | None:
             {"old_string": "let x", "new_string": "let r"}]}, "no", True)], "not_found"),
     ],
 )  # fmt: skip
-def test_claude_codes_files(steps: list[Step], expected: Foretold | None) -> None:
+def test_claude_codes_files(steps: list[Step], expected: Predicted | None) -> None:
     assert last(steps, "claude_code") == expected
 
 
@@ -187,7 +187,7 @@ def test_two_reads_of_two_versions_are_not_joined() -> None:
         ("a\n“a”\n", "a", "multiple"),
     ],
 )
-def test_edits_that_some_versions_accept_are_undecided(whole: str, old: str, expected: Foretold | None) -> None:
+def test_edits_that_some_versions_accept_are_undecided(whole: str, old: str, expected: Predicted | None) -> None:
     assert File(whole.replace("\r\n", "\n")).predict([Edit(old, "q")]) == expected
 
 
@@ -307,7 +307,7 @@ def test_a_tool_whose_name_only_contains_a_harmless_word_may_change_files(name: 
 
 
 def test_a_session_that_goes_on_below_another_may_have_read_the_file() -> None:
-    def first(parent: str) -> Foretold | None:
+    def first(parent: str) -> Predicted | None:
         given = json.dumps({"file_path": "/w/a.ts", "old_string": "let y", "new_string": "q"})
         events = [
             Event(0, "user", "Go on", parent_id=parent),
@@ -320,7 +320,7 @@ def test_a_session_that_goes_on_below_another_may_have_read_the_file() -> None:
 
 
 def test_a_copied_history_makes_all_files_stale() -> None:
-    def second(answered: str) -> Foretold | None:
+    def second(answered: str) -> Predicted | None:
         given = json.dumps({"file_path": "/w/a.ts", "old_string": "let y", "new_string": "q"})
         read, change = (Event(0, "tool_call", call_id=c, timestamp="2026-01-02T03:04:05.678Z") for c in "ab")
         events = [
@@ -367,7 +367,7 @@ def test_runs_of_lines_are_in_file_order() -> None:
         ([read(), edit("let", failed="File has been modified since read."), read(), edit("let x = 1"), ("user", {}, "Go on", False), edit("let y = x")], None),
     ],
 )  # fmt: skip
-def test_what_an_edit_of_claude_code_depends_on(steps: list[Step], expected: Foretold | None) -> None:
+def test_what_an_edit_of_claude_code_depends_on(steps: list[Step], expected: Predicted | None) -> None:
     assert last(steps, "claude_code") == expected
 
 
