@@ -7,7 +7,7 @@ from tests.traces import HEADER, Entry, assistant, bash, call, result, trace, us
 
 
 def chain(*entries: Entry) -> list[Entry]:
-    """Give entries ids from 1 up, each the child of the one before unless it says otherwise."""
+    """Number entries from 1; each is the child of the entry before unless it names a parent."""
     out: list[Entry] = []
     for number, entry in enumerate(entries, start=1):
         parent = str(number - 1) if number > 1 else None
@@ -38,7 +38,7 @@ def test_a_branch_has_a_fork_and_a_continuation() -> None:
 
 
 def test_going_back_corrects_only_with_words_that_say_so() -> None:
-    """Going back alone may only mean another idea; the words decide."""
+    """Going back alone is not a correction; the user's words decide."""
     objects = {**user("No, that is wrong. Only change src/parser.ts"), "parentId": "2"}
     found = []
     for last in (WENT_BACK[4], objects):

@@ -13,7 +13,7 @@ from pimono_sdpo.traces.sources import open_source, read_sessions
 from tests.exports import write_samples
 from tests.loopback_hub.forked import Forked
 
-# Prints the stages that were computed, one a line; what is reused adds no file to the cache.
+# Prints the stages that were computed, one per line; reused ones add no file to the cache.
 SCRIPT = """
 import os, sys
 from pathlib import Path
@@ -34,7 +34,7 @@ for stage in PIPELINE:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A copy of the project, so that the real one is left alone, and sessions to run it on."""
+    """A copy of the project that tests can edit, and sessions."""
     root = Path(__file__).parents[1]
     for package in ("pimono_sdpo", "processors"):
         shutil.copytree(root / package, tmp_path / package)
@@ -47,7 +47,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def forked(tmp_path: Path) -> Iterator[Forked]:
-    """A process that has imported `datasets`, and nothing of this project."""
+    """A process that has imported only `datasets`."""
     started = Forked(("datasets",), {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache")})
     yield started
     started.close()

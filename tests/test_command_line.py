@@ -67,7 +67,7 @@ def find_unread(command: Command) -> list[str]:
     module = sys.modules[command.run.__module__]
     homes = {inspect.getmodule(one) for one in command.options.__mro__}
     called = {inspect.getmodule(value) for value in vars(module).values() if callable(value)}
-    # What other commands of the module read does not count.
+    # Options that only other commands of the module read do not count.
     read = read_names(module if command.run.__name__ == "run" else command.run)
     for one in {*homes, *called} - {module}:
         if one and one.__name__.partition(".")[0] in {"pimono_sdpo", "processors", "rewards"}:

@@ -65,7 +65,7 @@ def test_the_samples_give_the_expected_rows(rows: Path) -> None:
     }
     for row in table(rows, "rejects").to_pylist():
         if row["episode"]:
-            # A correction opened it, after which nothing failed.
+            # An episode that begins with a correction and has no failures.
             assert row["drop_reason"] == "no_evidence"
             continue
         found[stem(row["source"])] = {"kept": False, "drop_reason": row["drop_reason"], "categories": []}
@@ -148,7 +148,7 @@ def test_max_samples_keeps_the_best_and_the_seed_decides_among_equals(
     traces: Path, rows: Path, tmp_path: Path
 ) -> None:
     scores = sorted(table(rows).column("score").to_pylist(), reverse=True)
-    # Cut between rows of equal score, so that there is something to decide.
+    # Cut between rows of equal score, so that the seed decides.
     cut = next(n for n in range(2, len(scores)) if scores[n - 1] == scores[n])
     picked = []
     for seed in range(8):
@@ -200,7 +200,7 @@ def test_an_episode_is_a_request_and_the_work_on_it(tmp_path: Path) -> None:
     # A short request comes with the turns before it.
     assert [turn["role"] for turn in second["prompt"]] == ["user", "assistant", "user"]
     assert second["categories"] == ["build_lint_compile", "command_error"]
-    # The correction between them opened one, too, after which nothing failed.
+    # The correction between them also begins an episode, without failures.
     assert (first["episode"], second["episode"]) == (0, 2)
 
 
@@ -232,7 +232,7 @@ def test_corrections_and_short_messages_begin_requests(tmp_path: Path) -> None:
     )
     run_filter(str(tmp_path / "a.jsonl"), tmp_path / "out", FilterOptions(min_worth=0))
     rows = {row["prompt"][-1]["content"]: row for row in table(tmp_path / "out").to_pylist()}
-    # An answer opens none; the correction is about the last work, not about the push after it.
+    # An answer does not begin an episode; the correction is about the work, not about the push after it.
     first, again, terse = rows.values()
     requests = [*rows]
     assert requests[0] == asked
@@ -336,7 +336,7 @@ def test_an_output_moved_aside_by_a_killed_run_is_restored(traces: Path, rows: P
 
 
 def test_a_kill_during_the_cleanup_does_not_block_the_next_run(traces: Path, rows: Path, tmp_path: Path) -> None:
-    """What is removed bit by bit is known as ours to the end."""
+    """A folder is recognised as ours until it is removed completely."""
     for name, mark in ((".rows.old", "report.json"), (".rows.partial", "lock")):
         shutil.copytree(rows, tmp_path / "rows", dirs_exist_ok=True)
         (tmp_path / name / "rows").mkdir(parents=True)

@@ -36,7 +36,7 @@ except SourceError as problem:
 
 
 def sessions() -> list[Path]:
-    """The well-formed samples: the list layouts hold parsed lines."""
+    """The well-formed samples, since the list layouts contain parsed lines."""
     return [path for path in sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl")) if is_intact(path)]
 
 
@@ -58,7 +58,7 @@ def in_cache(home: Path) -> list[str]:
 
 
 def downloads(hub: LoopbackHub) -> list[str]:
-    """Whole files that were asked for, in order."""
+    """Return the names of fully downloaded files, in order."""
     return [
         seen.path.rsplit("/", 1)[1]
         for seen in hub.requests

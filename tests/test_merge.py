@@ -34,7 +34,7 @@ def rows(source: Path) -> Path:
 
 
 def moved(source: Path, machine: Path) -> Path:
-    """The same source as another machine has it: other place, other times."""
+    """The same source in another folder and with other times, as on another machine."""
     shutil.copytree(source, machine / "traces", copy_function=shutil.copy)
     for path in (machine / "traces").rglob("*"):
         os.utime(path, (1, 1))
@@ -64,7 +64,7 @@ def test_parts_of_two_machines_merge_to_the_bytes_of_one_run(source: Path, rows:
     assert "rows kept" in done.stdout
     assert all_bytes(tmp_path / "rows") == all_bytes(rows)
     assert not list(tmp_path.glob(".*"))
-    # The same part has the same bytes wherever it was made, and no path of a machine.
+    # A part has the same bytes on every machine, and contains no machine path.
     run_part(str(source), tmp_path / "again", (2, 2))
     assert all_bytes(tmp_path / "again") == all_bytes(tmp_path / "p2")
     content = b"".join(path.read_bytes() for path in (tmp_path / "p2").rglob("*.json"))
@@ -77,7 +77,7 @@ def test_any_number_of_parts_merges(source: Path, rows: Path, tmp_path: Path, co
     parts = parts_of(source, tmp_path, count)
     empty = [json.loads((part / "part.json").read_text())["sessions"] == 0 for part in parts]
     assert empty == [part >= SHARDS for part in range(count)]
-    # What has no shards may come without its empty folders, or not come at all.
+    # A part without shards may lack its empty folders, or be missing.
     for path in sorted(parts[-1].iterdir()):
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()

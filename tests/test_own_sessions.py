@@ -129,7 +129,7 @@ def test_several_sources_are_read_as_one(home: Path) -> None:
     report = json.loads(Path("rows/report.json").read_text())
     assert report["input"]["source"] == "claude, moved"
     assert report["sessions"] == len(names)
-    # What a shell makes of a glob, and a file that two of them name.
+    # The files of a glob that the shell has expanded, one of them twice.
     files = [str(file) for file in sorted(Path("moved").rglob("*.jsonl"))]
     run_filter(*files, files[0])
     report = json.loads(Path("rows/report.json").read_text())
@@ -224,7 +224,7 @@ def test_files_that_cannot_be_read_are_left_out_and_named(home: Path) -> None:
     assert report["bytes"]["unreadable"] == len(whole) - 20 + len(b"not zstd")
     assert report["bytes"]["parsed"] + report["bytes"]["repaired"] >= len(plain) - 2
     assert "2 files of" in Path("rows/README.md").read_text()
-    # The next run reads what can be read then.
+    # The next run reads files that have become readable.
     Path("traces/b.jsonl.gz").write_bytes(whole)
     run_filter("traces", "--min-worth", "0", "--exclude", "c.*")
     assert sources() == {"a.jsonl", "b.jsonl.gz"}

@@ -79,7 +79,7 @@ patterns = ['\\bit broke\\b']
 
 
 def missing_parts(harness: Harness) -> list[str]:
-    """Name what a harness lacks: nothing else tells its author."""
+    """Return the names of the missing parts of a harness."""
     missing = [name for name in ("about", "sample") if not getattr(harness, name)]
     documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     if not any(f"| `{harness.name}` |" in page.read_text() for page in documents):

@@ -31,7 +31,7 @@ ROOT = str(Path(__file__).parent.parent)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A head that runs nothing, and two nodes of one CPU."""
+    """A head node without CPUs, and two nodes with one CPU each."""
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", PYTHONPATH=ROOT)
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     for _ in range(2):
@@ -62,7 +62,7 @@ def test_a_cluster_writes_the_bytes_of_one_machine_and_goes_past_a_bad_shard(
     run_filter(str(traces), tmp_path / "local")
     (traces / "0001.parquet").write_bytes(good[:8] + b"\xff" * 900 + good[908:])
     arguments = ("filter", "traces", "--out", "rows", "--engine", "ray")
-    # A name relative to a folder that no node works in.
+    # A path relative to a folder that is not the working folder of any node.
     paths = {"RAY_ADDRESS": cluster.address, "PYTHONPATH": ROOT}
     message = sentence(cli_process(*arguments, folder=tmp_path, **paths))
     assert "1 of 4 shards failed (`0001.parquet` cannot be read" in message
@@ -120,7 +120,7 @@ def test_a_node_killed_in_the_middle_loses_nothing(cluster: Cluster, source: Pat
 
 
 def _power_off(cluster: Cluster) -> None:
-    """Kill a node with all that runs on it; its workers alone would still finish their task."""
+    """Kill a node with all its processes; if only the node died, its workers would finish their task."""
     node = next(iter(cluster.worker_nodes))
     (raylet,) = (info.process.pid for info in node.all_processes["raylet"])
     workers = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()

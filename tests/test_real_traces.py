@@ -87,7 +87,7 @@ def test_pi_sessions_match_their_list_of_sources() -> None:
     for row in listed:
         _, users, _, _, results, errors, _, _, repaired, _ = map(str, counts(TRACES / row["file"]))
         wanted = [row["n_user"], row["n_tool_results"], row["n_is_error"]]
-        # The list was made by a reader that gave a broken line up.
+        # The reader that made the list skipped broken lines.
         shell = re.search(r"bashExecution=(\d+)", row["note"])
         slack = int(repaired) + int(shell[1] if shell else 0)
         for got, want in zip((users, results, errors), wanted, strict=True):

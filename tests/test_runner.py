@@ -136,7 +136,7 @@ def test_ctrl_c_prints_one_sentence_and_a_rerun_finishes(
 def test_a_full_disk_is_reported_and_leaves_no_partial_file(
     source: Path, rows: Path, tmp_path: Path, limit: int, workers: int
 ) -> None:
-    """No file may grow beyond a limit: no shard fits, then some, then all but not the database that compares them."""
+    """Limit the size of files so that no shard fits, some do, or all do but not the database that compares them."""
     arguments = ("filter", source, "--out", tmp_path / "rows", "--workers", workers)
     done = subprocess.run(
         command(*arguments),
@@ -195,7 +195,7 @@ def test_the_progress_bar_counts_shards(source: Path, tmp_path: Path) -> None:
 
 
 def _run_here(source: Path, work: Path) -> frozenset[int]:
-    """Run what is left to run of a folder, and tell which shards that were."""
+    """Run the unfinished shards of a folder and return their numbers."""
     opened = dict(enumerate(open_source(str(source)).shards))
     options = FilterOptions()
     parts = session_parts(opened, options.stages(), resume_key(options))
@@ -205,7 +205,7 @@ def _run_here(source: Path, work: Path) -> frozenset[int]:
 
 
 def _spoil_pages(file: Path) -> None:
-    """Overwrite what lies before the footer, which stays readable."""
+    """Overwrite the data of a parquet file before its footer."""
     content = bytearray(file.read_bytes())
     content[8 : len(content) // 3] = b"\xff" * (len(content) // 3 - 8)
     file.write_bytes(content)
@@ -220,7 +220,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _workers(pid: int) -> list[int]:
-    """The processes that a run has forked; what it has started otherwise has another command."""
+    """Return the forked processes of a run, which have the same command line."""
     return [worker for worker in _children(pid) if _command(worker) == _command(pid)]
 
 
@@ -241,7 +241,7 @@ def _on_a_terminal(line: list[str]) -> str:
         while part := os.read(ours, 4096):
             shown += part
     except OSError:
-        # How Linux says that the other side is closed.
+        # How Linux reports that the other end is closed.
         pass
     assert process.wait() == 0
     os.close(ours)

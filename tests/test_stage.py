@@ -150,7 +150,7 @@ def test_the_pipeline_runs_on_a_plain_dataset() -> None:
 
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """The samples, all layouts and oddities of them."""
+    """The samples in all layouts, with unusual rows."""
     folder = tmp_path_factory.mktemp("samples")
     write_samples(folder)
     tables = [t for shard in open_source(str(folder)).shards for t in read_sessions(shard)]
@@ -219,7 +219,7 @@ def test_stages_are_named_by_their_module() -> None:
 
 
 class Watched(dict[str, Any]):
-    """A row that remembers which of its columns were asked for."""
+    """A row that records which of its columns are read."""
 
     def __init__(self, row: dict[str, Any]) -> None:
         super().__init__(row)
@@ -231,7 +231,7 @@ class Watched(dict[str, Any]):
 
 
 def test_stages_read_and_write_only_declared_columns() -> None:
-    """A stage asks for what it declares and no more; nothing undeclared stays."""
+    """A stage reads and returns only the columns that it declares."""
     columns = set(SESSION)
     dataset = Dataset.from_dict(
         {"harness": [""], "session_id": [""], "source": ["a/s.jsonl"], "trace": [FAILING]} | {"bytes_not_utf8": [0]},
@@ -269,7 +269,7 @@ def test_sessions_are_loaded_as_any_kind_of_dataset(sessions: Dataset, tmp_path:
             load_sessions(wrong)
     both = load_sessions([tmp_path / "raw", tmp_path / "trace_text"])
     assert len(both) == len(load_sessions(tmp_path / "raw")) + len(load_sessions(tmp_path / "trace_text"))
-    # What changes on disk is read again.
+    # A changed file is read again.
     one = next((tmp_path / "raw").iterdir())
     one.write_text(FAILING)
     assert FAILING.encode() in load_sessions(tmp_path)["trace"]

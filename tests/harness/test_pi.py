@@ -85,7 +85,7 @@ def test_version_2_hooks_and_anthropic_blocks() -> None:
 
 
 def stream(*messages: dict[str, Any]) -> list[Entry]:
-    """What Pi prints in JSON mode for messages: begun, ended, and all again at the end."""
+    """Return the output of Pi's JSON mode: each message at its start and end, and all again at the end."""
     steps: list[Entry] = [{"type": "agent_start"}, {"type": "turn_start"}]
     for message in messages:
         begun = {**message, "content": []} if message["role"] == "assistant" else message
@@ -133,7 +133,7 @@ def test_what_a_tool_adds_to_its_result_may_be_anything(details: object, code: i
 
 @given(ENTRIES)
 def test_typed_entries_are_those_built_from_dicts(entries: list[Entry]) -> None:
-    """Those with other types are empty either way."""
+    """Entries with unexpected types are empty in both cases."""
     lines = [json.dumps(entry).encode() for entry in entries]
     built = [pi.build_entry(json.loads(line)) for line in lines]
     read = read_lines(b"\n".join(lines), pi.DECODER, pi.build_entry).objects
@@ -144,7 +144,7 @@ def test_typed_entries_are_those_built_from_dicts(entries: list[Entry]) -> None:
 
 
 def plain_events(found: list[Event]) -> list[Event]:
-    """Spell arguments alike: as recorded, they keep the recorder's spaces."""
+    """Normalise the whitespace of arguments, which are kept as recorded."""
     for event in found:
         if event.kind == "tool_call":
             event.arguments = json.dumps(json.loads(event.arguments))

@@ -51,17 +51,17 @@ A = Known("/home/ann/app/a.ts", True, [TEXT])
     [
         ([read("a.ts")], [A]),
         ([bash("cat a.ts", TEXT)], [A]),
-        # What changes it afterwards changes nothing of that.
+        # Later changes do not matter.
         ([read("a.ts"), edit("a.ts", "let x = 1")], [A]),
         ([read("a.ts"), bash("./make-it.sh", "")], [A]),
-        # What is seen after it may have changed did not stand there.
+        # Text seen after a possible change does not count.
         ([edit("a.ts", "x", "y"), read("a.ts")], []),
         ([edit("a.ts", "gone", failed=True), read("a.ts")], []),
         ([bash("sed -i s/x/q/ a.ts", ""), read("a.ts")], []),
         ([bash("./make-it.sh", ""), read("a.ts")], []),
         ([[user("I have changed it")], read("a.ts")], []),
         ([[call("write", path="a.ts", content=TEXT), result("write", "wrote")], read("a.ts")], []),
-        # A text that was replaced stood there once.
+        # The old text of an edit was there once.
         ([edit("a.ts", "let y = x + 100")], [Known(A.path, False, ["let y = x + 100"])]),
         ([read("a.ts", "", offset=9)], []),
     ],
@@ -99,7 +99,7 @@ def test_the_files_nearest_to_the_failure_come_first_up_to_the_limit() -> None:
 
 def test_a_row_carries_the_redacted_files_that_replay_judges_by(tmp_path: Path) -> None:
     source = f"{TEXT}const home = '/home/ann/app/lib'\n"
-    # A text that was not found is a slip alone; that the build fails after it is evidence.
+    # A text that was not found is no evidence alone; the failing build after it is.
     failed = [call("bash", command="npm run build"), result("bash", BROKEN, error=True)]
     content = session(read("/home/ann/app/a.ts"), read("b.ts", source), edit("a.ts", "gone", failed=True), failed)
     (tmp_path / "in").mkdir()
@@ -118,6 +118,6 @@ def test_a_row_carries_the_redacted_files_that_replay_judges_by(tmp_path: Path) 
     for path in ("a.ts", "$WORKSPACE/a.ts", "$HOME/../a.ts"):
         assert judged(path, "let y = x") == ("skipped" if ".." in path else "passed")
     assert judged("a.ts", "let z") == "failed"
-    # Of what redaction has changed not all is known.
+    # Files that redaction has changed are not fully known.
     assert judged("b.ts", "const home = '$WORKSPACE/lib'") == "passed"
     assert judged("b.ts", "const home = '/elsewhere'") == "skipped"

@@ -14,7 +14,7 @@ from pimono_sdpo.traces.harness import pi
 from pimono_sdpo.traces.parse import match_results
 from tests.predictions import Predicted, predictions
 
-# Few and alike, so that texts occur twice, touch, and reach over the ends of what was read.
+# Few and similar lines, so that texts repeat, touch, and extend beyond what was read.
 LINES = ["a", "b", "  a", "ab", "", "x = 1", "x = 1;", "}", "let a = b", "end "]
 PATH = "/w/a.ts"
 texts = st.lists(st.sampled_from(LINES), max_size=12).map("\n".join)
@@ -33,7 +33,7 @@ steps = st.one_of(
 
 
 def outcome(text: str, edits: list[tuple[str, str]]) -> tuple[Outcome, str]:
-    """How Pi makes edits, each looked up in the text as it was."""
+    """Apply edits as Pi does, searching for each in the original text."""
     spans = []
     for old, new in edits:
         if text.count(old) != 1:
@@ -50,13 +50,13 @@ def outcome(text: str, edits: list[tuple[str, str]]) -> tuple[Outcome, str]:
 
 
 def agrees(expected: Predicted | None, truth: Outcome, is_whole: bool = False) -> bool:
-    """Where a file is known in part, a short text may stand in another part, too."""
+    """A short text may also occur in an unknown part of a file."""
     is_open = expected is None or (expected == "ok" and truth == "multiple" and not is_whole)
     return is_open or (expected == "ok") == (truth == "ok")
 
 
 class Session:
-    """A file, and what a session records of it; `truth` has how each edit really ended."""
+    """A file and the session that records it; `truth` has the real outcome of each edit."""
 
     def __init__(self, text: str) -> None:
         self.text, self.events = text, [Event(0, "user", "go")]

@@ -74,29 +74,29 @@ def last(steps: list[Step], harness: str) -> Predicted | None:
         ([read("   3→let x = 1\n   4→let y = x", offset=3, limit=2), edit("let z")], None),
         ([read("import a\n\nlet x = 1"), edit("let z")], None),
         ([read("File unchanged since last read."), edit("let z")], None),
-        # The user may have brought an older text back.
+        # The user may have restored an older text.
         ([read(), ("user", {}, "Please go on", False), edit("let z = x")], None),
         # It has to be read before it is edited.
         ([bash("cat /w/a.ts", TEXT), edit("let y = x")], None),
         ([edit("let y = x")], "unread"),
         ([("edit", {"file_path": "/w/CLAUDE.md", "old_string": "a", "new_string": "b"}, "ok", False)], None),
         ([("user", {}, "Look at @src/a.ts", False), edit("let y = x")], None),
-        # After "No response requested." the session goes on without what it had read.
+        # After "No response requested." the session continues without the files that it had read.
         ([read(), ("other", {}, "No response requested.", False), edit("let y = x")], None),
         ([("other", {}, "No response requested.", False), edit("let y = x")], None),
-        # What a command has shown may count as read, also after a refusal.
+        # A file that a command has shown may count as read, even after a refusal.
         ([bash("rg -l let", "src/a.ts\nsrc/b.ts"), edit("let y = x")], None),
         ([read(), edit("let", failed="File has been modified since read."), bash("grep let a.ts", "let y = x"), edit("let y = x")], None),
-        # The harness tells that somebody has changed it, or that the user is about to.
+        # The harness says that somebody has changed the file, or that the user has it open.
         ([read(), ("other", {}, f"Note: /w/a.ts{MODIFIED}", False), edit("let y = x")], None),
         ([read(), ("other", {}, f"Note: /w/b.ts{MODIFIED}", False), edit("let y = x")], "ok"),
         ([read(), ("other", {}, f"Note: /w/b.ts{MODIFIED}", False), ("user", {}, "Go on", False), edit("let y = x")], None),
         ([("other", {}, "<ide_opened_file>The user opened it", False), read(), edit("let y = x")], "ok"),
         ([("other", {}, "<ide_opened_file>The user opened it", False), read(), ("user", {}, "Go on", False), edit("let y = x")], None),
-        # The file after the edit is not what was known.
+        # The file after the edit differs from what was known.
         ([read(), ("edit", {"file_path": "/w/a.ts", "old_string": "let x = 1", "new_string": "q"}, "     3→q\n     4→let y = z", False), edit("let y = x")], None),
         ([read(), edit("let", failed="File has been modified since read."), edit("let y = x")], "unread"),
-        # What somebody else has changed once, they may change again.
+        # A file that somebody else has changed may be changed again.
         ([read(), edit("let", failed="File has been modified since read."), read(), edit("let y = x")], None),
         ([edit("let", failed="File has not been read yet."), read(), edit("let y = x")], "ok"),
         ([edit("let", failed="File has not been read yet."), edit("let y = x", "a longer new text"), edit("a longer new text")], "ok"),
@@ -111,7 +111,7 @@ def last(steps: list[Step], harness: str) -> Predicted | None:
         ([read(), tool("TodoWrite", todos=[]), edit("let y = x")], "ok"),
         ([read(), tool("edit", input="*** Begin Patch\n*** Update File: a.ts\n@@\n-x\n+y"), edit("let y = x")], None),
         ([read(), tool("edit", input="*** Begin Patch\n*** Update File: b.ts\n@@\n-x\n+y"), edit("let y = x")], "ok"),
-        # Each of several edits sees what those before it have done.
+        # Each edit sees the result of the edits before it.
         ([read(), ("edit", {"file_path": "/w/a.ts", "edits": [
             {"old_string": "let x = 1", "new_string": "let q = 1"},
             {"old_string": "let q", "new_string": "let r"}]}, "ok", False)], "ok"),
@@ -354,13 +354,13 @@ def test_runs_of_lines_are_in_file_order() -> None:
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
-        # Whatever became of a call without an answer, it may have read or changed the file.
+        # A call without a result may have read or changed the file.
         ([edit("let", failed="File has not been read yet."), tool(UNANSWERED, of="read"), edit("let y = x")], None),
         ([tool(UNANSWERED, of="write"), edit("let y = x")], None),
         ([read(), tool(UNANSWERED, of="edit"), edit("let x = 1", "let q"), edit("let z")], None),
         ([tool("Batch", calls=["/w/a.ts"]), edit("let y = x")], None),
         ([tool("Agent", prompt="Look at /w/a.ts"), edit("let y = x")], "unread"),
-        # Where an edit is refused after a change, one that works shows that there was none.
+        # If edits are refused after a change, a successful one shows that there was none.
         ([read(), bash("git checkout ."), edit("let x = 1"), edit("let y = x")], "ok"),
         ([read(), bash("git checkout ."), read("     3→let x = 1", offset=3, limit=1), edit("let z = 1")], None),
         ([read(), edit("let", failed="File has been modified since read."), read(), edit("let x = 1"), edit("let y = x")], "ok"),

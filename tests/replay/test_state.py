@@ -13,6 +13,6 @@ def test_what_is_known_survives_json() -> None:
     assert dump_workspace(back) == dump_workspace(workspace)
     assert back.file("a.ts").predict([Edit("two", "2")]) == "ok"
     assert back.file("b.ts").predict([Edit("two", "2")]) is None
-    # What something may have changed since decides nothing.
+    # A stale file decides nothing.
     assert back.file("/x/c.ts").predict([Edit("gone", "2")]) is None
     assert back.file("/x/c.ts").predict([Edit("one\nand two", "2")]) is None

@@ -53,14 +53,14 @@ def expected(*steps: list[Entry], header: Entry = HEADER) -> list[str | None]:
         # Only parts of the file were seen.
         ([read("a.ts", TEXT + MORE), edit("a.ts", "let z")], None),
         ([read("a.ts", TEXT + MORE), edit("a.ts", LONG)], "ok"),
-        # A short text may stand elsewhere, too.
+        # A short text may also occur elsewhere.
         ([read("a.ts", TEXT + MORE), edit("a.ts", "let y = x")], None),
         ([read("a.ts", TEXT, offset=40), edit("a.ts", "let z")], None),
         ([read("a.ts", TEXT, limit=6), edit("a.ts", "let z")], None),
         ([bash("sed -n '1,5p' a.ts", TEXT), edit("a.ts", "let z")], None),
         ([edit("a.ts", "let z")], None),
         ([edit("a.ts", "let z", LONG), edit("a.ts", LONG)], "ok"),
-        # Somebody else may have been there.
+        # Somebody else may have changed it.
         ([read("a.ts", TEXT), bash("sed -i s/y/z/ a.ts", ""), edit("a.ts", "let y = x")], None),
         ([read("a.ts", TEXT), bash("sed -i s/y/z/ b.ts", ""), edit("a.ts", "let y = x")], "ok"),
         ([read("a.ts", TEXT), bash("git checkout .", ""), edit("a.ts", "let y = x")], None),
@@ -87,7 +87,7 @@ def test_an_edit_is_predicted_or_undecided(steps: list[list[Entry]], last: str |
             "src/b.ts-3-let q\nsrc/a.ts:4:let y = x\nsrc/a.ts-5-let x2 = 1",
             {"src/a.ts": LONG, "src/b.ts": "let q"},
         ),
-        # Between them the file has lines that were not shown.
+        # The file has lines between them that were not shown.
         ("grep -n 'let' src/a.ts", "4:let y = x\n9:let x2 = 1", {"src/a.ts": "let y = x\n\ufffd\nlet x2 = 1"}),
     ],
 )
@@ -133,11 +133,11 @@ def test_a_call_without_what_it_needs_is_refused_before_the_file_is_read() -> No
     mixed = [call("edit", path="a.ts", old_string="let y = x", newText="q"), result("edit", "ok")]
     assert expected(read("a.ts", TEXT), mixed) == ["ok"]
     empty = [call("edit", path="/w/.openclaw/a.ts", oldText="let x = 1", newText=""), result("edit", "no", error=True)]  # fmt: skip
-    # Some versions of OpenClaw refuse an empty text, others take it.
+    # Some versions of OpenClaw refuse an empty text, others accept it.
     assert expected(read("/w/.openclaw/a.ts", TEXT), empty) == [None]
     other = [call("edit", path="new.ts", find="x", replace="y"), result("edit", "no", error=True)]
     assert expected(other) == ["invalid"]
-    # Only some versions of OpenClaw take these names.
+    # Only some versions of OpenClaw accept these names.
     named = [call("edit", path="a.ts", old_text="let y = x", new_text="q"), result("edit", "ok")]
     assert expected(read("a.ts", TEXT), named) == [None]
     of_lines = [call("edit", path="new.ts", edits=[{"op": "delete", "line": 3}]), result("edit", "ok")]  # fmt: skip
@@ -156,19 +156,19 @@ def patch(text: str, failed: bool = False) -> list[Entry]:
         ([patch("*** Update File: a.ts\n@@\n let x = 1\n-let y = x\n+let y = 2")], "ok"),
         ([patch("*** Update File: a.ts\n@@\n-let z\n+let y")], "not_found"),
         ([bash("./run.sh", ""), patch("*** Update File: a.ts\n@@\n-let y = x\n@@\n-import a\n+q", failed=True)], None),
-        # Each hunk is looked up after the one before it.
+        # Each hunk is searched for after the one before it.
         ([patch("*** Update File: a.ts\n@@\n-let y = x\n@@\n-import a\n+q")], "not_found"),
         ([patch("*** Update File: a.ts\n@@\n-let y = x\n+let q = x"), patch("*** Update File: a.ts\n@@\n-let y = x")], "not_found"),
         ([patch("*** Update File: a.ts\n@@\n-let y = x\n+let q = x"), patch("*** Update File: a.ts\n@@\n-  let q = x  ")], "ok"),
         ([patch("*** Add File: b.ts\n+one\n+two"), patch("*** Update File: b.ts\n@@\n one\n-three")], "not_found"),
         ([patch("*** Update File: unseen.ts\n@@\n-let z\n+let y")], None),
-        # The line behind @@ comes first, and what is only added goes to the end.
+        # The line after @@ comes first; hunks that only add lines go to the end.
         ([patch("*** Update File: a.ts\n@@ let y = x\n-import a\n+q")], "not_found"),
         ([patch("*** Update File: a.ts\n@@ import a\n-let x = 1\n+q")], "ok"),
         ([patch("*** Update File: a.ts\n@@\n+end"), patch("*** Update File: a.ts\n@@\n let x2 = 1\n-end")], "ok"),
         ([patch("*** Update File: a.ts\n*** Move to: b.ts\n@@\n-let y = x\n+q"), patch("*** Update File: b.ts\n@@\n-q")], "ok"),
         ([bash("apply_patch <<'E'\n*** Begin Patch\n*** Update File: a.ts\n@@\n-let y = x\n+q\n*** End Patch\nE", "Success"), patch("*** Update File: a.ts\n@@\n-q")], "ok"),
-        # Nobody can read these.
+        # No harness can read these.
         ([patch("*** Update File: a.ts\nlet y = x\n+q", failed=True)], "invalid"),
         ([patch("*** Update File: a.ts", failed=True)], "invalid"),
         ([patch("*** Update File: a.ts\n@@\n-let z\n+q\n*** Update File: unseen.ts\n@@\n-x", failed=True)], "not_found"),
@@ -218,7 +218,7 @@ def test_a_command_that_may_have_changed_a_file_leaves_it_undecided_until_it_is_
     begin, one = read("a.ts", SOURCE), edit("a.ts", "let total = count(items)", "let sum = 0")
     assert expected(begin, bash("python -m pytest -q", "1 passed"), one) == ["ok"]
     assert expected(begin, bash("./run.sh", ""), one) == [None]
-    # What is shown again, or is long and can be edited, is as it was, and so is the rest.
+    # If a long part is shown again unchanged, or can be edited, the whole file is unchanged.
     again, long = edit("a.ts", "let y = x", "let y = z"), "// and so on\n" * 9
     most = edit("a.ts", long + "import a", "import b")
     assert expected(begin, bash("./run.sh", ""), bash("cat a.ts", SOURCE), one) == ["ok"]
@@ -252,7 +252,7 @@ def test_a_line_that_the_user_quotes_differently_was_changed_by_hand() -> None:
 def test_other_lines_at_the_position_of_a_text_do_not_show_that_it_is_missing() -> None:
     shown = ["const first = readFile(name)", "const second = parse(first)", "return second"]
     seen = read("a.ts", "\n".join(shown) + MORE)
-    # The same lines may stand elsewhere, and go on otherwise.
+    # The same lines may occur elsewhere and continue differently.
     assert expected(seen, edit("a.ts", "\n".join([*shown[:2], "return one"])))[-1] is None
 
 
