@@ -126,7 +126,7 @@ class PredictingWorkspace(Workspace):
         return None if outcome == "ok" and may_fail else outcome
 
     def observe(self, call: Event, result: Event) -> None:
-        """Learn from a call that was answered."""
+        """Learn from a call and its result."""
         if is_refusal(result.text) or is_veto(result.text):
             return
         given, name = decode_arguments(call), call.tool_name
@@ -157,7 +157,7 @@ class PredictingWorkspace(Workspace):
             self.accepts_drives = self.accepts_drives or bool(_DRIVE.match(path)) or None
 
     def observe_unanswered(self, tool_name: str, given: dict[str, Any]) -> None:
-        """Mark what a call with an unknown outcome may have changed."""
+        """Mark the files that a call with an unknown result may have changed."""
         path = find_path(given)
         if tool_name in {"read", "write", "edit"} and path:
             self.mentioned.add(_name(path))
@@ -165,7 +165,7 @@ class PredictingWorkspace(Workspace):
         super().observe_unanswered(tool_name, given)
 
     def observe_event(self, event: Event) -> None:
-        """Learn from an event that is not a call."""
+        """Learn from an event other than a tool call."""
         # A session whose first event has a parent elsewhere continues another session, with the files it has read.
         self.is_resumed |= not self.has_begun and bool(event.parent_id)
         self.has_begun = True

@@ -95,7 +95,7 @@ def _run_stages(options: Options) -> Path | None:
         need_prices(settings.judge.models, settings.prices)
     if stage == "turns" or (stage == "all" and options.source):
         if options.source is None:
-            raise SourceError("There is no source of turns; give the trajectories.")
+            raise SourceError("There is no source of turns; name trajectories.")
         if options.records is None:
             raise SourceError(
                 "Trajectories need the pull requests that are hidden from the king; give --records, such as "
