@@ -170,7 +170,7 @@ def test_a_plugged_harness_and_category_reach_the_row(tmp_path: Path) -> None:
 def test_missing_parts_of_a_plugged_harness_are_named(tmp_path: Path) -> None:
     reader = TOY_READER.replace("# PARTS", 'about="", sample="",')
     project = plug_in(tmp_path, reader)
-    checks = ("--noconftest", "-p", "no:cacheprovider", "tests/test_plug.py", "-k", "missing and toy")
+    checks = ("--noconftest", "-p", "no:cacheprovider", "tests/test_plug.py", "-k", "complete and toy")
     failed = run_python(project, "-m", "pytest", "-q", *checks)
     assert failed.returncode == 1, failed.stdout
     assert "toy lacks about; sample; documentation; tools, or in no_tools why" in failed.stdout

@@ -42,7 +42,7 @@ def detect_layout(schema: pa.Schema, where: str) -> Layout:
     name, kind = columns[0], schema.field(columns[0]).type
     if not _holds_traces(kind):
         raise SourceError(
-            f"The column `{name}` of `{where}` has the type {kind} instead of JSON text; "
+            f"`{where}` has a column `{name}` of type {kind} instead of JSON text; "
             "give the viewer's parquet export, where traces are JSON."
         )
     if not _is_list(kind):
