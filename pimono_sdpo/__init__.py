@@ -1,4 +1,4 @@
-"""Recorded coding-agent sessions in, SDPO training rows and adapters out.
+"""Turn recorded coding-agent sessions into SDPO training rows, and train adapters on them.
 
     from pimono_sdpo import load_sessions, run_pipeline, train
 
@@ -6,9 +6,9 @@
     output = train(rows, config="tiny", model_name_or_path="build/tiny-gemma4")
 
 `load_sessions` opens the paths and Hub ids that the command `filter` takes, as a `Dataset` or an `IterableDataset`;
-`run_pipeline` turns such a dataset into rows. `Map`, `Filter` and `FlatMap` are stages of your own,
-and `run_stages` runs any stages over any dataset. `train` needs the extra `train`. Errors that a
-user can fix are `PimonoError`.
+`run_pipeline` turns such a dataset into rows. Write stages of your own with `Map`, `Filter` and
+`FlatMap`, and run any stages over any dataset with `run_stages`. `train` needs the extra `train`.
+Errors that a user can fix are `PimonoError`.
 """
 
 from importlib import import_module
@@ -46,7 +46,7 @@ _MODULES = {
 
 
 def _check_packages() -> None:
-    """Refuse other packages in the place of ours, by their folder or because two overwrote each other."""
+    """Raise ImportError if another package of the same name shadows or has overwritten one of ours."""
     for name in ("processors", "rewards", "cards"):
         spec = find_spec(name)
         file = Path(spec.origin) if spec and spec.origin else None
@@ -67,12 +67,12 @@ _check_packages()
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of the public API when it is used: this package itself stays light."""
+    """Import a name of the public API on first use, so that importing this package stays fast."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    """List the public names, which are not all loaded."""
+    """List the public names, including those that are not imported yet."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""`python -m pimono_sdpo`: the same front door."""
+"""Run the command line as `python -m pimono_sdpo`."""
 
 from pimono_sdpo.cli import main
 

@@ -1,7 +1,7 @@
-"""Write rows to train on: a folder with data, rejects, report, card and the lines of an export.
+"""Write training rows to a folder with data, rejects, report, card and optionally JSON lines.
 
-With a tokenizer, rows that are too long are dropped; a trainer would cut them in the middle of
-their JSON, or drop them silently. Their tokens are counted as the trainer will:
+With a tokenizer, rows that are too long are dropped; a trainer would truncate them in the middle of
+their JSON, or drop them silently. Tokens are counted as the trainer counts them:
 
 reads   prompt, tools, and completion, or chosen and rejected
 writes  n_tokens (of the longer one of two), problem and detail
@@ -59,30 +59,29 @@ def load_tokenizer(path: str) -> Any:
 
 
 def count_tokens(row: Row, tokenizer: str, max_length: int) -> Json:
-    """Count the tokens of a row and say whether they are too many."""
+    """Count the tokens of a row and check that they are not too many."""
     from jinja2 import TemplateError
 
     loaded, encoded = load_tokenizer(tokenizer), []
     try:
-        for end in [row[name] for name in ("completion", "chosen", "rejected") if name in row]:
-            # Templates take no nulls.
+        for answer in [row[name] for name in ("completion", "chosen", "rejected") if name in row]:
+            # Templates do not expect nulls.
             turns = [
-                {name: value for name, value in turn.items() if value is not None} for turn in (*row["prompt"], *end)
+                {name: value for name, value in turn.items() if value is not None}
+                for turn in (*row["prompt"], *answer)
             ]
             encoded.append(templated_ids(loaded, turns, prompt=False, tools=list(row["tools"]) or None))
-    # Templates raise many kinds of errors; a conversation that one refuses cannot be trained on.
+    # Templates raise many kinds of errors; a conversation that one refuses cannot be used for training.
     except (TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
-        why = f"the chat template refuses it: {error}"[:300]
-        return {"n_tokens": None, "problem": "template_refused", "detail": why}
+        detail = f"the chat template refuses it: {error}"[:300]
+        return {"n_tokens": None, "problem": "template_refused", "detail": detail}
     longest = max(map(len, encoded))
-    problem: str | None = None
-    detail: str | None = None
+    problem: tuple[str | None, str | None] = None, None
     if len(encoded) == 2 and encoded[0][:max_length] == encoded[1][:max_length]:
-        problem = "identical_after_truncation"
-        detail = f"the first {max_length} tokens are the same"
+        problem = "identical_after_truncation", f"the first {max_length} tokens are the same"
     elif longest > max_length:
-        problem, detail = "too_long", f"{longest} tokens, {max_length} allowed"
-    return {"n_tokens": longest, "problem": problem, "detail": detail}
+        problem = "too_long", f"{longest} tokens, {max_length} allowed"
+    return {"n_tokens": longest, "problem": problem[0], "detail": problem[1]}
 
 
 Format = Literal["trl", "together"]
@@ -91,7 +90,7 @@ TOGETHER = "together"
 
 @options
 class WriterOptions:
-    """How rows to train on are written."""
+    """Options of commands that write training rows."""
 
     format: Format = option("Write rows for `trl`, or for `together` its JSON lines as well.", default="trl")
     licence: str | None = option("SPDX id of the licence of the traces, for the card.", default=None, flag="--license")
@@ -99,7 +98,7 @@ class WriterOptions:
 
 @options
 class RunRowsOptions(WriterOptions, SourceOptions):
-    """What rows made of rollouts and sessions have in common."""
+    """Options of commands that make training rows from rollouts or sessions."""
 
     source: list[str] = argument(
         "Folder of rollouts, or recorded sessions in any form that `filter` takes, such as `claude`."
@@ -109,15 +108,15 @@ class RunRowsOptions(WriterOptions, SourceOptions):
     )
     max_length: int | None = option("Drop rows with more tokens, as too_long.", default=None, minimum=1, decides="row")
     test_fraction: float = option(
-        "Of sessions: share of repositories whose rows go to the test split.", default=0.0, share=True, decides="row"
+        "For sessions: share of repositories whose rows go to the test split.", default=0.0, share=True, decides="row"
     )
     keep_identity: bool = option(
-        "Of sessions: keep the user and host names of whoever recorded them.", default=False, decides="row"
+        "For sessions: keep the user and host names of the person who recorded them.", default=False, decides="row"
     )
     test_suite: Path | None = option("Held-out suite: refuse to write training rows of its tasks.", default=None)
 
     def __post_init__(self) -> None:
-        """Check what belongs together; raises OutputError."""
+        """Check shares, and options that need each other; raises OutputError."""
         check_shares(self)
         if (self.tokenizer is None) != (self.max_length is None):
             raise OutputError("--tokenizer and --max-length go together: use both, or neither.")
@@ -133,31 +132,31 @@ class RunRowsOptions(WriterOptions, SourceOptions):
         ]
 
     def describe(self) -> tuple[Json, Json]:
-        """Return what the rows are made by, and the options for the report; a tokenizer is known by its content."""
+        """Return the resume key, with a hash of the tokenizer's content, and the options for the report."""
         name, digest = self.tokenizer, None
         if name is not None:
             loaded = load_tokenizer(name)
-            known = json.dumps([loaded.chat_template, sorted(loaded.get_vocab().items())])
-            digest = hashlib.sha256(known.encode()).hexdigest()
+            content = json.dumps([loaded.chat_template, sorted(loaded.get_vocab().items())])
+            digest = hashlib.sha256(content.encode()).hexdigest()
             name = Path(name).resolve().name if Path(name).exists() else name
-        made_by = {"options": resume_key(self) | {"tokenizer": name}, "tokenizer": digest}
-        return made_by, report_options(self) | {"tokenizer": name}
+        key = {"options": resume_key(self) | {"tokenizer": name}, "tokenizer": digest}
+        return key, report_options(self) | {"tokenizer": name}
 
 
 Table = tuple[Features, Features]
 
 
 def open_runs(options: RunRowsOptions, out: Path) -> Rollouts | Source:
-    """Open a folder of rollouts, or else recorded sessions; raises SourceError and OutputError."""
-    for one in options.source:
-        if (rollouts := open_rollouts(one)) is None:
+    """Open a folder of rollouts or recorded sessions; raises SourceError and OutputError."""
+    for source in options.source:
+        if (rollouts := open_rollouts(source)) is None:
             continue
-        if given := options.choices() or options.source[1:]:
+        if others := options.choices() or options.source[1:]:
             raise SourceError(
-                f"`{one}` holds rollouts, which are read as a whole and by themselves; leave out {', '.join(given)}."
+                f"`{source}` holds rollouts, which must be the only source; leave out {', '.join(others)}."
             )
-        for read in (Path(one), *(Path(task["repo"]) for task in rollouts.tasks.values())):
-            require_disjoint(read.resolve(), out.resolve())
+        for folder in (Path(source), *(Path(task["repo"]) for task in rollouts.tasks.values())):
+            require_disjoint(folder.resolve(), out.resolve())
         return rollouts
     return options.open_sessions(out)
 
@@ -176,13 +175,13 @@ def write_dataset(
     options: WriterOptions,
     stage: Literal["steps", "pairs", "sdpo"],
     source: tuple[str, str],
-    used: Json,
+    used_options: Json,
     warnings: Sequence[str] = (),
 ) -> Json:
-    """Run the parts, with rows and rejects of the columns in `table`; return the report of `out`.
+    """Run the parts, write `out` and return its report; `table` has the columns of rows and rejects.
 
-    `source` is its kind and name, `used` are the options for the report. A run that keeps nothing publishes its
-    rejects; training rows of tasks of the test suite of `options` raise Leakage and leave `out` as it was.
+    `source` is its kind and name, `used_options` are for the report. Without any rows, only the rejects are
+    published. Training rows for tasks of the test suite of `options` raise Leakage and leave `out` unchanged.
     """
     from cards.lint import check_licence
     from cards.render import render_stage_card
@@ -197,10 +196,10 @@ def write_dataset(
             "rejects": Output("rejects/{:05}.parquet", table[1].arrow_schema),
         }
         records = run_parts(parts, work, outputs, desc=stage, unit="run")
-        finished, held = join_parts(work, len(parts), *table)
+        finished, written = join_parts(work, len(parts), *table)
         if held_out is not None:
-            used = {**used, "test_suite": held_out.name}
-            check_leakage(read_task_ids(finished) if held["rows"] else [], held_out)
+            used_options = {**used_options, "test_suite": held_out.name}
+            check_leakage(read_task_ids(finished) if written["rows"] else [], held_out)
         counts = sum_counts(records.values())
         dropped = counts.pop("dropped", {})
         unreadable = list_unreadable(counts)
@@ -210,29 +209,29 @@ def write_dataset(
             "stage": stage,
             "source": source[1],
             "source_kind": source[0],
-            "options": used,
+            "options": used_options,
             "counts": dict(sorted(counts.items())),
-            **held,
+            **written,
             "drop_reasons": dict(sorted(dropped.items())),
             "warnings": [*warnings],
             **({UNREADABLE: [redact_text(one, "")[0] for one in unreadable]} if unreadable else {}),
             "licence": licence,
-            "together": _export(finished, stage) if options.format == TOGETHER else None,
+            "together": _write_lines(finished, stage) if options.format == TOGETHER else None,
         }
         (finished / "README.md").write_text(render_stage_card(report, table[0]))
         publish_folder(finished, out, report)
     return report
 
 
-def _export(finished: Path, stage: str) -> Json:
+def _write_lines(finished: Path, stage: str) -> Json:
     """Write together/SPLIT.jsonl and SPLIT_meta.jsonl; return the counts of each split."""
     folder = finished / TOGETHER
     folder.mkdir()
+    make_line = make_sft_line if stage == "steps" else make_dpo_line
     counts: Json = {}
     for split in SPLITS:
         if files := sorted((finished / "data").glob(f"{split}-*.parquet")):
-            line_of = make_sft_line if stage == "steps" else make_dpo_line
-            written = write_lines(read_rows(files), line_of, folder / f"{split}.jsonl")
+            written = write_lines(read_rows(files), make_line, folder / f"{split}.jsonl")
             counts[split] = dict(sorted(written.items()))
     if not any(folder.iterdir()):
         folder.rmdir()
@@ -240,7 +239,7 @@ def _export(finished: Path, stage: str) -> Json:
 
 
 def copy_lines(folder: Path, path: Path, report: Json) -> Json:
-    """Copy the lines to train on to `path` and NAME_meta.jsonl; return their counts."""
+    """Copy the training lines to `path` and NAME_meta.jsonl; return their counts."""
     counts: Json = report["together"].get("train", {})
     if not counts.get("written"):
         test = report["splits"].get("test", 0)
@@ -256,16 +255,16 @@ def copy_lines(folder: Path, path: Path, report: Json) -> Json:
 
 
 def summarize(report: Json, out: Path) -> str:
-    """Sum a report up in a few lines."""
+    """Summarise a report in a few lines."""
     splits = ", ".join(f"{count} {split}" for split, count in report["splits"].items())
     lines = [f"{report['rows']} {report['stage']}" + (f" ({splits})" if splits else "")]
-    counted = {"dropped": report["drop_reasons"]}
-    counted |= {f"together/{name}.jsonl": one for name, one in (report["together"] or {}).items()}
-    for name, counts in counted.items():
+    counts_of = {"dropped": report["drop_reasons"]}
+    counts_of |= {f"together/{split}.jsonl": counts for split, counts in (report["together"] or {}).items()}
+    for name, counts in counts_of.items():
         if counts:
             listed = ", ".join(f"{reason} {count}" for reason, count in counts.items())
-            native = "; lines need calls as text: give --tool-protocol json" * ("native_tool_calls" in counts)
-            lines.append(f"{name}: {listed}{native}")
+            hint = "; lines need calls as text: give --tool-protocol json" if "native_tool_calls" in counts else ""
+            lines.append(f"{name}: {listed}{hint}")
     lines += [f"warning: {warning}" for warning in report["warnings"]]
     lines += describe_unreadable(report)
     lines.append(f"rows, rejects, report.json and README.md are in {out}")

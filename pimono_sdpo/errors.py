@@ -1,7 +1,6 @@
 """Errors that a user can fix. Each message is one sentence: what is wrong, and what to do.
 
-The command line prints a PimonoError and exits with 2. A bug in this project is never one: it
-raises whatever it raises.
+The command line prints a PimonoError and exits with 2. Bugs in this project are other exceptions.
 """
 
 from importlib.util import find_spec
@@ -20,7 +19,7 @@ class ShardError(PimonoError):
 
 
 class EmptySelection(PimonoError):
-    """Nothing was left after filtering."""
+    """No rows are left after filtering."""
 
 
 class EngineError(PimonoError):
@@ -32,11 +31,11 @@ class OutputError(PimonoError):
 
 
 class TrainingInputError(PimonoError):
-    """The rows, the model or the recipe cannot be trained on."""
+    """The rows, the model or the recipe cannot be used for training."""
 
 
 class OwnCodeError(PimonoError):
-    """A stage, a reward or a verifier of the user's own is missing or does not work."""
+    """The user's own stage, reward or verifier is missing or does not work."""
 
 
 class InferenceError(PimonoError):
@@ -44,7 +43,7 @@ class InferenceError(PimonoError):
 
 
 def require_extra(extra: str, module: str, what: str) -> None:
-    """Raise EngineError where a module of an extra, which `what` needs, is not installed."""
+    """Raise EngineError if the module of an extra that `what` needs is not installed."""
     if find_spec(module) is None:
         raise EngineError(
             f'{what} needs the extra `{extra}`: run `pip install ".[{extra}]"` in a checkout, or for a tool '

@@ -1,4 +1,4 @@
-"""Classify what tool output says went wrong; the categories and their patterns: failures.toml."""
+"""Classify errors in tool output by the categories and patterns of failures.toml."""
 
 import re
 import tomllib
@@ -10,7 +10,7 @@ from pimono_sdpo.prefilter import Guarded, Prefilter, lazy_pattern
 
 @dataclass(frozen=True)
 class Rule:
-    """A pattern that shows a category, and an example that it must match."""
+    """A pattern of a category, and an example that it must match."""
 
     category: str
     pattern: re.Pattern[str]
@@ -19,7 +19,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Category:
-    """One kind of failure: what it adds to a score, what it means, and what shows it."""
+    """One kind of failure: its weight in the score, a sentence that explains it, an example and its rules."""
 
     name: str
     weight: float
@@ -29,7 +29,7 @@ class Category:
 
 
 def read_categories(toml: str) -> dict[str, Category]:
-    """Read a table of categories; ValueError names what an entry lacks."""
+    """Read a table of categories; raises ValueError if an entry is incomplete."""
     categories = {}
     for name, entry in tomllib.loads(toml).items():
         try:
@@ -54,11 +54,11 @@ def read_categories(toml: str) -> dict[str, Category]:
 CATEGORIES = read_categories(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 RULES = tuple(rule for category in CATEGORIES.values() for rule in category.rules)
 
-# A refusal is about the user's rules; the words it quotes are not what went wrong.
+# A refusal by a policy may quote these words, which do not describe the failure.
 _HIDDEN_BY_POLICY = frozenset({"other_marked_error", "permission_auth"})
 
-# A test that passed may be named after the very failure it provokes; a frame quotes source.
-_BESIDE_THE_POINT = Guarded(
+# Names of passed tests may mention the failure that they provoke; stack frames quote source code.
+_IRRELEVANT = Guarded(
     re.compile(
         r"^[ \t]{0,40}(?:(?:\S{1,20} )?[✓✔√] |ok \d{1,6} |--- PASS: |=== RUN "
         r"|[>→]?[ \t]{0,8}\d{1,6} ?[|│]|[|│])[^\n]*",
@@ -70,7 +70,7 @@ _PREFILTER = Prefilter([rule.pattern for rule in RULES])
 
 
 def find_rules(text: str) -> list[Rule]:
-    """Return the rules that may match a text; what cannot is ruled out in one pass."""
+    """Return the rules that may match a text; all others are ruled out in one pass."""
     return [RULES[number] for number in _PREFILTER.candidates(text)]
 
 
@@ -83,13 +83,13 @@ def classify(text: str) -> list[str]:
     rules = find_rules(text)
     if not rules:
         return []
-    relevant = _BESIDE_THE_POINT.sub("", text)
+    relevant = _IRRELEVANT.sub("", text)
     if relevant != text:
         rules = find_rules(relevant)
-    found: set[str] = set()
+    categories: set[str] = set()
     for rule in rules:
-        if rule.category not in found and rule.pattern.search(relevant):
-            found.add(rule.category)
-    if "policy_block" in found:
-        found -= _HIDDEN_BY_POLICY
-    return sorted(found)
+        if rule.category not in categories and rule.pattern.search(relevant):
+            categories.add(rule.category)
+    if "policy_block" in categories:
+        categories -= _HIDDEN_BY_POLICY
+    return sorted(categories)

@@ -1,4 +1,4 @@
-"""Run the filter: the shards of a source, one part of them, or parts merged into one output."""
+"""Run the filter over all shards of a source or over a part of them, and merge parts into one output."""
 
 import json
 import math
@@ -30,25 +30,25 @@ from processors.redact import redact_text
 
 Json = dict[str, Any]
 Files = dict[str, Path]
-# What all parts of a run say alike.
-ALIKE = ("pimono_sdpo", "parts", "source", "options", "code")
+# The keys of part.json that must be equal in all parts of a run.
+SHARED_KEYS = ("pimono_sdpo", "parts", "source", "options", "code")
 
 
 @options
 class FilterOptions:
-    """The options that decide which rows a source gives."""
+    """The options that decide which rows are made from a source."""
 
     unit: Unit = option(
-        "One row per `episode` (one request and the work on it), per `session`, with its request "
-        "of the strongest evidence, as in the reference run, or per `step`: an exercise for each "
-        "tool call that failed.",
+        "One row per `episode` (one request and the work on it), per `session` (for its request with "
+        "the strongest evidence, as in the reference run), or per `step` (an exercise for each tool "
+        "call that failed).",
         default="episode",
         decides="row",
     )
     min_score: float = option("Drop rows with a lower score.", default=0.0, decides="row")
     min_worth: float = option(
-        "Drop episodes that are less probably worth training on, the best of a session only below "
-        "0.9 of it; 0 keeps all with evidence.",
+        "Drop episodes with a lower probability of being worth training on; the best episode of a session "
+        "is dropped only below 0.9 times this value. 0 keeps all episodes with evidence.",
         default=LEAST_WORTH,
         share=True,
         decides="row",
@@ -57,7 +57,7 @@ class FilterOptions:
         "Share of repositories whose rows go to the test split.", default=0.0, share=True, decides="row"
     )
     split_by: SplitBy = option(
-        "What stays on one side of the split: a `repository`, or a `session` for traces of one repository.",
+        "What is never divided by the split: a `repository`, or a `session` for traces of one repository.",
         default="repository",
         decides="row",
     )
@@ -65,35 +65,35 @@ class FilterOptions:
         "Characters of earlier turns to put in front of each request.", default=0, minimum=0, decides="row"
     )
     reference_terms: bool = option(
-        "Put the categories among the `reward_terms`, as the reference run did.", default=False, decides="row"
+        "Add the categories to the `reward_terms`, as in the reference run.", default=False, decides="row"
     )
     prompt_tokens: int = option(
-        "Most tokens of the conversation before a `step`, counted as 4 characters each.",
+        "Maximum number of tokens of the conversation before a `step`, counted as 4 characters each.",
         default=4000,
         minimum=500,
         decides="row",
     )
     resolving_call: bool = option(
-        "Show the teacher of a `step` the call that worked, too.", default=False, decides="row"
+        "Also show the teacher of a `step` the call that worked.", default=False, decides="row"
     )
     corrections: bool = option(
-        "Make a `step` of each correction by the user, too, which no verifier can judge.", default=False, decides="row"
+        "Also make a `step` of each correction by the user; no verifier can judge these.", default=False, decides="row"
     )
     stage: list[str] = option(
-        "Stage of your own, as module:name of a Map or a Filter in the current folder, run on each "
+        "Your own stage, as module:name of a Map or a Filter in the current folder; it runs on each "
         "scored row before --min-score; may be repeated.",
         default_factory=list,
         decides="row",
     )
     keep_identity: bool = option(
-        "Keep the user and host names of whoever recorded a session; they are replaced otherwise. "
+        "Keep the user and host names of the person who recorded a session; otherwise they are replaced. "
         "Secrets, e-mail addresses and paths to home folders are always replaced.",
         default=False,
         decides="row",
     )
     correction_judge: str | None = option(
-        "Chat model that is asked about each later message whether it corrects the agent; "
-        "the messages are sent to its provider.",
+        "Chat model that decides whether each later message corrects the agent; the messages are sent "
+        "to its provider.",
         default=None,
         shown="decided offline",
         decides="row",
@@ -105,9 +105,11 @@ class FilterOptions:
     )
     max_samples: int | None = option("Keep the best N rows.", default=None, minimum=1, shown="all", decides="output")
     dedupe: bool = option(
-        "Keep one row of each story: of forks, snapshots and equal prompts.", default=True, decides="output"
+        "Keep only the best of duplicate rows, from forks, snapshots and equal prompts.",
+        default=True,
+        decides="output",
     )
-    seed: int = option("Seed that decides among equal scores where --max-samples cuts.", default=42, decides="output")
+    seed: int = option("Seed that decides which of equal scores --max-samples keeps.", default=42, decides="output")
     licence: str | None = option(
         "SPDX id of the licence of the traces, for the card.",
         default=None,
@@ -122,15 +124,15 @@ class FilterOptions:
             raise OutputError(f"--min-score {self.min_score} keeps or drops all; use a number.")
         check_shares(self)
         if self.unit != "step" and (self.resolving_call or self.corrections):
-            raise OutputError("--resolving-call and --corrections are options of --unit step; give it, too.")
+            raise OutputError("--resolving-call and --corrections are options of --unit step; give it as well.")
         if self.judge_provider != "hf" and self.correction_judge is None:
-            raise OutputError("--judge-provider is the provider of --correction-judge; give its model, too.")
+            raise OutputError("--judge-provider is the provider of --correction-judge; give its model as well.")
         if self.max_samples is not None and self.max_samples < 1:
             raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")
         self.licence = check_licence(self.licence)
 
     def stages(self, recorder: Sequence[str] = ()) -> tuple[Stage, ...]:
-        """Return the stages that make the rows."""
+        """Return the stages that make the rows; `recorder` are names to redact."""
         return pipeline(
             self.unit,
             self.min_score,
@@ -158,7 +160,7 @@ def run_filter(
 ) -> Json:
     """Filter traces into SDPO rows under `out` and return the report.
 
-    On any PimonoError, `out` is as it was before.
+    After any PimonoError, `out` is unchanged.
     """
     options, out = options or FilterOptions(), out.resolve()
     opened = _open(source, out)
@@ -177,16 +179,16 @@ def run_part(
     workers: int = 1,
     engine: EngineName = "local",
 ) -> Json:
-    """Run every Nth shard, as part I of N, and return what `part.json` holds, with `dropped`."""
+    """Run every Nth shard, as part I of N, and return the content of `part.json`, with `dropped`."""
     options, out = options or FilterOptions(), out.resolve()
     opened = _open(source, out)
-    there = folders.read_json(out / folders.PART) if folders.mark_of(out) == folders.PART else {}
-    if there and (there["part"], there["parts"]) != part:
-        raise OutputError(f"`{out}` holds part {there['part']} of {there['parts']}; use a folder for each part.")
+    earlier = folders.read_json(out / folders.PART) if folders.mark_of(out) == folders.PART else {}
+    if earlier and (earlier["part"], earlier["parts"]) != part:
+        raise OutputError(f"`{out}` holds part {earlier['part']} of {earlier['parts']}; use a folder for each part.")
     with folders.only_run(out, folders.PART) as work:
         numbers = range(part[0] - 1, len(opened.shards), part[1])
         records = _run_shards(opened, numbers, work, options, workers, engine)
-        # The run's own folders stay, so that a kill in the middle costs nothing.
+        # The files of the run are linked, not moved, so that it can be resumed after a kill.
         finished = folders.make_output(work, *sessions.OUTPUTS)
         for index in records:
             for kind, file in sessions.files_of(work, index).items():
@@ -201,10 +203,12 @@ def run_part(
 
 
 def _describe_part(part: tuple[int, int], source: Source, options: FilterOptions, records: Mapping[int, Json]) -> Json:
-    """Return what `part.json` holds: the same bytes wherever a part was made, and no secrets in names."""
+    """Return the content of `part.json`, the same on every machine and with redacted file names."""
     redacted = _redact_names(source)
-    both = zip(source.shards, redacted.shards, strict=True)
-    shards = [{**sessions.describe(shard), "path": named.path} for shard, named in both]
+    shards = [
+        {**sessions.describe(shard), "path": renamed.path}
+        for shard, renamed in zip(source.shards, redacted.shards, strict=True)
+    ]
     return {
         "pimono_sdpo": __version__,
         "part": part[0],
@@ -215,26 +219,26 @@ def _describe_part(part: tuple[int, int], source: Source, options: FilterOptions
         "code": code_of(sessions.filter_shard, options.stages(source.recorder)),
         "sessions": sum(source.shards[index].sessions for index in records),
         **{kind: sum(one["rows"][kind] for one in records.values()) for kind in (sessions.ROWS, sessions.REJECTS)},
-        # What a shard was made from has the times of one machine.
+        # `made_from` has the times of one machine.
         "records": {index: {**one, "made_from": None} for index, one in records.items()},
     }
 
 
 def merge_parts(parts: Sequence[Path], out: Path, options: FilterOptions | None = None) -> Json:
-    """Merge the parts of a source under `out`, to the bytes of one run; return the report.
+    """Merge the parts of a source under `out`, to the same bytes as a single run; return the report.
 
-    The options that decide each row are those of the parts.
+    The options that affect each row are taken from the parts.
     """
     options, out = options or FilterOptions(), out.resolve()
     for folder in parts:
         folders.require_disjoint(folder.resolve(), out)
-    source, files, records, decided = _gather(parts)
+    source, files, records, row_options = _read_parts(parts)
     with folders.only_run(out) as work:
-        return _publish(source, files, records, work, out, report_options(options) | decided)
+        return _publish(source, files, records, work, out, report_options(options) | row_options)
 
 
-def _gather(parts: Sequence[Path]) -> tuple[Source, list[Files], list[Json], Json]:
-    """Return a source from its parts, files and records of all its shards, and the options that made them."""
+def _read_parts(parts: Sequence[Path]) -> tuple[Source, list[Files], list[Json], Json]:
+    """Return the source of the parts, the files and records of all its shards, and the options of the parts."""
     by_number: dict[int, tuple[Path, Json]] = {}
     first: Json = {}
     for folder in parts:
@@ -242,7 +246,7 @@ def _gather(parts: Sequence[Path]) -> tuple[Source, list[Files], list[Json], Jso
             raise SourceError(f"`{folder}` is not a part of a divided run; give folders that `filter --shard` wrote.")
         part = json.loads((folder / folders.PART).read_bytes())
         first = first or part
-        if different := [name for name in ALIKE if part[name] != first[name]]:
+        if different := [name for name in SHARED_KEYS if part[name] != first[name]]:
             raise SourceError(
                 f"`{folder}` and `{parts[0]}` come from different runs ({', '.join(different)}); make all parts from "
                 "the same files, with the same version and options."
@@ -254,17 +258,17 @@ def _gather(parts: Sequence[Path]) -> tuple[Source, list[Files], list[Json], Jso
         raise SourceError(
             f"The parts were written by pimono-sdpo {first['pimono_sdpo']}; merge them with that version."
         )
-    about, count = first["source"], first["parts"]
-    # What has no shards may be left out.
-    missing = [n for n in range(1, min(count, len(about["shards"])) + 1) if n not in by_number]
+    described, count = first["source"], first["parts"]
+    # Parts without shards are not needed.
+    missing = [n for n in range(1, min(count, len(described["shards"])) + 1) if n not in by_number]
     if missing:
         wanted = ", ".join(f"--shard {n}/{count}" for n in missing)
         raise SourceError(
-            f"The parts of `{about['name']}` are incomplete ({len(missing)} of {count} missing); make them with "
+            f"The parts of `{described['name']}` are incomplete ({len(missing)} of {count} missing); make them with "
             f"`filter` and {wanted}, and give them too."
         )
     files, records = [], []
-    for index in range(len(about["shards"])):
+    for index in range(len(described["shards"])):
         folder, part = by_number[index % count + 1]
         files.append(sessions.files_of(folder, index))
         records.append(part["records"][str(index)])
@@ -274,10 +278,11 @@ def _gather(parts: Sequence[Path]) -> tuple[Source, list[Files], list[Json], Jso
                     f"`{folder}` does not hold shard {index:05} whole; copy the part again, or make it again with "
                     f"--shard {part['part']}/{count}."
                 )
+    kind = described["kind"]
     shards = tuple(
-        Shard(about["kind"], one["path"], one["layout"], one["sessions"], one["bytes"]) for one in about["shards"]
+        Shard(kind, one["path"], one["layout"], one["sessions"], one["bytes"]) for one in described["shards"]
     )
-    source = Source(about["name"], about["kind"], about["revision"], shards, first.get("upstream"))
+    source = Source(described["name"], kind, described["revision"], shards, first.get("upstream"))
     return source, files, records, first["options"]
 
 
@@ -299,9 +304,8 @@ def _run_shards(
 
 
 def _publish(source: Source, files: list[Files], records: list[Json], work: Path, out: Path, options: Json) -> Json:
-    """Choose among the rows of all shards, write the output and give the folder its name."""
-    comparing = options["max_samples"], options["seed"], options["dedupe"]
-    finished, dropped = choose_rows(files, work, *comparing)
+    """Choose among the rows of all shards, write the report and the card, and publish the folder."""
+    finished, dropped = choose_rows(files, work, options["max_samples"], options["seed"], options["dedupe"])
     counts = sum_counts(records)
     report = build_report(source.describe(), options, WEIGHTS, counts, dropped, finished)
     if unreadable := sessions.list_unreadable(counts):
@@ -317,13 +321,13 @@ def _publish(source: Source, files: list[Files], records: list[Json], work: Path
 
 
 def _redact_names(source: Source) -> Source:
-    """File names reach the report and the card, and may hold what texts may hold."""
+    """Redact file names like texts, since they are in the report and the card."""
     shards = tuple(replace(s, path=redact_text(s.path, "")[0]) for s in source.shards)
     return replace(source, name=redact_text(source.name, "")[0], shards=shards)
 
 
 def _advise(report: Json) -> str:
-    """Say what may give rows."""
+    """Return advice for a run without rows."""
     own = {name.partition(":")[0].rpartition(".")[2] for name in report["options"]["stage"]}
     if dropping := [one["stage"] for one in report["stages"] if one["stage"] in own and one["dropped"]]:
         return f"keep more rows in your stage `{dropping[0]}`, or leave it out"

@@ -1,7 +1,7 @@
-"""Options as dataclasses: a field holds the type, default and help of an option, once.
+"""Declare the options of a command as fields of a dataclass, with type, default and help.
 
-`--help`, the report of a run, the key by which a run is resumed and the documentation are made from
-the fields; see `pimono_sdpo.cli` for how to add one.
+`--help`, the report of a run, its resume key and the documentation are generated from the fields;
+see `pimono_sdpo.cli` for how to add one.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar, cast, dataclass_transform
 from pimono_sdpo.errors import OutputError
 
 T = TypeVar("T")
-# `row`: decides what becomes of each row by itself, so finished shards are made again when it
-# changes. `output`: decides which rows are kept or how they are described.
+# `row`: the option affects each row by itself, so finished shards are made again when it changes.
+# `output`: it affects only which rows are kept or how they are described.
 Decides = Literal["row", "output"]
 
 
@@ -29,25 +29,24 @@ def option(
 ) -> Any:
     """Declare an option; one without a default is required.
 
-    `flag` is its spelling where that differs from the field's name, `share` whether `check_shares`
-    checks it, `shown` what the help says of a default that is only known later.
+    `flag` is its spelling if that differs from the field's name; with `share`, `check_shares` checks
+    its range; `shown` is the default that the help shows.
     """
-    about = {"help": help, "decides": decides, "flag": flag, "minimum": minimum, "shown": shown}
-    about |= {"share": share}
-    return field(default=default, default_factory=default_factory, metadata=about)
+    metadata = {"help": help, "decides": decides, "flag": flag, "minimum": minimum, "share": share, "shown": shown}
+    return field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 def argument(help: str, *, default: Any = MISSING, shown: str | None = None, passes_options: bool = False) -> Any:
     """Declare a positional argument; a list that `passes_options` also gets unknown options."""
-    about = {"help": help, "argument": True, "shown": shown, "passes_options": passes_options}
-    return field(default=default, metadata=about)
+    metadata = {"help": help, "argument": True, "shown": shown, "passes_options": passes_options}
+    return field(default=default, metadata=metadata)
 
 
 def same_option(of: type, name: str, *, flag: str | None = None, default: Any = MISSING) -> Any:
-    """Declare an option as another class does, with another spelling or default."""
+    """Declare the same option as another class, optionally with another spelling or default."""
     other = next(one for one in fields(of) if one.name == name)
-    about = {"minimum": None, **other.metadata, "argument": False, "flag": flag}
-    return field(default=other.default if default is MISSING else default, metadata=about)
+    metadata = {"minimum": None, **other.metadata, "argument": False, "flag": flag}
+    return field(default=other.default if default is MISSING else default, metadata=metadata)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(option, argument, same_option))
@@ -56,39 +55,38 @@ def options(cls: type[T]) -> type[T]:
     return dataclass(kw_only=True)(cls)
 
 
-def report_options(given: Any) -> dict[str, Any]:
-    """Return the options that decide the result, as they stand in the report."""
-    return {one.name: getattr(given, one.name) for one in _deciding(given, "row", "output")}
+def report_options(values: Any) -> dict[str, Any]:
+    """Return the options that affect the result, for the report."""
+    return {one.name: getattr(values, one.name) for one in _deciding(values, "row", "output")}
 
 
-def resume_key(given: Any) -> dict[str, Any]:
-    """Return the options that decide each row by itself: a run is resumed when they are equal."""
-    return {one.name: getattr(given, one.name) for one in _deciding(given, "row")}
+def resume_key(values: Any) -> dict[str, Any]:
+    """Return the options that affect each row; a run is resumed if they are equal."""
+    return {one.name: getattr(values, one.name) for one in _deciding(values, "row")}
 
 
-def changed(given: Any, decides: Decides) -> list[str]:
+def changed(values: Any, decides: Decides) -> list[str]:
     """Return the flags of the options of a kind that differ from their defaults."""
-    deciding = _deciding(given, decides)
     return [
         flag_of(one)
-        for one in deciding
-        # A list has a factory; it is empty by default.
-        if getattr(given, one.name) != ([] if one.default is MISSING else one.default)
+        for one in _deciding(values, decides)
+        # Lists have a factory instead of a default, and are empty by default.
+        if getattr(values, one.name) != ([] if one.default is MISSING else one.default)
     ]
 
 
 def flag_of(one: "Field[Any]") -> str:
-    """Return how an option is spelled on the command line."""
+    """Return the spelling of an option on the command line."""
     return cast(str, one.metadata["flag"]) or "--" + one.name.replace("_", "-")
 
 
-def _deciding(given: Any, *kinds: Decides) -> Sequence["Field[Any]"]:
-    return [one for one in fields(given) if one.metadata.get("decides") in kinds]
+def _deciding(values: Any, *kinds: Decides) -> Sequence["Field[Any]"]:
+    return [one for one in fields(values) if one.metadata.get("decides") in kinds]
 
 
-def check_shares(given: Any) -> None:
-    """Raise OutputError for an option that is a share or a chance and not between 0 and 1."""
-    for one in fields(given):
-        value = getattr(given, one.name)
+def check_shares(values: Any) -> None:
+    """Raise OutputError if a share or a probability is not between 0 and 1."""
+    for one in fields(values):
+        value = getattr(values, one.name)
         if one.metadata.get("share") and not 0.0 <= value <= 1.0:
             raise OutputError(f"{flag_of(one)} {value:g} is not between 0 and 1.")

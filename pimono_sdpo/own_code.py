@@ -1,7 +1,7 @@
-"""Import stages, rewards and verifiers of the user's own, named as `module:name`, and check them.
+"""Import the user's own stages, rewards and verifiers by `module:name`, and check them.
 
-A module is looked for in the current folder, too. What a stage or a reward raises or returns
-wrongly becomes an OwnCodeError, which names the line.
+Modules are also searched for in the current folder. If a stage or a reward raises an error or
+returns something invalid, an OwnCodeError names the line.
 """
 
 import sys
@@ -20,11 +20,12 @@ from pimono_sdpo.errors import OwnCodeError
 from pimono_sdpo.schema import EVIDENCE, GRADE, SDPO_ROW, find_mismatch, type_of
 from pimono_sdpo.stage import Filter, Map, Stage, features_after, name_of, table_of_rows
 
-_READ_LATER = {**EVIDENCE, **GRADE, "split": SDPO_ROW["split"]}
+# The columns that later stages read.
+_PIPELINE_COLUMNS = {**EVIDENCE, **GRADE, "split": SDPO_ROW["split"]}
 
 
 def import_own(name: str) -> Any:
-    """Import `module:name`; raises OwnCodeError when that is impossible."""
+    """Import `module:name`; raises OwnCodeError if that fails."""
     module, _, attribute = name.partition(":")
     if not all(map(str.isidentifier, module.split("."))) or module.endswith(".py"):
         parts = Path(module).with_suffix("").parts
@@ -39,44 +40,45 @@ def import_own(name: str) -> Any:
         # Last: a file here must not take the place of a library.
         sys.path.append(str(Path.cwd()))
     try:
-        found = import_module(module)
+        imported = import_module(module)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module}.".startswith(f"{missing}."):
-            taken = getattr(sys.modules.get(top := module.partition(".")[0]), "__file__", None)
-            if taken and Path(top).exists():
+            other = getattr(sys.modules.get(top := module.partition(".")[0]), "__file__", None)
+            if other and Path(top).exists():
                 raise OwnCodeError(
-                    f"`{name}` names the module `{missing}`, but `{top}` is `{taken}`; rename the folder `{top}` here."
+                    f"`{name}` names the module `{missing}`, but `{top}` is `{other}`; rename the folder `{top}` here."
                 ) from error
             raise OwnCodeError(
                 f"`{name}` names the module `{missing}`, which is neither in the current folder "
                 "nor installed; give module:name of a file here."
             ) from error
         raise OwnCodeError(f"`{module}` cannot be imported: {_explain(error)}.") from error
-    if not hasattr(found, attribute):
-        file = getattr(found, "__file__", "built in")
+    if not hasattr(imported, attribute):
+        file = getattr(imported, "__file__", "built in")
         raise OwnCodeError(f"`{attribute}` is not in the module `{module}` ({file}); give module:name.")
-    return getattr(found, attribute)
+    return getattr(imported, attribute)
 
 
 def list_own_files(names: Iterable[str]) -> dict[str, Path]:
-    """Return the module of `module:name`, or all files of its package, by their path on another machine."""
+    """Return the files of the modules or packages of `module:name`, by their path relative to the import root."""
     files: dict[str, Path] = {}
     for module in {name.partition(":")[0] for name in names}:
         import_own(f"{module}:__file__")
         file = Path(str(sys.modules[module.partition(".")[0]].__file__)).resolve()
-        found = file.parent.rglob("*.py") if file.name == "__init__.py" else [file]
-        root = file.parent.parent if file.name == "__init__.py" else file.parent
-        files |= {path.relative_to(root).as_posix(): path for path in found}
+        if file.name == "__init__.py":
+            files |= {path.relative_to(file.parent.parent).as_posix(): path for path in file.parent.rglob("*.py")}
+        else:
+            files[file.name] = file
     return dict(sorted(files.items()))
 
 
-def import_stages(names: Sequence[str], given: Features) -> list[Stage]:
-    """Import stages that are run one after the other on rows with the columns `given`, and check them."""
+def import_stages(names: Sequence[str], features: Features) -> list[Stage]:
+    """Import stages that run one after the other on rows with these columns, and check them."""
     stages: list[Stage] = []
     for name in names:
         stage = import_own(name)
-        columns = features_after(given, stages)
+        columns = features_after(features, stages)
         if not isinstance(stage, Map | Filter):
             raise OwnCodeError(f"`{name}` is a {type(stage).__name__}; give a Map or a Filter.")
         if missing := [column for column in stage.reads if column not in columns]:
@@ -88,9 +90,9 @@ def import_stages(names: Sequence[str], given: Features) -> list[Stage]:
                 f"{columns[changed[0]]}; keep the type, or use another name."
             )
         if isinstance(stage, Map) and stage.drops:
-            raise OwnCodeError(f"`{name}` drops columns that later stages may read; leave it out.")
+            raise OwnCodeError(f"`{name}` drops columns that later stages may read; leave out `drops`.")
         if getattr(stage.fn, "__name__", "") == "<lambda>":
-            raise OwnCodeError(f"`{name}` has a lambda, which workers cannot get; use a `def`.")
+            raise OwnCodeError(f"`{name}` has a lambda, which cannot be pickled for workers; use a `def`.")
         if any(name_of(other) == name_of(stage) for other in stages):
             raise OwnCodeError(f"`{name}` is the second stage of its module; give one of each.")
         fn: Any = OwnStage(name, stage.fn, writes)
@@ -99,9 +101,9 @@ def import_stages(names: Sequence[str], given: Features) -> list[Stage]:
 
 
 class OwnStage:
-    """The function of a stage; OwnCodeError says what it raises or returns wrongly.
+    """Wrap the function of a stage and raise OwnCodeError if it fails or returns something invalid.
 
-    Its code is that of the function, see `pimono_sdpo.stage.source_hash`.
+    The code hash is that of the wrapped function, see `pimono_sdpo.stage.source_hash`.
     """
 
     def __init__(self, name: str, fn: Callable[..., Any], writes: Features) -> None:
@@ -113,25 +115,25 @@ class OwnStage:
             result = self.__wrapped__(row)
             if self.writes:
                 if not isinstance(result, dict) or {*result} != {*self.writes}:
-                    raise TypeError(f"{result!r:.80} does not hold just {', '.join(self.writes)}")
+                    raise TypeError(f"{result!r:.80} does not have exactly the columns {', '.join(self.writes)}")
                 written = table_of_rows([result], self.writes).to_pylist()[0]
-                if mismatch := find_mismatch(written, _type_read_later(tuple(self.writes))):
+                if mismatch := find_mismatch(written, _type_of_columns(tuple(self.writes))):
                     raise TypeError(mismatch)
                 if not all(isfinite(one) for one in result.values() if isinstance(one, float)):
-                    raise ValueError(f"{result!r:.80} holds a number that is not finite")
+                    raise ValueError(f"{result!r:.80} has a number that is not finite")
         except (Exception, SystemExit) as error:
             raise OwnCodeError(f"The stage `{self.name}` failed: {_explain(error)}.") from error
         return result
 
 
 @cache
-def _type_read_later(names: tuple[str, ...]) -> Any:
-    """Return the type of those columns that later stages read."""
-    return type_of({name: _READ_LATER[name] for name in names if name in _READ_LATER})
+def _type_of_columns(names: tuple[str, ...]) -> Any:
+    """Return the row type of those columns that later stages read."""
+    return type_of({name: _PIPELINE_COLUMNS[name] for name in names if name in _PIPELINE_COLUMNS})
 
 
 class OwnReward:
-    """A reward function; OwnCodeError says what it raises or returns wrongly."""
+    """Wrap a reward function and raise OwnCodeError if it fails or returns something invalid."""
 
     def __init__(self, name: str) -> None:
         function = import_own(name)
@@ -139,7 +141,7 @@ class OwnReward:
             raise OwnCodeError(f"`{name}` is not a function; give one of prompts and completions.")
         update_wrapper(self, function)
         self.name, self.function = name, function
-        # By which TRL names its metrics.
+        # TRL uses it to name the metrics.
         self.__name__ = name.partition(":")[2]
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -150,14 +152,14 @@ class OwnReward:
             if len(numbers) != len(completions):
                 raise ValueError(f"{len(numbers)} rewards for {len(completions)} completions")
             if not all(one is None or isfinite(one) for one in numbers):
-                raise ValueError(f"{numbers} holds a reward that is not finite")
+                raise ValueError(f"{numbers} has a reward that is not finite")
         except (Exception, SystemExit) as error:
             raise OwnCodeError(f"The reward `{self.name}` failed: {_explain(error)}.") from error
         return numbers
 
 
 def _explain(error: BaseException) -> str:
-    """Return an error in a clause, with the line of the user's code that raised it."""
+    """Describe an error in a clause, with the line of the user's code that raised it."""
     frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename != __file__]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300].rstrip(".") + where

@@ -1,8 +1,8 @@
 """Find in one pass which of many patterns may match a text.
 
 RE2 runs all of them as one automaton, in time linear in the text. It supports neither lookarounds
-nor Python's Unicode classes, so each pattern is widened for it: where the widened one does not
-match, the pattern does not either; where it does, the pattern itself has to decide.
+nor Python's Unicode classes, so each pattern is widened for it: if the widened pattern does not
+match a text, the original one cannot; if it does, the original pattern decides.
 """
 
 import re
@@ -13,12 +13,13 @@ from typing import Any, cast
 
 import re2
 
-# For the automaton's states; RE2 starts afresh when they are full.
+# For the states of an automaton; RE2 discards them all when the memory is full.
 MAX_MEMORY = 64 * 2**20
-_TOGETHER = 10
-_MANY = 4
-_LEAST = 24
-_LEAST_OPEN = 6
+PATTERNS_PER_SET = 10
+# Larger counts of a repeat are widened to {least,}, with these limits for `least`.
+MAX_COUNT = 4
+MAX_LEAST = 24
+MAX_LEAST_OPEN = 6
 _TOKEN = re.compile(
     r"(?P<look>\(\?<?[=!])"
     r"|(?P<bound>\\[bB])"
@@ -27,7 +28,7 @@ _TOKEN = re.compile(
     r"|\[\^?\]?(?:\\.|[^\]\\])*\]"
     r"|(?P<repeat>\{(?P<least>\d*)(?:,(?P<most>\d*))?\})"
     r"|\\."
-    # Text that means itself; a repeat after it is a token of its own.
+    # Literal text; a repeat after it is a separate token.
     r"|[^\\\[(){*+?]+|.",
     re.DOTALL,
 )
@@ -40,7 +41,7 @@ _EDGES = {_NO_WORD_BEFORE: r"(?:^|\W)", r"(?!\w)": r"(?:$|\W)"}
 
 
 def read_patterns(table: Mapping[str, str]) -> dict[str, str]:
-    r"""Return the patterns of a TOML table without their line ends and indentation.
+    r"""Return the patterns of a TOML table without line breaks and indentation.
 
     `<name>` stands for the pattern of that name in the same table.
 
@@ -55,21 +56,21 @@ def read_patterns(table: Mapping[str, str]) -> dict[str, str]:
     return {name: expand(pattern) for name, pattern in joined.items()}
 
 
-class _Lazy:
+class _LazyPattern:
     def __init__(self, pattern: str, flags: int) -> None:
         self.pattern, self.flags = pattern, flags
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        found = getattr(re.compile(self.pattern, self.flags), name)
-        self.__dict__[name] = found
-        return found
+        attribute = getattr(re.compile(self.pattern, self.flags), name)
+        self.__dict__[name] = attribute
+        return attribute
 
 
 def lazy_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
-    """Return a pattern that is compiled when it is first used; a start needs few of them."""
-    return cast(re.Pattern[str], _Lazy(pattern, flags))
+    """Return a pattern that is compiled on first use, since most runs need only a few."""
+    return cast(re.Pattern[str], _LazyPattern(pattern, flags))
 
 
 def compile_patterns(file: Path, table: str) -> dict[str, re.Pattern[str]]:
@@ -79,34 +80,36 @@ def compile_patterns(file: Path, table: str) -> dict[str, re.Pattern[str]]:
 
 
 class Prefilter:
-    """The widened patterns, compiled to automata of a few patterns each.
+    """The widened patterns, compiled into automata of a few patterns each.
 
-    The states of an automaton are made when a text first needs them, which costs far more than
-    reading with them, and their number grows like the product of those of its patterns.
+    An automaton builds its states when a text first needs them, which is far slower than using
+    them, and their number grows like the product of the numbers of its patterns.
     """
 
     def __init__(self, patterns: Sequence[re.Pattern[str]]) -> None:
         options = re2.Options()
         options.max_mem = MAX_MEMORY
-        self._parts = -(-len(patterns) // _TOGETHER)
-        self._sets = [re2.Set.SearchSet(options) for _ in range(self._parts)]
+        self._sets = [re2.Set.SearchSet(options) for _ in range(0, len(patterns), PATTERNS_PER_SET)]
         for number, pattern in enumerate(patterns):
-            self._sets[number % self._parts].Add(widen_pattern(pattern))
+            self._sets[number % len(self._sets)].Add(widen_pattern(pattern))
         for automaton in self._sets:
             automaton.Compile()
 
     def candidates(self, text: str) -> list[int]:
         """Return the indexes of the patterns that may match, in order."""
         encoded = text.encode()
-        found: list[int] = []
-        for part, automaton in enumerate(self._sets):
+        indexes: list[int] = []
+        for at, automaton in enumerate(self._sets):
             if numbers := automaton.Match(encoded):
-                found += [number * self._parts + part for number in numbers]
-        return sorted(found)
+                indexes += [number * len(self._sets) + at for number in numbers]
+        return sorted(indexes)
 
 
 class Guarded:
-    """A pattern that RE2 rules out first, many times faster in a long text without a match."""
+    """A pattern that is searched for only if RE2 finds that it may match.
+
+    This is many times faster in long texts without a match.
+    """
 
     def __init__(self, pattern: re.Pattern[str]) -> None:
         self.pattern = pattern
@@ -153,28 +156,28 @@ def _widen_tokens(source: str) -> Iterator[str]:
             position = _find_closing(source, position)
             continue
         if token["bound"] or (text == "+" and after_repeat):
-            # A possessive repeat only gives up matches.
+            # Without it, a possessive repeat only matches more.
             after_repeat = False
             continue
         if token["end"]:
             text = r"\z"
         elif token["code"]:
             text = rf"\x{{{text[2:]}}}"
-        elif token["repeat"] and max(int(token["least"] or 0), int(token["most"] or 0)) > _MANY:
+        elif token["repeat"] and max(int(token["least"] or 0), int(token["most"] or 0)) > MAX_COUNT:
             # Every count needs a state of its own.
-            most = _LEAST if token["most"] else _LEAST_OPEN
-            text = f"{{{min(int(token['least'] or 0), most)},}}"
+            limit = MAX_LEAST if token["most"] else MAX_LEAST_OPEN
+            text = f"{{{min(int(token['least'] or 0), limit)},}}"
         elif text in _CLASSES:
             text = f"[{_CLASSES[text]}]"
         elif text.startswith("[") and len(text) > 1:
             text = _widen_class(text)
         yield text
-        # A sign after a repeat makes it lazy or possessive.
+        # A `?` or `+` after a repeat makes it lazy or possessive.
         after_repeat = is_repeat and not after_repeat
 
 
 def _find_edge(source: str, position: int) -> str:
-    """Return a lookaround at the edge of an alternative, where it can consume what it looks at."""
+    """Return the lookaround at a position if it is at the edge of an alternative, where it may consume a character."""
     for edge in _EDGES:
         if source.startswith(edge, position):
             before, after = source[:position][-1:], source[position + len(edge) :][:1]
@@ -190,7 +193,7 @@ def _widen_class(text: str) -> str:
 
 
 def _find_closing(source: str, position: int) -> int:
-    """Return the end of the group that is open at a position."""
+    """Return the end of the group that contains a position."""
     depth = 1
     while depth:
         token = _TOKEN.match(source, position)

@@ -1,6 +1,6 @@
-"""Build report.json of a filter run: every number on the dataset card comes from it.
+"""Build report.json of a filter run, the source of every number on the dataset card.
 
-It holds no times and no machine paths: the same input gives the same bytes.
+It contains no times and no machine paths, so that the same input gives the same bytes.
 """
 
 import hashlib
@@ -35,12 +35,12 @@ def build_report(
     dropped: dict[str, Counter[str]],
     folder: Path,
 ) -> Json:
-    """Build the report of a run from the counts of its shards and the rows written to `folder/data`.
+    """Build the report of a run from the counts of its shards and the rows in `folder/data`.
 
-    `described` is the input (`Source.describe`); `dropped` has the reasons of the steps that compare rows. Every
-    row and reject has its own `counts`. `cut` is what a score had to reach, None when no row was dropped for it;
-    `without_terms` counts rows whose reward_terms are categories alone. Without kept rows, what describes them is
-    left out.
+    `described` is the input (`Source.describe`); `dropped` has the drop reasons of the steps that compare rows.
+    In the report, `cut` is the lowest score that was kept, None if no row was dropped for its score;
+    `without_terms` counts rows whose reward_terms are only categories. Without kept rows, the keys that describe
+    them are missing.
     """
     stages = [
         {"stage": name, "rows_in": rows["in"], "rows_out": rows["out"], "dropped": counts["dropped"].get(name, {})}
@@ -80,21 +80,21 @@ def build_report(
 
 
 def describe_unreadable(report: Json) -> list[str]:
-    """Say in a line which session files could not be read, if there are any."""
-    found = report.get("unreadable", [])
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    listed = f"left out, as they cannot be read: {', '.join(found[:3])}{more}"
-    return [f"{listed}; --exclude leaves them out from the start"] if found else []
+    """Return a line that lists the session files that could not be read, [] if there are none."""
+    files = report.get("unreadable", [])
+    more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+    listed = f"skipped, since they cannot be read: {', '.join(files[:3])}{more}"
+    return [f"{listed}; --exclude leaves them out from the start"] if files else []
 
 
 def explain_empty(report: Json, advice: str) -> str:
-    """Say in one sentence that there are no rows, why, and what to do."""
+    """Return a sentence that says why there are no rows and what to do."""
     if report["drop_reasons"] and report["drop_reasons"].keys() <= NOT_READ:
         advice = "use whole sessions of an agent that this package reads"
     source = report["source"] if "source" in report else report["input"]["source"]
     reasons = ", ".join(f"{count} {name}" for name, count in report["drop_reasons"].items())
-    found = "; ".join([reasons or "nothing to make them from", *describe_unreadable(report)])
-    return f"`{source}` gives no {report.get('stage', 'rows')} ({found}); {advice}."
+    why = "; ".join([reasons or "nothing to make them from", *describe_unreadable(report)])
+    return f"`{source}` gives no {report.get('stage', 'rows')} ({why}); {advice}."
 
 
 def _files(folder: Path, kind: str, name: str = "") -> list[Path]:
@@ -116,38 +116,41 @@ def _hash_files(files: list[Path]) -> str:
 
 
 def _describe_rows(folder: Path, name: str, options: Json) -> Json:
-    """Count and describe the rows of a folder without loading them."""
+    """Count and describe the rows of a folder without loading all of them."""
     files = [*_files(folder, "data", "train-"), *_files(folder, "data", "test-")]
     columns = ["score", "split", "categories", "reward_terms", "source", "session_id"]
     unit, sessions, scores = options["unit"], set[tuple[str, str]](), list[float]()
     splits, categories, sources, exercises = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     without_terms = 0
-    for found in _read_columns(files, [*columns, "verifier_spec"] if unit == "step" else columns):
-        scores += found["score"]
-        splits.update(found["split"])
-        categories.update(chain.from_iterable(found["categories"]))
-        both = zip(found["reward_terms"], found["categories"], strict=True)
-        without_terms += sum(set(terms) <= set(named) for terms, named in both)
-        sessions.update(zip(found["source"], found["session_id"], strict=True))
-        sources.update(one.rpartition("/")[0] if "/" in one else name for one in found["source"])
-        exercises.update(json.loads(one)["goal"]["kind"] for one in found.get("verifier_spec", ()))
-    bins, others = Counter(int(score // BIN_WIDTH) for score in scores), Counter[int]()
-    # Why rows were dropped for their score alone, and how many there are per bin.
+    for batch in _read_columns(files, [*columns, "verifier_spec"] if unit == "step" else columns):
+        scores += batch["score"]
+        splits.update(batch["split"])
+        categories.update(chain.from_iterable(batch["categories"]))
+        without_terms += sum(
+            set(terms) <= set(names) for terms, names in zip(batch["reward_terms"], batch["categories"], strict=True)
+        )
+        sessions.update(zip(batch["source"], batch["session_id"], strict=True))
+        sources.update(one.rpartition("/")[0] if "/" in one else name for one in batch["source"])
+        exercises.update(json.loads(one)["goal"]["kind"] for one in batch.get("verifier_spec", ()))
+    kept_bins, rejected_bins = Counter(int(score // BIN_WIDTH) for score in scores), Counter[int]()
+    # Rows that were dropped for their score: the reasons, and their number per bin.
     reasons: set[str] = set()
-    for found in _read_columns(_files(folder, "rejects"), ("drop_reason", "detail")):
-        for reason, detail in zip(found["drop_reason"], found["detail"], strict=True):
+    for batch in _read_columns(_files(folder, "rejects"), ("drop_reason", "detail")):
+        for reason, detail in zip(batch["drop_reason"], batch["detail"], strict=True):
             if reason in BY_SCORE:
                 reasons.add(reason)
                 if score := re.search(SCORE_IN_DETAIL, detail):
-                    others[int(float(score[1]) // BIN_WIDTH)] += 1
-    places = range(min([*bins, *others]), max([*bins, *others]) + 1)
-    bars = {i: {"rows": bins[i], "rejected": others[i]} for i in places}
+                    rejected_bins[int(float(score[1]) // BIN_WIDTH)] += 1
+    bins = [*kept_bins, *rejected_bins]
     return {
         "score": {
             "min": min(scores),
             "max": max(scores),
             "mean": round(math.fsum(scores) / len(scores), 6),
-            "histogram": [{"from": i * BIN_WIDTH, "to": (i + 1) * BIN_WIDTH, **counts} for i, counts in bars.items()],
+            "histogram": [
+                {"from": i * BIN_WIDTH, "to": (i + 1) * BIN_WIDTH, "rows": kept_bins[i], "rejected": rejected_bins[i]}
+                for i in range(min(bins), max(bins) + 1)
+            ],
             "cut": min(scores) if OVER_MAX_SAMPLES in reasons else options["min_score"] if reasons else None,
         },
         "source_sessions": len(sessions),

@@ -1,7 +1,7 @@
-"""Every column of every parquet file this project reads or writes.
+"""Define the columns of all parquet files that this project reads or writes.
 
 Open-ended values (tool arguments, verifier specs) are `Json` or JSON text, so that the schema of a
-shard never depends on its contents.
+shard never depends on its content.
 
 In a duel, two players answer the same turn of a recorded trajectory: the king without a hint, the challenger
 with the pull request that solved the task. A panel of judges compares the answers in both orders.
@@ -18,14 +18,14 @@ SplitBy = Literal["repository", "session"]
 
 
 def columns(**kinds: str) -> dict[str, Any]:
-    """Name columns by their types, in order: `columns(string="role content", int64="seed")`."""
+    """Return columns of these types, in order: `columns(string="role content", int64="seed")`."""
     return {name: Value(kind) for kind, names in kinds.items() for name in names.split()}
 
 
 STRINGS = List(Value("string"))
 SESSION = Features(columns(string="harness session_id source", large_binary="trace", int64="bytes_not_utf8"))
 MESSAGE = columns(string="role content")
-# A failure that the environment reported, or a later message of the user that corrects the agent.
+# A failure that the environment reported, or a later user message that corrects the agent.
 FINDING = {
     **columns(string="kind", int32="event_index request"),
     **columns(string="tool target status text"),
@@ -44,9 +44,9 @@ EVIDENCE = Features(
     {
         **columns(string="harness session_id source", int32="episode"),
         "cwd": Value("string"),
-        # See processors.identity; null to keep them.
+        # The names to redact, see processors.identity; null to keep them.
         "identity": STRINGS,
-        # Those that the user has stated somewhere in the session.
+        # Secrets that the user stated anywhere in the session.
         "secrets": STRINGS,
         "history": List(MESSAGE),
         **columns(string="prompt", int32="request"),
@@ -57,7 +57,7 @@ EVIDENCE = Features(
         "problem": Value("string"),
         **columns(float64="worth", bool="is_best"),
         "counts": COUNTS,
-        # Not among the counts of a row: the layouts of an export space the same JSON differently.
+        # Not among the counts of a row, because the layouts of an export format the same JSON differently.
         "volume": columns(int64="bytes_parsed"),
         "fingerprints": List(Value("int64")),
     }
@@ -81,7 +81,7 @@ SDPO_ROW = Features(
         "counts": COUNTS,
     }
 )
-# Kept with a row during a run, to recognise two rows of the same story.
+# Stored with each row during a run, to find duplicates.
 PRINT = Features({"evidence": Value("int64"), "fingerprints": List(Value("int64"))})
 REJECT = Features(
     {
@@ -96,7 +96,7 @@ _NULLABLE = frozenset({"identity", "problem", "resolved_at", "verifier_spec"})
 
 
 def type_of(kind: Any) -> Any:
-    """Return the Python type of a row with these columns, or of one column."""
+    """Return the msgspec type of a row with these columns, or the type of one column."""
     if isinstance(kind, List):
         return list[type_of(kind.feature)]  # type: ignore[misc]
     if isinstance(kind, Mapping):
@@ -106,7 +106,7 @@ def type_of(kind: Any) -> Any:
 
 
 def find_mismatch(row: Any, expected: Any) -> str:
-    """Return in a clause which value of a row is not of the type that `type_of` gave, "" if all are.
+    """Return a clause that names the first value of the wrong type in a row, or "".
 
     >>> find_mismatch({"score": None}, type_of(columns(float64="score")))
     'expected `float`, got `null` in `score`'
@@ -114,8 +114,8 @@ def find_mismatch(row: Any, expected: Any) -> str:
     try:
         msgspec.convert(row, expected)
     except msgspec.ValidationError as error:
-        said = str(error).replace("Object missing required field", "no value").replace("Invalid enum", "unknown")
-        return (said[0].lower() + said[1:]).replace(" - at `$.", " in `")
+        message = str(error).replace("Object missing required field", "no value").replace("Invalid enum", "unknown")
+        return (message[0].lower() + message[1:]).replace(" - at `$.", " in `")
     return ""
 
 
@@ -127,14 +127,14 @@ class Finding(TypedDict):
     request      the event of the request it belongs to, -1 before the first one
     tool         the tool that failed
     target       its command line, path or other main argument
-    status       what says so: `flag`, `exit_code`, `text`, `harness` or `user`
+    status       how it was detected: `flag`, `exit_code`, `text`, `harness` or `user`
     text         the message, cleaned
     categories   what went wrong
     next         what the agent did next
     resolved_at  the event that shows it resolved, None if nothing does
     resolved_by  what the agent did in between
-    excuse       why it teaches nothing (`processors.outcome`), empty if it does
-    fault        what shows that the agent itself erred (`processors.outcome`)
+    excuse       why nothing can be learned from it (`processors.outcome`), empty otherwise
+    fault        what shows that the agent itself made a mistake (`processors.outcome`)
     rule, probability, span   what decided a correction, and the words that show it
     """
 
@@ -176,7 +176,7 @@ class Message(TypedDict):
 Protocol = Literal["json", "native"]
 TestPolicy = Literal["on_write", "on_final", "never"]
 
-# A turn as TRL takes it; columns that a turn does not need are null.
+# A turn in TRL's form; columns that a turn does not need are null.
 TURN = {**columns(string="role content"), "tool_calls": List(Json()), **columns(string="tool_call_id name")}
 TASK = Features(
     {
@@ -190,9 +190,9 @@ STEP_TAKEN = {
     **columns(int32="index", string="kind name"),
     "args": Json(),
     **columns(bool="ok", string="error"),
-    # How many of this rollout's `messages` the model had read, and whether tests passed afterwards.
+    # How many of the rollout's `messages` the model had read, and whether tests passed afterwards.
     **columns(int32="n_context", bool="tests_ok"),
-    # What a lenient reader repaired, or why the turn could not be read; null if it was well formed.
+    # What the parser repaired, or why the turn could not be parsed; null if it was well-formed.
     "malformed": Value("string"),
 }
 ROLLOUT = Features(
@@ -203,7 +203,7 @@ ROLLOUT = Features(
         "messages": List(TURN),
         "tools": List(Json()),
         "steps": List(STEP_TAKEN),
-        # Null when tests never ran: policy `never`, no tests, or a failure of ours (`error`).
+        # Null if no tests ran: policy `never`, no tests, or a failure of this package (`error`).
         "tests_ok": Value("bool"),
         **columns(string="test_output patch"),
         "files_touched": STRINGS,
@@ -222,7 +222,7 @@ STEP = Features(
         "split": Value("string"),
     }
 )
-# A step that was dropped, or a whole run (then `step` is null), and why. The run holds what the model had read.
+# A dropped step, or a dropped run (then `step` is null), and the reason. The prompt is in the run.
 DROPPED_STEP = Features(
     {**{name: STEP[name] for name in STEP if name not in {"prompt", "tools"}}, **columns(string="drop_reason detail")}
 )
@@ -236,11 +236,11 @@ PAIR = Features(
         "score_chosen": List(Value("float64")),
         "score_rejected": List(Value("float64")),
         **columns(string="run_chosen run_rejected suite model"),
-        # The tokens are those of the prompt and the longer completion.
+        # `n_tokens` counts the prompt and the longer completion.
         **columns(int64="seed_chosen seed_rejected", int32="n_tokens", string="split"),
     }
 )
-# A pair that was dropped: the same columns, and why.
+# A dropped pair: the same columns, and the reason.
 DROPPED_PAIR = Features({**PAIR, **columns(string="drop_reason detail")})
 
 
@@ -256,16 +256,16 @@ class Turn(TypedDict):
 
 Opponent = Literal["king", "reference"]
 DUEL_METRICS = ("correctness", "grounding", "progress", "protocol", "efficiency")
-# The lowest score of a turn in the buckets `final` and `refined`; below is `defeat`.
+# The lowest scores of the buckets `refined` and `final`; below `refined` is `defeat`.
 PARITY, REFINED_SCORE, FINAL_SCORE = 50.0, 66.0, 80.0
 SCORES = {name: Value("float64") for name in DUEL_METRICS}
 USAGE = columns(int64="prompt_tokens completion_tokens", float64="cost")
 DUEL_TURN = Features(
     {
-        # `<source>_<order>`, order from 1.
+        # `turn_id` is `<source>_<order>`, with orders from 1.
         **columns(string="turn_id instance_id repo"),
         "messages": List(MESSAGE),
-        # What the recorded agent did next.
+        # The next answer of the recorded agent.
         "assistant": Value("string"),
         **columns(int32="turn", string="action_style"),
     }
@@ -281,11 +281,11 @@ ANSWER = Features(
     {
         **DUEL_TURN,
         **columns(string="king challenger", bool="king_ok challenger_ok"),
-        # Terms of the challenger's answer that occur only in the hidden pull request.
+        # Terms in the challenger's answer that occur only in the hidden pull request.
         "leaked_terms": STRINGS,
         **columns(string="privileged_context king_model challenger_model"),
         "usage": USAGE,
-        # `drop_reason` is null when both answered; otherwise why there is nothing to judge.
+        # `drop_reason` is null if both answered; otherwise it says why there is nothing to judge.
         **columns(string="drop_reason error"),
     }
 )

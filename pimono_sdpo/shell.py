@@ -1,6 +1,6 @@
-"""Parse a command line: which program its output comes from, and whose exit status it reports.
+"""Parse command lines into pipelines of programs, to find which program an output or exit status comes from.
 
-Words, quotes, heredocs and operators are recognised; nothing is expanded. What programs do is in shell.toml.
+Words, quotes, heredocs and operators are recognised; nothing is expanded. shell.toml lists the programs.
 """
 
 import re
@@ -13,13 +13,13 @@ from typing import Literal, NamedTuple
 MAX_CHARS = 20_000
 MAX_DEPTH = 3
 
-# runs: it prints its own text; reads: it prints the text of others; searches: also, and exits with
-# 1 without a match; quiet: it prints little and rarely fails.
+# What a program does: `runs` prints its own output, `reads` prints the content of files, `searches` does
+# so too and exits with 1 without a match, `quiet` prints little and rarely fails.
 Role = Literal["runs", "reads", "searches", "quiet"]
 
 
 class Stage(NamedTuple):
-    """One program of a pipeline; `targets` are the files its output went to."""
+    """One program of a pipeline; `targets` are the files that it writes its output to."""
 
     program: str
     arguments: tuple[str, ...]
@@ -28,7 +28,7 @@ class Stage(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """Stages joined by `|`, and the operator behind the last one."""
+    """Stages joined by `|`, and the operator after the last one."""
 
     stages: tuple[Stage, ...]
     then: str
@@ -48,7 +48,7 @@ _TOKEN = re.compile(
 )
 _NESTED = re.compile(r"'[^']*+(?:'|\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\Z)|\\.|[()]", re.DOTALL)
 _QUOTES = re.compile(r"""'([^']*)'?|"((?:[^"\\]|\\.)*+)"?|\\(.)""", re.DOTALL)
-# A path of Windows, in which a backslash quotes nothing.
+# A Windows path, in which a backslash does not quote.
 _WINDOWS = re.compile(r"(?:[A-Za-z]:|\$(?:env:)?\w+|\.{1,2})\\|[\w.-]+\\\w")
 _WRITES = frozenset({">", ">>", ">|", "1>", "1>>", "&>", "&>>"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
@@ -62,7 +62,7 @@ _QUIET, _SEARCHES, _READS, _WRAPPERS, _TAKES_VALUE, _RUN_BY, _KEYWORDS, _SHELLS,
 _READING_SUBCOMMANDS = {program: frozenset(names.split()) for program, names in _TABLE["reading_subcommands"].items()}
 
 
-# A command is looked at by several rules, and again when it is repeated.
+# Several rules look at each command, and commands are often repeated.
 @lru_cache(maxsize=512)
 def parse_command(command: str, depth: int = 0) -> list[Pipeline]:
     """Split a command line into pipelines, including commands inside `bash -c`, `ssh HOST` etc.
@@ -94,21 +94,18 @@ def list_stages(command: str) -> list[Stage]:
 
 
 def only_reads(command: str) -> bool:
-    """Check for a command line that only looks at things."""
+    """Return whether a command line only reads."""
     stages = list_stages(command)
     return bool(stages) and all(stage.role != "runs" for stage in stages)
 
 
 def loses_status(pipelines: list[Pipeline], at: int, stage: int) -> bool:
-    """Return whether a stage may fail while the whole line succeeds."""
-    options = [s.arguments for p in pipelines for s in p.stages if s.program == "set"]
-    words = [word for arguments in options for word in arguments]
-    piped = stage < len(pipelines[at].stages) - 1 and "pipefail" not in words
-    piped = piped or pipelines[at].then == "&"
-    stops = any(re.fullmatch(r"-\w*e\w*", word) for word in words)
-    harmless = {"&&", ";", "\n"} if stops else {"&&"}
-    joints = [pipeline.then for pipeline in pipelines[at:-1]]
-    return piped or any(joint not in harmless for joint in joints)
+    """Return whether a stage may fail while the whole command line succeeds."""
+    words = [word for p in pipelines for s in p.stages if s.program == "set" for word in s.arguments]
+    is_piped = stage < len(pipelines[at].stages) - 1 and "pipefail" not in words
+    exits_on_error = any(re.fullmatch(r"-\w*e\w*", word) for word in words)
+    safe = {"&&", ";", "\n"} if exits_on_error else {"&&"}
+    return is_piped or pipelines[at].then == "&" or any(pipeline.then not in safe for pipeline in pipelines[at:-1])
 
 
 def _split_commands(command: str) -> Iterator[tuple[list[str], tuple[str, ...], str]]:
@@ -150,7 +147,7 @@ def _split_commands(command: str) -> Iterator[tuple[list[str], tuple[str, ...], 
 
 
 def _unquote(word: str) -> str:
-    """Return a word as its program gets it."""
+    """Return a word as the shell passes it to the program."""
     return word if _WINDOWS.match(word) else _QUOTES.sub(r"\1\2\3", word)
 
 
@@ -165,23 +162,21 @@ def _find_closing(command: str, at: int) -> int:
 
 
 def _strip_wrappers(words: list[str]) -> list[str]:
-    """Remove assignments, keywords and programs that only start another one."""
-    at, looked_through = 0, ""
+    """Remove assignments, keywords and programs that only start another program."""
+    at, wrapper = 0, ""
     while at < len(words):
         word = words[at].rsplit("/", 1)[-1]
-        if looked_through == "command" and word in {"-v", "-V"}:
+        if wrapper == "command" and word in {"-v", "-V"}:
             return ["which", *words[at + 1 :]]
-        if looked_through == "rtk" and word in {"test", "err", "proxy"}:
+        if wrapper == "rtk" and word in {"test", "err", "proxy"}:
             at += 1
             continue
         if word in _WRAPPERS or (word in _RUN_BY and words[at + 1 : at + 2] in (["run"], ["exec"])):
             at += word in _RUN_BY
-            looked_through = word
-        elif looked_through and words[at].startswith("-"):
+            wrapper = word
+        elif wrapper and words[at].startswith("-"):
             at += words[at] in _TAKES_VALUE
-        elif not (
-            word in _KEYWORDS or _ASSIGNMENT.fullmatch(words[at]) or (looked_through and _VALUE.fullmatch(word))
-        ):
+        elif not (word in _KEYWORDS or _ASSIGNMENT.fullmatch(words[at]) or (wrapper and _VALUE.fullmatch(word))):
             break
         at += 1
     return words[at:]
@@ -191,24 +186,24 @@ def _find_inner_command(words: list[str]) -> str:
     """Return the command line given to a shell, a remote shell or a container, or ""."""
     if len(words) < 2:
         return ""
-    program, given = words[0].rsplit("/", 1)[-1], words[1:]
+    program, arguments = words[0].rsplit("/", 1)[-1], words[1:]
     if program in _SHELLS:
         flags = [at for at, word in enumerate(words[:-1]) if re.fullmatch(r"-\w*c", word)]
         return words[flags[0] + 1] if flags else ""
     if program == "eval":
-        return " ".join(given)
-    if program in {"docker", "podman", "kubectl"} and "exec" in given:
-        given = given[given.index("exec") + 1 :]
+        return " ".join(arguments)
+    if program in {"docker", "podman", "kubectl"} and "exec" in arguments:
+        arguments = arguments[arguments.index("exec") + 1 :]
     elif program != "ssh":
         return ""
-    if "--" in given:
-        return " ".join(given[given.index("--") + 1 :])
+    if "--" in arguments:
+        return " ".join(arguments[arguments.index("--") + 1 :])
     # Options, some with a value, then the host or the container.
-    while given and given[0].startswith("-"):
-        takes_value = given[0] in {"-p", "-i", "-o", "-l", "-F", "-J", "-u", "-w", "-e", "-n"}
-        given = given[1 + takes_value :]
-    inner = given[1:]
-    # A shell gets its words unchanged; everything else was quoted once more.
+    while arguments and arguments[0].startswith("-"):
+        takes_value = arguments[0] in {"-p", "-i", "-o", "-l", "-F", "-J", "-u", "-w", "-e", "-n"}
+        arguments = arguments[1 + takes_value :]
+    inner = arguments[1:]
+    # A shell gets its words unchanged; any other command was quoted once more.
     if len(inner) > 2 and inner[0].rsplit("/", 1)[-1] in _SHELLS:
         return _find_inner_command(inner)
     return " ".join(inner)
@@ -220,7 +215,7 @@ def _build_stage(words: list[str], targets: tuple[str, ...]) -> Stage:
     if program == "tee":
         targets += arguments
     elif targets and role == "reads":
-        # It wrote to a file and shows nothing.
+        # Its output goes to a file, so it shows nothing.
         role = "quiet"
     return Stage(program, arguments, targets, role)
 

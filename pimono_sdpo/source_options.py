@@ -1,4 +1,4 @@
-"""The SOURCE argument of commands: words for own sessions (`claude`, `all`), --project, --since, --exclude."""
+"""Open the SOURCE arguments of a command, including `claude` or `all`, with --project, --since and --exclude."""
 
 import os
 import re
@@ -29,7 +29,7 @@ from pimono_sdpo.traces.sources import (
 )
 from processors.identity import find_own_names
 
-# The harness, its variable, its home and the folders there that hold sessions.
+# The name of the harness, the environment variable of its home, its default home, and the folders of sessions there.
 PLACES = {
     "claude": ("Claude Code", "CLAUDE_CONFIG_DIR", "~/.claude", ("projects",)),
     "codex": ("Codex", "CODEX_HOME", "~/.codex", ("sessions", "archived_sessions")),
@@ -67,28 +67,28 @@ class SourceOptions:
     )
 
     def choices(self) -> list[str]:
-        """Return the options given that choose among session files."""
+        """Return the given options that select session files."""
         names = ("project", "since", "exclude")
         return [f"--{name}" for name in names if getattr(self, name)]
 
     def open_sessions(self, out: Path) -> Source:
-        """Open all sources, and print what was found of this user's own sessions."""
-        given = list(dict.fromkeys(self.source))
-        for one in given:
-            if one and one not in WORDS and Path(one).exists():
-                require_disjoint(Path(one).resolve(), out.resolve())
-        opened = [open_one(one) for one in given]
-        for root in {shard.root for one in opened if one.name in WORDS for shard in one.shards}:
+        """Open all sources, and print a summary of the user's own sessions."""
+        names = list(dict.fromkeys(self.source))
+        for name in names:
+            if name and name not in WORDS and Path(name).exists():
+                require_disjoint(Path(name).resolve(), out.resolve())
+        sources = [open_one(name) for name in names]
+        for root in {shard.root for source in sources if source.name in WORDS for shard in source.shards}:
             require_disjoint(root.resolve(), out.resolve())
-        return self._choose(join_sources(opened))
+        return self._select(join_sources(sources))
 
-    def _choose(self, source: Source) -> Source:
-        """Keep the session files that all of the options let through; raises SourceError."""
+    def _select(self, source: Source) -> Source:
+        """Keep the session files that match all of the options; raises SourceError."""
         if self.project is None and self.since is None and not self.exclude:
             return source
         if any(shard.kind != "jsonl" for shard in source.shards):
             raise SourceError(
-                f"--project, --since and --exclude choose among session files, but `{source.name}` "
+                f"--project, --since and --exclude select session files, but `{source.name}` "
                 "holds other files as well; leave them out."
             )
         start = _read_date(self.since) if self.since is not None else 0.0
@@ -108,81 +108,76 @@ class SourceOptions:
         files = [(shard.root, file) for shard in source.shards for file in shard.files]
         kept = [one for one in files if is_kept(*one)]
         if not kept:
-            named = " and ".join(self.choices())
+            used = " and ".join(self.choices())
             raise SourceError(
-                f"No session of `{source.name}` ({len(files)} in all) is left by {named}; choose otherwise."
+                f"No session of `{source.name}` ({len(files)} in all) is left by {used}; change these options."
             )
         return replace(source, shards=tuple(shard_sessions(kept)))
 
 
 def open_one(source: str) -> Source:
-    """Open a source, and print what was found of this user's own sessions."""
-    _check_word(source)
-    if source not in WORDS:
-        return open_source(source)
-    opened, found = find_own_sessions(source)
-    for sentence in found:
-        typer.echo(sentence)
-    return replace(opened, recorder=tuple(find_own_names()))
+    """Open a source; for the user's own sessions, print a summary."""
+    if source in WORDS:
+        opened, summaries = find_own_sessions(source)
+        for summary in summaries:
+            typer.echo(summary)
+        return replace(opened, recorder=tuple(find_own_names()))
+    if re.fullmatch(r"\w+", source) and not Path(source).exists():
+        similar = get_close_matches(source, WORDS, 1)
+        hint = f"did you mean `{similar[0]}`? The" if similar else "the"
+        raise SourceError(
+            f"`{source}` does not exist; {hint} words for your own sessions are "
+            f"{', '.join(WORDS)}; otherwise use a folder, a file, a glob or a Hub id such as `ns/name`."
+        )
+    return open_source(source)
 
 
 def find_own_sessions(word: str) -> tuple[Source, list[str]]:
-    """Open the sessions of one harness, or of all; return them and a sentence on each harness.
+    """Open the user's sessions of one harness, or of all; return them with a summary of each harness.
 
     Raises SourceError if there are none.
     """
     shards: list[Shard] = []
-    found, missing = [], []
+    summaries, missing = [], []
     for harness in PLACES if word == ALL else [word]:
-        name, variable, usual, folders = PLACES[harness]
-        home = Path(os.environ.get(variable) or usual).expanduser()
+        name, variable, default, folders = PLACES[harness]
+        home = Path(os.environ.get(variable) or default).expanduser()
         places = [home / folder for folder in folders]
-        there = [place for place in places if place.is_dir()]
-        files = sorted(f for place in there for f in list_files(place) if is_session(f))
+        existing = [place for place in places if place.is_dir()]
+        files = sorted(f for place in existing for f in list_files(place) if is_session(f))
         if not files:
             missing.append(" or ".join(f"`{place}`" for place in places))
             continue
-        # Of one folder, names are as when it is given itself.
+        # With a single folder, the names are the same as if that folder were the source.
         root = places[0] if len(places) == 1 else home
         shards += shard_sessions((root, file) for file in files)
         projects = len({find_project(file) or str(file.parent) for file in files})
         size = describe_size(sum(file.stat().st_size for file in files))
-        found.append(
+        summaries.append(
             f"{name}: {len(files)} sessions of {projects} project{'s' * (projects > 1)}, {size}, in "
-            + " and ".join(map(str, there))
+            + " and ".join(map(str, existing))
         )
-    if not found:
+    if not summaries:
         raise SourceError(
             f"There are no sessions in {', '.join(missing)}; give the folder that holds yours, or try "
             "the samples that `pimono-sdpo demo sessions --out traces` writes."
         )
-    return Source(word, "jsonl", None, tuple(shards)), found
-
-
-def _check_word(source: str) -> None:
-    """Raise SourceError for a word that is neither of an agent nor of anything else."""
-    if re.fullmatch(r"\w+", source) and source not in WORDS and not Path(source).exists():
-        meant = get_close_matches(source, WORDS, 1)
-        hint = f"did you mean `{meant[0]}`? The" if meant else "the"
-        raise SourceError(
-            f"`{source}` does not exist; {hint} words for your own sessions are "
-            f"{', '.join(WORDS)}; else use a folder, a file, a glob or a Hub id such as `ns/name`."
-        )
+    return Source(word, "jsonl", None, tuple(shards)), summaries
 
 
 def find_project(file: Path) -> str:
-    """Return the working directory that a session recorded, or an empty text."""
+    """Return the working directory that a session recorded, or ""."""
     try:
         with open_raw(file) as stream:
-            found = _CWD.search(stream.read(HEAD_BYTES))
-        return msgspec.json.decode(found[1], type=str) if found else ""
+            match = _CWD.search(stream.read(HEAD_BYTES))
+        return msgspec.json.decode(match[1], type=str) if match else ""
     except (pa.ArrowException, OSError, msgspec.DecodeError):
-        # The run names files that cannot be read.
+        # The run itself reports files that cannot be read.
         return ""
 
 
 def _read_date(text: str) -> float:
-    """Return the time of a date or of a number of days ago, in seconds."""
+    """Return the timestamp of a date such as 2026-05-31, or of a number of days ago such as 7d."""
     if days := _DAYS.fullmatch(text):
         return (datetime.now().astimezone() - timedelta(days=int(days[1]))).timestamp()
     try:

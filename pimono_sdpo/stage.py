@@ -1,11 +1,11 @@
-"""A stage is a plain row function with declared columns.
+"""Define stages, which are row functions with declared columns, and run them on datasets.
 
     apply(dataset, stage)         one `map` or `filter`
-    run_stages(dataset, stages)   all stages in one batched `map` from Arrow to Arrow, to equal rows
+    run_stages(dataset, stages)   the same rows from one batched `map` over all stages, from Arrow to Arrow
 
 The same stage object runs on a `Dataset`, on an `IterableDataset` and on the tables of a parquet
 shard. It carries a hash of the code, because `datasets` 5.2 fingerprints an imported function by
-its name only: without the hash, an edited rule would silently reuse yesterday's cache.
+its name only: without the hash, an edited function would silently reuse an outdated cache.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ TOGETHER = 16
 
 
 class _Hashed:
-    """A stage whose pickle, by which `datasets` knows it, holds the hash of its code."""
+    """A stage whose pickle, from which `datasets` computes fingerprints, contains the hash of its code."""
 
     fn: Callable[[Row], Any]
     reads: tuple[str, ...]
@@ -71,7 +71,7 @@ class Map(_Hashed):
 
 @dataclass(frozen=True)
 class FlatMap(_Hashed):
-    """Replace a row by the rows `fn(row)` returns; all columns become those of `writes`."""
+    """Replace a row by the rows that `fn(row)` returns; their columns are those of `writes`."""
 
     fn: Callable[[Row], list[dict[str, Any]]]
     reads: tuple[str, ...]
@@ -81,23 +81,23 @@ class FlatMap(_Hashed):
     def __call__(self, batch: Row) -> dict[str, list[Any]]:
         """Return the rows of a batch, column by column."""
         rows = (dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True))
-        out = [new for row in rows for new in self.fn(row)]
-        return {name: [row[name] for row in out] for name in self.writes}
+        new_rows = [new for row in rows for new in self.fn(row)]
+        return {name: [row[name] for row in new_rows] for name in self.writes}
 
 
 @dataclass(frozen=True)
 class Filter(_Hashed):
-    """Keep a row when `fn(row)` is None; otherwise the string says why it was dropped."""
+    """Keep a row if `fn(row)` returns None; a string is the reason to drop it."""
 
     fn: Callable[[Row], str | None]
     reads: tuple[str, ...]
 
     def __call__(self, row: Row) -> bool:
-        """Return whether the row stays."""
+        """Return whether the row is kept."""
         return self.reason(row) is None
 
     def reason(self, row: Row) -> str | None:
-        """Return why the row is dropped, None to keep it; raises OwnCodeError for anything else."""
+        """Return the reason to drop a row, None to keep it; raises OwnCodeError if `fn` returns anything else."""
         reason = self.fn(row)
         if reason is not None and not (isinstance(reason, str) and reason):
             raise OwnCodeError(f"The stage `{name_of(self)}` returned {reason!r:.80}; return None or a reason.")
@@ -108,12 +108,12 @@ Stage = Map | FlatMap | Filter
 
 
 def name_of(stage: Stage) -> str:
-    """Name a stage by the module that holds its function."""
+    """Return the name of a stage, which is that of the module with its function."""
     return module_of(stage.fn).rpartition(".")[2]
 
 
 def module_of(fn: Callable[..., Any]) -> str:
-    """Return the name of the module that holds a function."""
+    """Return the name of the module that defines a function."""
     return _function(fn).__module__
 
 
@@ -122,7 +122,7 @@ def apply(dataset: AnyDataset, stage: Stage, **options: Any) -> AnyDataset:
 
     Raises SourceError for a dataset without the columns that it reads.
     """
-    features = _features_of(dataset, [stage])
+    features = _check_features(dataset, [stage])
     if isinstance(stage, Filter):
         return dataset.filter(stage, **options)
     removed = list(features) if isinstance(stage, FlatMap) else list(stage.drops) or None
@@ -131,48 +131,46 @@ def apply(dataset: AnyDataset, stage: Stage, **options: Any) -> AnyDataset:
     return _map(dataset, stage, features_after(features, [stage]), removed, **options)
 
 
-def _map(dataset: AnyDataset, run: Any, after: Features, removed: list[str] | None, **options: Any) -> AnyDataset:
+def _map(dataset: AnyDataset, fn: Any, features: Features, removed: list[str] | None, **options: Any) -> AnyDataset:
     if isinstance(dataset, Dataset) and dataset.num_rows == 0:
-        # `Dataset.map` leaves the columns of an empty dataset as they are.
-        return Dataset.from_dict({name: [] for name in after}, features=after)
+        # `Dataset.map` does not change the columns of an empty dataset.
+        return Dataset.from_dict({name: [] for name in features}, features=features)
     try:
-        return dataset.map(run, features=after, remove_columns=removed, **options)
+        return dataset.map(fn, features=features, remove_columns=removed, **options)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise OwnCodeError(f"A stage returned what a column of its `writes` cannot hold: {error}.") from error
 
 
 def apply_all(dataset: AnyDataset, stages: Iterable[Stage], **options: Any) -> AnyDataset:
-    """Run stages one after the other, a `map` or `filter` each."""
+    """Run stages one after the other, each as a `map` or `filter`."""
     for stage in stages:
         dataset = apply(dataset, stage, **options)
     return dataset
 
 
-def features_after(given: Features, stages: Iterable[Stage]) -> Features:
-    """Return the columns that stages make of the columns `given`."""
-    columns = dict(given)
+def features_after(features: Features, stages: Iterable[Stage]) -> Features:
+    """Return the columns of a dataset with `features` after these stages."""
+    columns = dict(features)
     for stage in stages:
         if isinstance(stage, FlatMap):
             columns = dict(stage.writes)
         elif isinstance(stage, Map):
-            columns = {n: kind for n, kind in columns.items() if n not in stage.drops}
-            columns |= stage.writes
+            columns = {name: kind for name, kind in columns.items() if name not in stage.drops} | stage.writes
     return Features(columns)
 
 
 @dataclass(frozen=True)
 class Fused:
-    """Stages as one function from an Arrow table to an Arrow table, for one batched `map`.
+    """Combine stages into one function from Arrow table to Arrow table, for one batched `map`.
 
-    A few rows at a time go through the stages: stage by stage is faster than row by row, and little
-    of what lies between two stages is in memory. Without `rejects`, only kept rows come out. With
-    it, every row does: a rejected one has the columns of `rejects` as they were when it was
-    dropped, and
+    The stages get a few rows at a time: that is faster than row by row, and few intermediate rows
+    are in memory. Without `rejects`, only kept rows are returned. With it, all rows are: a rejected
+    row has the columns of `rejects` as they were when it was dropped. All rows also have
 
-        kept         whether the row stays
-        stage        which stage dropped it, null for a kept row
+        kept         whether the row is kept
+        stage        the stage that dropped it, null for a kept row
         drop_reason  why
-        tally_NAME   for each column that a stage tallies, its value behind that stage
+        tally_NAME   for each column that a stage tallies, its value after that stage
     """
 
     stages: tuple[Stage, ...]
@@ -181,7 +179,7 @@ class Fused:
 
     @cached_property
     def features(self) -> Features:
-        """The columns of the table that is returned."""
+        """The columns of the returned table."""
         rows = features_after(self.given, self.stages)
         if self.rejects is None:
             return rows
@@ -200,19 +198,19 @@ class Fused:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Run all rows of a table through all stages."""
-        few = (table.slice(start, TOGETHER) for start in range(0, table.num_rows, TOGETHER))
-        rows = (row for part in few for row in self._run(part))
+        slices = (table.slice(start, TOGETHER) for start in range(0, table.num_rows, TOGETHER))
+        rows = (row for part in slices for row in self._run(part))
         return table_of_rows(rows, self.features, self._schema)
 
     def map(self, dataset: AnyDataset, batch_size: int | None, **options: Any) -> AnyDataset:
         """Run all stages over a dataset with the format "arrow"; `options` go to `Dataset.map`."""
-        # A table that is returned replaces all columns; a stream would take these out of it.
+        # The returned table replaces all columns; a stream would remove these from it.
         removed = list(self.given) if isinstance(dataset, Dataset) else None
         options |= {"batched": True, "batch_size": batch_size}
         return _map(dataset, self, self.features, removed, **options)
 
     def _run(self, table: pa.Table) -> list[Row]:
-        """Return what becomes of a few rows: of each its kept rows, then its rejects by stage."""
+        """Run the stages on a few rows; return the kept rows of each, followed by its rejects."""
         rows: Iterable[tuple[int, Row]] = enumerate(iterate_rows(table, self.given))
         rejected: list[tuple[int, Row]] = []
         for stage in self.stages:
@@ -224,19 +222,19 @@ class Fused:
                     passed.append((origin, row))
                 elif self.rejects is not None:
                     outcome = {KEPT: False, STAGE: name_of(stage), REASON: reason}
-                    shown = {n: v for n, v in row.items() if n in self.rejects or n[:6] == "tally_"}
-                    rejected.append((origin, {**shown, **outcome}))
+                    columns = {n: v for n, v in row.items() if n in self.rejects or n[:6] == "tally_"}
+                    rejected.append((origin, {**columns, **outcome}))
             rows = passed
-        done = [*((origin, {**row, KEPT: True}) for origin, row in rows), *rejected]
-        return [row for _, row in sorted(done, key=itemgetter(0))]
+        results = [*((origin, {**row, KEPT: True}) for origin, row in rows), *rejected]
+        return [row for _, row in sorted(results, key=itemgetter(0))]
 
 
 def _transform(row: Row, stage: Map | FlatMap) -> Iterator[Row]:
     if isinstance(stage, FlatMap):
-        after = stage.fn(row)
+        new_rows = stage.fn(row)
     else:
-        after = [{n: v for n, v in row.items() if n not in stage.drops} | stage(row)]
-    for new in after:
+        new_rows = [{n: v for n, v in row.items() if n not in stage.drops} | stage(row)]
+    for new in new_rows:
         yield {**new, **{f"tally_{name}": new[name] for name in stage.tallies}}
 
 
@@ -250,24 +248,24 @@ def run_stages(
 ) -> AnyDataset:
     """Run all stages in one batched `map`, which is faster than a `map` or `filter` for each.
 
-    With `rejects`, dropped rows stay, as `Fused` says. `options` go to `Dataset.map`.
-    Raises SourceError for a dataset without the columns that they read.
+    With `rejects`, dropped rows are also returned, see `Fused`. `options` go to `Dataset.map`.
+    Raises SourceError if the dataset lacks columns that the stages read.
     """
-    fused = Fused(tuple(stages), _features_of(dataset, stages), rejects)
+    fused = Fused(tuple(stages), _check_features(dataset, stages), rejects)
     return fused.map(dataset.with_format("arrow"), batch_size, **options).with_format(None)
 
 
-def _features_of(dataset: Dataset | IterableDataset, stages: Sequence[Stage]) -> Features:
-    """Return the columns of a dataset that stages can be run on."""
+def _check_features(dataset: Dataset | IterableDataset, stages: Sequence[Stage]) -> Features:
+    """Return the columns of a dataset; raises an error if the stages cannot run on it."""
     if not isinstance(dataset, Dataset | IterableDataset):
         raise SourceError(
-            f"Stages run on a `Dataset`, not on a {type(dataset).__name__}; make one by `load_sessions`."
+            f"Stages run on a `Dataset`, not on a {type(dataset).__name__}; make one with `load_sessions`."
         )
     if dataset.features is None:
         raise SourceError("The stream does not know its columns; give `features` where it is made.")
     for at, stage in enumerate(stages):
         if not isinstance(stage, Stage):
-            raise OwnCodeError(f"{stage!r:.80} is not a stage; make one by `Map`, `FlatMap` or `Filter`.")
+            raise OwnCodeError(f"{stage!r:.80} is not a stage; make one with `Map`, `FlatMap` or `Filter`.")
         columns = features_after(dataset.features, stages[:at])
         if missing := [name for name in stage.reads if name not in columns]:
             raise SourceError(f"`{name_of(stage)}` reads {', '.join(missing)}; the columns are {', '.join(columns)}.")
@@ -275,28 +273,28 @@ def _features_of(dataset: Dataset | IterableDataset, stages: Sequence[Stage]) ->
 
 
 def iterate_rows(table: pa.Table, features: Features) -> Iterator[dict[str, Any]]:
-    """Yield the decoded rows of a table, each made when it is its turn: a trace is large."""
+    """Yield the decoded rows of a table, one at a time since traces are large."""
     names = table.column_names
     for values in zip(*table.columns, strict=True):
-        # Without a name for the row: its memory serves the next one.
+        # No variable refers to the row, so that its memory is free for the next one.
         yield features.decode_example({n: v.as_py() for n, v in zip(names, values, strict=True)})
 
 
 def table_of_rows(rows: Iterable[Row], features: Features, schema: pa.Schema | None = None) -> pa.Table:
-    """Return rows as a table of just these columns; what a row lacks is null.
+    """Return rows as a table of exactly these columns; missing values are null.
 
-    `schema` is that of the columns, for who has it already: making it takes milliseconds.
+    `schema` is `features.arrow_schema`, if the caller has it: computing it takes milliseconds.
     """
     listed, schema = list(rows), schema or features.arrow_schema
     if text_for_json(schema).equals(schema):
         return pa.Table.from_pylist(listed, schema)
-    # Arrow makes JSON of text, but not of dicts.
+    # Arrow converts text to JSON, but not dicts.
     columns = {name: [row.get(name) for row in listed] for name in features}
     return Dataset.from_dict(columns, features=features).data.table
 
 
 def text_for_json(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with text in the place of JSON."""
+    """Return a schema with text in place of JSON."""
     return pa.schema([(column.name, _text_for_json(column.type)) for column in schema])
 
 
@@ -311,19 +309,19 @@ def _text_for_json(kind: pa.DataType) -> pa.DataType:
 
 
 def source_hash(fn: Callable[..., Any]) -> str:
-    """Hash the code a function depends on, and the bound arguments of a `functools.partial`."""
+    """Hash the code that a function depends on, and the bound arguments of a `functools.partial`."""
     fn = unwrap(fn)
     bound = repr((fn.args, sorted(fn.keywords.items()))) if isinstance(fn, partial) else ""
     return hashlib.sha256((code_hash(fn) + bound).encode()).hexdigest()
 
 
 def code_hash(fn: Callable[..., Any]) -> str:
-    """Hash this package, and the module of a function from elsewhere."""
+    """Hash this package, and the module of a function that is defined elsewhere."""
     function, package = _function(fn), _hash_package()
     if function.__module__.partition(".")[0] in OURS:
         return package
     file = getattr(sys.modules[function.__module__], "__file__", None)
-    # Without a file, it was written in a notebook, or is built into Python.
+    # There is no file for a function of a notebook or one built into Python.
     own = Path(file).read_bytes() if file else marshal.dumps(getattr(function, "__code__", function.__qualname__))
     return hashlib.sha256(package.encode() + own).hexdigest()
 
@@ -335,7 +333,7 @@ def _function(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def _hash_package() -> str:
-    """Hash every source and table of this package."""
+    """Hash all source files and tables of this package."""
     digest = hashlib.sha256()
     for name in OURS:
         root = Path(str(getattr(find_spec(name), "origin", ""))).parent

@@ -1,4 +1,4 @@
-"""Confidence intervals of a share, and of a mean over clusters such as completions of a session."""
+"""Compute confidence intervals of a proportion, and of a mean over clusters such as completions of a session."""
 
 from collections.abc import Sequence
 from math import isnan, nan
@@ -8,24 +8,24 @@ import numpy as np
 
 
 class Interval(NamedTuple):
-    """A mean and the bounds of its confidence interval, nan where the data are too few for one."""
+    """A mean and the bounds of its confidence interval; nan if there are too few data."""
 
     mean: float
     low: float
     high: float
 
     def as_json(self) -> dict[str, float | None]:
-        """Return the numbers by name, None for nan."""
+        """Return the numbers by name, with None for nan."""
         return {name: None if isnan(value) else value for name, value in self._asdict().items()}
 
 
 def cluster_interval(
     clusters: Sequence[Sequence[float]], level: float = 0.95, draws: int = 2000, seed: int = 0
 ) -> Interval:
-    """Return the mean over all values and its BCa bootstrap interval, whole clusters resampled.
+    """Return the mean over all values and its BCa bootstrap interval from resampled clusters.
 
     Values of one cluster are correlated, so resampling single values would make the interval too
-    narrow. If all clusters are equal, BCa is undefined and the interval is the mean itself.
+    narrow. If all clusters have the same mean, BCa is undefined and the interval is the mean itself.
     Sources: Efron, Better Bootstrap Confidence Intervals, 1987; Field and Welsh, Bootstrapping
     Clustered Data, 2007.
     """
@@ -41,7 +41,7 @@ def cluster_interval(
         return Interval(mean, nan, nan)
     if np.ptp(sums / counts) == 0:
         return Interval(mean, mean, mean)
-    found = stats.bootstrap(
+    interval = stats.bootstrap(
         (sums, counts),
         lambda total, number, axis: total.sum(axis=axis) / number.sum(axis=axis),
         paired=True,
@@ -53,11 +53,11 @@ def cluster_interval(
         # As many resamples at a time as fit into about 30 MB.
         batch=max(1, 2_000_000 // len(filled)),
     ).confidence_interval
-    return Interval(mean, float(found.low), float(found.high))
+    return Interval(mean, float(interval.low), float(interval.high))
 
 
 def wilson_interval(successes: int, trials: int) -> Interval:
-    """Return the share of successes and its score interval at 95 %.
+    """Return the proportion of successes and its Wilson score interval at 95 %.
 
     Source: Wilson, Probable Inference, the Law of Succession, and Statistical Inference, 1927.
     """
@@ -65,5 +65,5 @@ def wilson_interval(successes: int, trials: int) -> Interval:
 
     if not trials:
         return Interval(nan, nan, nan)
-    found = stats.binomtest(successes, trials).proportion_ci(0.95, "wilson")
-    return Interval(successes / trials, float(found.low), float(found.high))
+    interval = stats.binomtest(successes, trials).proportion_ci(0.95, "wilson")
+    return Interval(successes / trials, float(interval.low), float(interval.high))

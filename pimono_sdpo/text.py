@@ -1,4 +1,4 @@
-"""Text helpers: shorten a text, replace surrogates, split into shingles, match paths."""
+"""Shorten texts, replace surrogates, split texts into shingles and match paths with globs."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which UTF-8 cannot encode, by U+FFFD."""
+    """Replace lone surrogates, which UTF-8 cannot encode, with U+FFFD."""
     return _SURROGATE.sub("\ufffd", text)
 
 
@@ -22,7 +22,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def shorten_around(text: str, limit: int, place: int) -> str:
-    """Shorten a text to its head, its tail and what follows from the line of `place`, a third each."""
+    """Shorten a text to its head, its tail and the part from the line of `place` on, a third each."""
     if len(text) <= limit:
         return text
     part = max(limit - 2 * len(TRIMMED), 0) // 3
@@ -33,21 +33,21 @@ def shorten_around(text: str, limit: int, place: int) -> str:
 
 
 def cut_middle(text: str, keep: int) -> str:
-    """Keep `keep` characters, half from each end, around a mark.
+    """Keep `keep` characters, half from each end, with a mark in between.
 
-    The head of a task says what to do, the tail of a diagnostic what failed.
+    The beginning of a task says what to do, and the end of a diagnostic what failed.
     """
     tail = keep // 2
     return text[: keep - tail] + TRIMMED + text[len(text) - tail :]
 
 
 def split_blocks(context: str) -> list[tuple[str, str]]:
-    """Return header and body of each block of a privileged context; empty when it does not begin with one."""
-    starts = [match.span() for match in _HEADER.finditer(context)]
-    if not starts or starts[0][0] != 0:
+    """Return the header and body of each block of a privileged context; [] if it does not begin with a header."""
+    headers = [match.span() for match in _HEADER.finditer(context)]
+    if not headers or headers[0][0] != 0:
         return []
-    ends = [begin for begin, _ in starts[1:]] + [len(context)]
-    return [(context[at:stop], context[stop:end].strip("\n")) for (at, stop), end in zip(starts, ends, strict=True)]
+    ends = [start for start, _ in headers[1:]] + [len(context)]
+    return [(context[at:stop], context[stop:end].strip("\n")) for (at, stop), end in zip(headers, ends, strict=True)]
 
 
 def split_shingles(text: str, words: int = 3) -> list[str]:
@@ -58,14 +58,12 @@ def split_shingles(text: str, words: int = 3) -> list[str]:
     >>> split_shingles("Fix the  Parser now")
     ['fix the parser', 'the parser now']
     """
-    found = _WORD.findall(text.lower())
-    if len(found) <= words:
-        return [" ".join(found)]
-    return [" ".join(found[i : i + words]) for i in range(len(found) - words + 1)]
+    tokens = _WORD.findall(text.lower())
+    return [" ".join(tokens[i : i + words]) for i in range(max(len(tokens) - words, 0) + 1)]
 
 
 def shorten_line(text: str, limit: int) -> str:
-    """Return a text on one line, cut after `limit` characters."""
+    """Return a text on one line of at most `limit` characters."""
     line = " ".join(text[: 4 * limit].split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
@@ -77,19 +75,19 @@ def shorten_at_paragraphs(text: str, limit: int) -> str:
     half = max(limit - len(TRIMMED), 0) // 2
     head, tail = text[:half], text[len(text) - half :]
     ends = ("\n\n", "\n", " ")
-    # A cut gives up at most two thirds of what would fit.
+    # A cut loses at most two thirds of the text that would fit.
     stops = (at for end in ends if (at := head.rfind(end)) > half // 3)
     starts = (at for end in ends if 0 <= (at := tail.find(end)) < half - half // 3)
     return head[: next(stops, half)].rstrip() + TRIMMED + tail[next(starts, 0) :].lstrip()
 
 
 def describe_size(count: int) -> str:
-    """Return so many bytes in kB or MB."""
+    """Format a number of bytes in kB or MB."""
     return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{-(-count // 1000)} kB"
 
 
 def match_globs(path: str, globs: Sequence[str]) -> bool:
-    """Whether globs match a path, or a folder above it; case is ignored.
+    """Return whether a glob matches a path or one of its parent folders; case is ignored.
 
     >>> match_globs("src/answers/a.py", ["answers"]), match_globs("src/a.py", ["/a.py", "tests/*"])
     (True, False)
@@ -97,13 +95,13 @@ def match_globs(path: str, globs: Sequence[str]) -> bool:
     (True, True)
     """
     parts = path.casefold().split("/")
-    above = ["/".join(parts[: n + 1]) for n in range(len(parts))]
+    paths = ["/".join(parts[: n + 1]) for n in range(len(parts))]
     for glob in globs:
-        wanted = glob.casefold().removeprefix("./").rstrip("/")
-        if wanted.startswith("**/"):
-            names, wanted = [f"/{name}" for name in above], wanted.removeprefix("*")
+        pattern = glob.casefold().removeprefix("./").rstrip("/")
+        if pattern.startswith("**/"):
+            names, pattern = [f"/{one}" for one in paths], pattern.removeprefix("*")
         else:
-            names, wanted = above if "/" in wanted else parts, wanted.removeprefix("/")
-        if any(fnmatchcase(name, wanted) for name in names):
+            names, pattern = paths if "/" in pattern else parts, pattern.removeprefix("/")
+        if any(fnmatchcase(name, pattern) for name in names):
             return True
     return False

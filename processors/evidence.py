@@ -17,7 +17,7 @@ import xxhash
 
 from pimono_sdpo.failures import CATEGORIES
 from pimono_sdpo.prefilter import compile_patterns
-from pimono_sdpo.replay.initial_state import MOST_BEFORE, Beginnings
+from pimono_sdpo.replay.initial_state import MOST_BEFORE, InitialState
 from pimono_sdpo.schema import EVIDENCE, Correction, Finding, Message, Unit
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.traces.events import Event
@@ -69,7 +69,7 @@ def gather_evidence(
     # No event is followed before the first request of a session.
     most_before = MOST_BEFORE if chosen[-1] not in (None, *requests[:1]) else 0
     harness = find_harness(trace.harness)
-    files = Beginnings(events, matched, trace.cwd, harness.files, most_before)
+    files = InitialState(events, matched, trace.cwd, harness.files, most_before)
     tools = sorted({event.tool_name for event in events if event.kind == "tool_call"})
     rows = []
     spans: list[tuple[tuple[Event, ...], list[int]]] = []
@@ -112,14 +112,14 @@ def gather_evidence(
         has_files = after and harness.tools
         if min_worth is not None and keep(written, min_worth):
             if has_files:
-                files.pass_by(request.index)
+                files.skip(request.index)
             continue
         # As many turns as wanted, or as the request needs to be understood.
         history = history_chars if stands_alone(request.text) else max(history_chars, LEAD_IN_CHARS)
         written["history"] = gather_history(events, request.index, history)
         written["fingerprints"] = hash_messages(span)
         if has_files:
-            known_files = files.known_at(request.index, min(after))
+            known_files = files.files_at(request.index, min(after))
             written["workspace"] = [known._asdict() for known in known_files]
     return rows
 

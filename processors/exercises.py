@@ -34,7 +34,7 @@ from pimono_sdpo.replay.calls import (
 )
 from pimono_sdpo.replay.commands import find_changes, parse_once
 from pimono_sdpo.replay.files import Edit
-from pimono_sdpo.replay.initial_state import Beginnings
+from pimono_sdpo.replay.initial_state import InitialState
 from pimono_sdpo.replay.workspace import Workspace, is_read_only
 from pimono_sdpo.schema import EVIDENCE, Finding
 from pimono_sdpo.stage import FlatMap, Row
@@ -120,7 +120,7 @@ def gather_exercises(
     identity, secrets = identify(row["trace"], trace, recorder) if any(described.values()) else (recorder, [])
     called = {result: call for call, result in matched.items()}
     harness = find_harness(trace.harness)
-    files = Beginnings(events, matched, trace.cwd, harness.files, len(events))
+    files = InitialState(events, matched, trace.cwd, harness.files, len(events))
     tools = _list_tools(events, matched, trace.harness)
     found = [(request, item) for request in requests for item in described.get(request.index, ())]
     found.sort(key=lambda one: _find_begin(one[1], events, called))
@@ -157,7 +157,7 @@ def gather_exercises(
                     item = _hide_resolver(item, resolver, matched)
                 plan = _find_plan(events, matched, begin) if is_failure else ""
                 turns = _list_turns(events, matched, request, begin, prompt_chars)
-                known = files.known_at(begin, item["event_index"], path, FILE_CHARS)
+                known = files.files_at(begin, item["event_index"], path, FILE_CHARS)
                 shown = _Prompt(turns, plan, prompt, place)
                 is_later = any(called.get(at, begin) < begin < at for at in failed - {item["event_index"]})
                 if is_later:
@@ -181,7 +181,7 @@ def gather_exercises(
                     "targets": targets,
                     "failed_call": _describe_call(call),
                     "resolved_call": _describe_call(resolver),
-                    "paths": files.nearest[:MOST_PATHS],
+                    "paths": files.known_paths[:MOST_PATHS],
                     # Other ways to write the folders that a path may begin with.
                     "places": {short: place.absolute(of) for short, of in _PLACES.items()},
                 }

@@ -1,4 +1,4 @@
-"""Predict how a session's edits end, each before its result is looked at."""
+"""Predict the outcome of each edit of a session before reading its result."""
 
 import re
 from collections import defaultdict
@@ -23,42 +23,42 @@ from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
 from pimono_sdpo.traces.parse import match_results
 
-# Of an edit, `unread` that the harness wants its file to be read before.
-Foretold = Outcome | Literal["unread"]
-MAX_HEARD = 20_000
+# `unread`: the harness refuses an edit until the file is read.
+Predicted = Outcome | Literal["unread"]
+MAX_SEARCHED = 20_000
 _UNREAD = re.compile(r"has not been read yet|modified since read|unexpectedly modified")
-# Claude Code tells of what changed while it ran, and of the file that the user looks at.
+# Claude Code's notes about a file that changed during the session, or that the user has open.
 _SHARES = re.compile(r"Note: [^\n]+? was modified, either by the user or by a linter|<ide_opened_file>")
 # Claude Code checks these against its schema.
 _SETTINGS = re.compile(r"/\.claude/settings(?:\.local)?\.json$")
-# Other sessions write them, too.
+# Other sessions also write these.
 _SHARED = re.compile(r"/\.openclaw/.*\bmemory/|/\.claude/CLAUDE\.md$")
-# It has read these itself.
+# Claude Code itself reads these.
 _MEMORIES = frozenset({"MEMORY.md", "CLAUDE.md", "CLAUDE.local.md"})
-# Claude Code puts this where a session was resumed.
+# Claude Code adds this message when a session is resumed.
 _RESUMED = "No response requested."
 _SPLIT = re.compile(r"[\s'\"`;|&<>=,:()/\\@]+")
 _DRIVE = re.compile(r"[A-Za-z]:/")
-# With one of them a call is another kind of edit: a patch, the cell of a notebook, or named as some versions do.
+# A call with one of these is another kind of edit: a patch, a notebook cell, or one with other argument names.
 _OTHER_EDITS = frozenset({"input", "patch", "diff", "new_source", "cell_id", "old_text"})
-_OF_TEXTS = frozenset(name for harness in HARNESSES for name in harness.files.edit or ())
+_TEXT_ARGUMENTS = frozenset(name for harness in HARNESSES for name in harness.files.edit or ())
 
 
 def is_invalid(given: dict[str, Any]) -> bool:
-    """Whether a call lacks the file or a text to replace, so that every harness refuses it."""
+    """Return whether a call lacks the file or a text to replace, so that every harness refuses it."""
     if read_edits(given):
         return not find_path(given)
     several = given.get("edits")
-    # Editing by the numbers of lines is another kind, too.
-    of_lines = isinstance(several, list) and any(
-        isinstance(one, dict) and _OF_TEXTS.isdisjoint(one) for one in several
+    # Edits by line number are another kind as well.
+    by_lines = isinstance(several, list) and any(
+        isinstance(one, dict) and _TEXT_ARGUMENTS.isdisjoint(one) for one in several
     )
-    return _OTHER_EDITS.isdisjoint(given) and not of_lines
+    return _OTHER_EDITS.isdisjoint(given) and not by_lines
 
 
 @dataclass
-class Standing:
-    """How a harness sees a file: read with its tools, refused until it is read, written by somebody else."""
+class FileStatus:
+    """The state of a file for the harness: read with its tools, refused until it is read, changed by somebody else."""
 
     is_read: bool = False
     is_refused: bool = False
@@ -66,47 +66,52 @@ class Standing:
 
 
 @dataclass
-class Foretelling(Workspace):
-    """A workspace that also follows what the harness asks for before it edits."""
+class PredictingWorkspace(Workspace):
+    """A workspace that also tracks the conditions under which the harness accepts an edit."""
 
-    standings: defaultdict[str, Standing] = field(default_factory=lambda: defaultdict(Standing))
-    is_begun: bool = False
-    # The words of commands and of others: a file that they name may have been read for the agent.
-    heard: set[str] = field(default_factory=set)
-    # What was read before a resumption or a compaction is unknown.
+    statuses: defaultdict[str, FileStatus] = field(default_factory=lambda: defaultdict(FileStatus))
+    has_begun: bool = False
+    # Words of commands and messages; a file that they mention may have been read by the agent.
+    mentioned: set[str] = field(default_factory=set)
+    # The session was resumed or compacted, so it is unknown which files it had read.
     is_resumed: bool = False
-    # The user, a linter or another session works on the same files.
+    # The user, a linter or another session also changes the files.
     is_shared: bool = False
-    # Some versions of Claude Code refuse every edit of a path such as C:/a.ts.
-    takes_drives: bool | None = None
+    # Some versions of Claude Code refuse all edits of paths such as C:/a.ts.
+    accepts_drives: bool | None = None
 
-    def predict(self, call: Event) -> Foretold | None:
-        """Predict how an edit ends; None if what is known does not decide it."""
+    def predict(self, call: Event) -> Predicted | None:
+        """Predict the outcome of an edit; None if what is known does not decide it."""
         given = decode_arguments(call)
         if patches := read_patch(given):
             outcome = self.predict_patch(patches)
-            # Codex does not look whether the user, who has spoken since, has changed a file.
+            # Codex does not check whether the user has changed a file since.
             files = [file for patch in patches if (file := self.files.get(self.absolute(patch.path)))]
-            return None if outcome == "ok" and any(file.is_past for file in files) else outcome
+            return None if outcome == "ok" and any(file.is_doubtful for file in files) else outcome
         if is_invalid(given):
             return "invalid"
         path, edits = find_path(given), read_edits(given)
         if "REDACTED" in path:
-            return None  # several files may be called so
-        file, standing = self.files.get(self.absolute(path), File()), self.standings[self.absolute(path)]
+            return None  # several files may have this name
+        file, status = self.files.get(self.absolute(path), File()), self.statuses[self.absolute(path)]
         outcome = file.predict(edits, apply_in_turn(given))
         if self.tools.reads_first:
             if any(edit.old == edit.new for edit in edits):
                 return "no_change"  # refused before the file is looked at
             name = _name(path)
-            if (standing.is_refused and name not in self.heard) or (self.takes_drives is False and _DRIVE.match(path)):
+            if (status.is_refused and name not in self.mentioned) or (
+                self.accepts_drives is False and _DRIVE.match(path)
+            ):
                 return "unread"
-            if not standing.is_read or standing.is_refused:
+            if not status.is_read or status.is_refused:
                 may_be_read = (
-                    self.is_resumed or name in self.heard or name in _MEMORIES or not all(edit.old for edit in edits)
+                    self.is_resumed
+                    or name in self.mentioned
+                    or name in _MEMORIES
+                    or not all(edit.old for edit in edits)
                 )
                 return None if may_be_read else "unread"
-            if _DRIVE.match(path) and not self.takes_drives and outcome == "ok":
+            if _DRIVE.match(path) and not self.accepts_drives and outcome == "ok":
                 return None
         # Some versions of Pi and OpenClaw refuse an empty text, edits as JSON, and what their schema lacks.
         several = given.get("edits")
@@ -116,12 +121,12 @@ class Foretelling(Workspace):
             or (isinstance(several, list) and ("file" in given or any(len(one) > 2 for one in several)))
         )
         is_others = self.is_shared or bool(_SHARED.search(self.absolute(path)))
-        may_fail |= standing.is_contested or (file.is_past and is_others)
+        may_fail |= status.is_contested or (file.is_doubtful and is_others)
         may_fail |= self.tools.reads_first and bool(_SETTINGS.search(self.absolute(path)))
         return None if outcome == "ok" and may_fail else outcome
 
     def observe(self, call: Event, result: Event) -> None:
-        """Learn from a call that was answered."""
+        """Learn from a call and its result."""
         if is_refusal(result.text) or is_veto(result.text):
             return
         given, name = decode_arguments(call), call.tool_name
@@ -129,70 +134,70 @@ class Foretelling(Workspace):
         if name not in {"read", "write", "edit"}:
             # A command or another tool may have read what it names or shows; a subagent reads for itself.
             if not ("prompt" in given or is_read_only(name)):
-                self.heard.update(_SPLIT.split(" ".join([*map(str, given.values()), result.text[:MAX_HEARD]])))
+                self.mentioned.update(_SPLIT.split(" ".join([*map(str, given.values()), result.text[:MAX_SEARCHED]])))
         elif path and not read_patch(given):
-            standing = self.standings[self.absolute(path)]
+            status = self.statuses[self.absolute(path)]
             if name == "edit":
-                self._stand(standing, path, given, result)
+                self._update_status(status, path, given, result)
             elif not (has_failed(result) if name == "read" else result.is_error):
-                standing.is_read, standing.is_refused = True, False
+                status.is_read, status.is_refused = True, False
         super().observe(call, result)
 
-    def _stand(self, standing: Standing, path: str, given: dict[str, Any], result: Event) -> None:
+    def _update_status(self, status: FileStatus, path: str, given: dict[str, Any], result: Event) -> None:
         if has_failed(result):
             if _DRIVE.match(path) and "unexpectedly modified" in result.text[:200]:
-                self.takes_drives = False
-            standing.is_refused = bool(_UNREAD.search(result.text[:200]))
-            if standing.is_refused:
-                self.heard.discard(_name(path))
-            standing.is_contested = "modified" in result.text[:40]
-            self.is_shared |= standing.is_contested
+                self.accepts_drives = False
+            status.is_refused = bool(_UNREAD.search(result.text[:200]))
+            if status.is_refused:
+                self.mentioned.discard(_name(path))
+            status.is_contested = "modified" in result.text[:40]
+            self.is_shared |= status.is_contested
         elif read_edits(given):
-            standing.is_read, standing.is_refused, standing.is_contested = True, False, False
-            self.takes_drives = self.takes_drives or bool(_DRIVE.match(path)) or None
+            status.is_read, status.is_refused, status.is_contested = True, False, False
+            self.accepts_drives = self.accepts_drives or bool(_DRIVE.match(path)) or None
 
-    def lose(self, tool_name: str, given: dict[str, Any]) -> None:
-        """Mark what a call with an unknown outcome may have changed."""
+    def observe_unanswered(self, tool_name: str, given: dict[str, Any]) -> None:
+        """Mark the files that a call with an unknown result may have changed."""
         path = find_path(given)
         if tool_name in {"read", "write", "edit"} and path:
-            self.heard.add(_name(path))
-            self.standings[self.absolute(path)].is_refused = False
-        super().lose(tool_name, given)
+            self.mentioned.add(_name(path))
+            self.statuses[self.absolute(path)].is_refused = False
+        super().observe_unanswered(tool_name, given)
 
-    def hear(self, event: Event) -> None:
-        """Learn from an event that is not a call."""
-        # What begins below an event that is not in it goes on with what another session has read.
-        self.is_resumed |= not self.is_begun and bool(event.parent_id)
-        self.is_begun = True
+    def observe_event(self, event: Event) -> None:
+        """Learn from an event other than a tool call."""
+        # A session whose first event has a parent elsewhere continues another session, with the files it has read.
+        self.is_resumed |= not self.has_begun and bool(event.parent_id)
+        self.has_begun = True
         shares = event.kind not in {"bash", "user"} and _SHARES.match(event.text)
         self.is_shared |= bool(shares)
         if self.is_copied if event.kind == "user" else event.kind == "compaction" or event.text == _RESUMED:
-            # The session may have begun anew, which forgets what it has read.
+            # The session may have started again without the files that it has read.
             self.is_resumed = True
-            for standing in self.standings.values():
-                standing.is_read = False
+            for status in self.statuses.values():
+                status.is_read = False
         if event.kind in {"user", "compaction", "custom_message"}:
-            self.heard.update(_SPLIT.split(event.text))
-        super().hear(event)
+            self.mentioned.update(_SPLIT.split(event.text))
+        super().observe_event(event)
 
 
 class Prediction(NamedTuple):
-    """How an edit was expected to end, None where the session does not tell, and how it ended.
+    """The expected outcome of an edit, None if it is undecided, and whether the edit failed.
 
-    `reason` says why nothing was expected, "" where something was; `shown` whether the session had
-    shown every line that the edit replaces together with the file's name, or its schema decides.
+    `reason` says why the outcome is undecided, or ""; `shown` says whether the session had shown every
+    line that the edit replaces together with the file's name, or whether the schema decides.
     """
 
     event_index: int
-    expected: Foretold | None
+    expected: Predicted | None
     failed: bool
     reason: str
     shown: bool
 
 
 def predictions(events: Sequence[Event], cwd: str, tools: FileTools = pi.HARNESS.files) -> Iterator[Prediction]:
-    """Predict every answered edit of a session before its result is looked at."""
-    workspace = Foretelling(cwd, tools=tools)
+    """Predict every answered edit of a session before reading its result."""
+    workspace = PredictingWorkspace(cwd, tools=tools)
     matched = match_results(tuple(events))
     seen: dict[str, set[str]] = defaultdict(set)
     called = {result: events[call] for call, result in matched.items()}
@@ -205,12 +210,12 @@ def predictions(events: Sequence[Event], cwd: str, tools: FileTools = pi.HARNESS
                 lines = lines or list(_read_lines(event.text))
                 seen[name].update(lines)
         if event.kind != "tool_call":
-            workspace.hear(event)
+            workspace.observe_event(event)
         elif event.index in matched:
             result = events[matched[event.index]]
             if not event.on_active_branch:
-                # The files may have been brought back since.
-                workspace.lose(event.tool_name, decode_arguments(event))
+                # The files may have been restored since.
+                workspace.observe_unanswered(event.tool_name, decode_arguments(event))
                 continue
             stopped = is_refusal(result.text) or is_veto(result.text)
             if event.tool_name == "edit" and not stopped:
@@ -223,8 +228,8 @@ def predictions(events: Sequence[Event], cwd: str, tools: FileTools = pi.HARNESS
             seen[_name(find_path(given))].update(_read_lines(find_text(given, "content")))
             workspace.observe(event, result)
         elif event.tool_name in {"read", "edit", "write", "bash"}:
-            # Broken off, it may have been done all the same.
-            workspace.lose(event.tool_name, decode_arguments(event))
+            # An interrupted call may have run anyway.
+            workspace.observe_unanswered(event.tool_name, decode_arguments(event))
 
 
 def _find_edits(call: Event) -> list[tuple[str, Edit]]:

@@ -7,7 +7,7 @@ from tests.traces import HEADER, Entry, assistant, bash, call, result, trace, us
 
 
 def chain(*entries: Entry) -> list[Entry]:
-    """Give entries ids from 1 up, each the child of the one before unless it says otherwise."""
+    """Number entries from 1; each is the child of the entry before unless it names a parent."""
     out: list[Entry] = []
     for number, entry in enumerate(entries, start=1):
         parent = str(number - 1) if number > 1 else None
@@ -25,7 +25,7 @@ WENT_BACK = chain(
 )
 
 
-def test_a_branch_is_what_was_left_and_what_stayed() -> None:
+def test_a_branch_has_a_fork_and_a_continuation() -> None:
     events = read_trace(trace(HEADER, *WENT_BACK)).events
     (branch,) = find_branches(events)
     assert events[branch.fork].text == "I rewrite the lexer"
@@ -38,7 +38,7 @@ def test_a_branch_is_what_was_left_and_what_stayed() -> None:
 
 
 def test_going_back_corrects_only_with_words_that_say_so() -> None:
-    """Going back alone may only mean another idea; the words decide."""
+    """Going back alone is not a correction; the user's words decide."""
     objects = {**user("No, that is wrong. Only change src/parser.ts"), "parentId": "2"}
     found = []
     for last in (WENT_BACK[4], objects):
@@ -50,13 +50,13 @@ def test_going_back_corrects_only_with_words_that_say_so() -> None:
     assert found == [[], ["No, that is wrong. Only change src/parser.ts"]]
 
 
-def test_a_branch_whose_beginning_is_lost_is_none() -> None:
+def test_a_branch_without_its_beginning_is_ignored() -> None:
     entries = [*WENT_BACK[:2], {**WENT_BACK[3], "parentId": "lost"}, *WENT_BACK[4:]]
     assert find_branches(read_trace(trace(HEADER, *entries)).events) == []
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(min_value=0, max_value=14).map(str)), min_size=1, max_size=14))
-def test_any_tree_is_read_and_every_event_is_on_one_side(parents: list[str | None]) -> None:
+def test_any_tree_is_read_and_every_event_is_active_or_abandoned(parents: list[str | None]) -> None:
     entries = [
         {**user(f"message {number}"), "id": str(number), "parentId": parent} for number, parent in enumerate(parents)
     ]
@@ -89,7 +89,7 @@ def test_calls_are_matched_to_results() -> None:
     }
 
 
-def test_a_file_that_holds_its_lines_twice_is_read_once() -> None:
+def test_repeated_lines_of_a_file_are_read_once() -> None:
     entries = chain(
         *(
             entry
@@ -103,7 +103,7 @@ def test_a_file_that_holds_its_lines_twice_is_read_once() -> None:
     assert [e.text for e in twice if e.kind == "user"] == [e.text for e in once if e.kind == "user"]
 
 
-def test_the_call_of_an_aborted_turn_is_no_work() -> None:
+def test_calls_of_an_aborted_turn_do_not_count() -> None:
     aborted = call("write", path="a.ts")
     aborted["message"]["stopReason"] = "aborted"
     failed = bash("npm test", "1 failed\n\nCommand exited with code 1", error=True)

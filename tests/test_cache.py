@@ -1,4 +1,4 @@
-"""What `datasets` caches follows the code: an edit makes again what was cached."""
+"""Test that an edit of the code invalidates what `datasets` has cached."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from pimono_sdpo.traces.sources import open_source, read_sessions
 from tests.exports import write_samples
 from tests.loopback_hub.forked import Forked
 
-# Prints the stages that were computed, one a line; what is reused adds no file to the cache.
+# Prints the stages that were computed, one per line; reused ones add no file to the cache.
 SCRIPT = """
 import os, sys
 from pathlib import Path
@@ -34,7 +34,7 @@ for stage in PIPELINE:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A copy of the project, so that the real one is left alone, and sessions to run it on."""
+    """A copy of the project that tests can edit, and sessions."""
     root = Path(__file__).parents[1]
     for package in ("pimono_sdpo", "processors"):
         shutil.copytree(root / package, tmp_path / package)
@@ -47,7 +47,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def forked(tmp_path: Path) -> Iterator[Forked]:
-    """A process that has imported `datasets`, and nothing of this project."""
+    """A process that has imported only `datasets`."""
     started = Forked(("datasets",), {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache")})
     yield started
     started.close()
@@ -68,7 +68,7 @@ def edit(project: Path, name: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-def test_an_edit_of_code_or_tables_makes_everything_again(project: Path, forked: Forked) -> None:
+def test_an_edit_of_code_or_tables_invalidates_the_cache(project: Path, forked: Forked) -> None:
     every = "evidence split names keep redact grade threshold context rows".split()
     assert computed(project, forked) == every
     assert computed(project, forked) == []

@@ -1,4 +1,4 @@
-"""An option is one field: help, report, resume key and reference follow, and somebody reads it."""
+"""Test that each option is one field, from which help, report, resume key and reference follow."""
 
 import ast
 import errno
@@ -67,7 +67,7 @@ def find_unread(command: Command) -> list[str]:
     module = sys.modules[command.run.__module__]
     homes = {inspect.getmodule(one) for one in command.options.__mro__}
     called = {inspect.getmodule(value) for value in vars(module).values() if callable(value)}
-    # What other commands of the module read does not count.
+    # Options that only other commands of the module read do not count.
     read = read_names(module if command.run.__name__ == "run" else command.run)
     for one in {*homes, *called} - {module}:
         if one and one.__name__.partition(".")[0] in {"pimono_sdpo", "processors", "rewards"}:
@@ -81,7 +81,7 @@ def test_every_option_is_read(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_has_a_sentence(command: str) -> None:
+def test_every_option_has_a_help_text(command: str) -> None:
     assert summary_of(command).endswith(".")
     assert f"pimono-sdpo {command} " in load(command).help, "it shows an example"
     for field in fields(load(command).options):
@@ -90,7 +90,7 @@ def test_every_option_has_a_sentence(command: str) -> None:
         assert text.endswith("."), field.name
 
 
-def test_every_class_of_options_is_that_of_a_command() -> None:
+def test_every_options_class_belongs_to_a_command() -> None:
     there = {
         (f"pimono_sdpo.cli.{path.stem}", name)
         for path in Path(str(cli.__file__)).parent.glob("*.py")
@@ -111,7 +111,7 @@ def test_examples_name_options_that_exist(command: str) -> None:
         assert [word for word in words if word[:2] == "--" and word.strip(".,;:") not in shown] == []
 
 
-def test_a_wrong_choice_a_missing_option_and_a_typing_error_are_told() -> None:
+def test_wrong_choices_missing_options_and_typos_are_reported() -> None:
     for words, sentence in (
         ("filter x --out y --unit week", "'week' is not one of 'session', 'episode'"),
         ("filter x --out y --unit episod", "'step'. Did you mean 'episode'?"),
@@ -168,8 +168,10 @@ def test_the_shell_completes_commands_and_options(words: str, completed: list[st
 def test_a_new_option_is_one_field(tmp_path: Path) -> None:
     project = copy_project(tmp_path / "project", "docs/generate.py", "tests/plug.py", "tests/test_command_line.py")
     filtering = project / "pimono_sdpo" / "filtering.py"
-    insert_line(filtering, OPTIONS, '    """The options that decide which rows a source gives."""')
-    insert_line(filtering, READS, '        """Return the stages that make the rows."""')
+    insert_line(filtering, OPTIONS, '    """The options that decide which rows are made from a source."""')
+    insert_line(
+        filtering, READS, '        """Return the stages that make the rows; `recorder` are names to redact."""'
+    )
     done = run_python(project, "-c", SHOWN.format(root=str(project)))
     assert done.returncode == 0, done.stderr
     shown: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -195,17 +197,17 @@ def test_help_of_a_group_looks_like_that_of_the_program(group: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "reason"),
     [
-        (errno.EACCES, "permission denied; check its rights"),
+        (errno.EACCES, "permission denied; check its permissions"),
         (errno.ENAMETOOLONG, "file name too long; use a shorter name"),
     ],
 )
-def test_what_may_not_be_opened_is_named(capsys: pytest.CaptureFixture[str], number: int, told: str) -> None:
+def test_a_file_that_cannot_be_opened_is_named(capsys: pytest.CaptureFixture[str], number: int, reason: str) -> None:
     def command() -> None:
         raise OSError(number, "", "/x/rows")
 
     with pytest.raises(SystemExit) as end:
         run(command)
     assert end.value.code == 2
-    assert capsys.readouterr().err == f"pimono-sdpo: Cannot open `/x/rows`: {told}.\n"
+    assert capsys.readouterr().err == f"pimono-sdpo: Cannot open `/x/rows`: {reason}.\n"

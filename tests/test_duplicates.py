@@ -1,4 +1,4 @@
-"""Rows that tell one story: forks, growing snapshots, the same prompt again; and the split."""
+"""Test finding duplicates (forks, growing snapshots, repeated prompts), the split and the history."""
 
 import json
 from pathlib import Path
@@ -35,8 +35,8 @@ BROKEN = [
 ]
 
 
-def session(request: str, said: list[str], *more: Entry, cwd: str = "/home/ann/app") -> str:
-    words = [assistant(text) for text in said]
+def session(request: str, answers: list[str], *more: Entry, cwd: str = "/home/ann/app") -> str:
+    words = [assistant(text) for text in answers]
     return trace({**HEADER, "cwd": cwd}, user(request), *words, *FAILED, *more)
 
 
@@ -58,7 +58,7 @@ def filtered(folder: Path, sessions: dict[str, str], **options: object) -> tuple
     return kept, dropped
 
 
-def test_of_a_growing_session_the_last_snapshot_stays(tmp_path: Path) -> None:
+def test_the_last_snapshot_of_a_growing_session_is_kept(tmp_path: Path) -> None:
     request = "Fix the lexer, it drops the last line"
     sessions = {f"snapshot{n}": session(request, SAID[:n]) for n in (1, 2, 3)}
     sessions["whole"] = session(request, SAID, *BROKEN)
@@ -67,7 +67,7 @@ def test_of_a_growing_session_the_last_snapshot_stays(tmp_path: Path) -> None:
     assert dropped == [f"snapshot{n} duplicate_session" for n in (1, 2, 3)]
 
 
-def test_a_fork_is_the_same_story_and_a_new_request_is_not(tmp_path: Path) -> None:
+def test_a_fork_is_a_duplicate_and_a_new_request_is_not(tmp_path: Path) -> None:
     other = ["This is about the printer and nothing else, it prints every name in capitals"]
     sessions = {
         "fork": session("Fix the lexer, it drops the last line", [*SAID[:3], *other], *BROKEN),
@@ -185,7 +185,7 @@ def test_shingles(text: str, groups: list[str]) -> None:
 
 
 def test_history_alternates_and_fits() -> None:
-    said = [
+    messages = [
         ("assistant", "hello"),
         ("user", "one"),
         ("assistant", "a"),
@@ -195,7 +195,7 @@ def test_history_alternates_and_fits() -> None:
         ("assistant", "c"),
         ("user", "unanswered"),
     ]
-    events = [Event(i, kind, text) for i, (kind, text) in enumerate(said)]  # type: ignore[arg-type]
+    events = [Event(i, kind, text) for i, (kind, text) in enumerate(messages)]  # type: ignore[arg-type]
     assert [(turn["role"], turn["content"]) for turn in gather_history(events, len(events), 100)] == [
         ("user", "one"),
         ("assistant", "a\n\nb"),
@@ -207,8 +207,8 @@ def test_history_alternates_and_fits() -> None:
 
 
 def test_many_answers_in_a_row_leave_room_for_the_request_before_them() -> None:
-    said = [assistant("step " * 300) for _ in range(8)]
-    events = read_trace(trace(HEADER, user("Build the parser"), *said, user("Go on"))).events
+    messages = [assistant("step " * 300) for _ in range(8)]
+    events = read_trace(trace(HEADER, user("Build the parser"), *messages, user("Go on"))).events
     turns = gather_history(events, len(events) - 1, 4000)
     assert [turn["role"] for turn in turns] == ["user", "assistant"]
 
@@ -228,8 +228,13 @@ def test_work_without_a_word_is_shown_by_its_last_call() -> None:
 def test_the_task_stands_before_nudges_that_would_push_it_out() -> None:
     task = "Write a parser for the old log files and test it"
     nudges = [entry for _ in range(6) for entry in (user("continue"), assistant("step " * 300))]
-    said = [user("Explain the whole repository to me in a few lines"), assistant("It parses."), user(task), *nudges]
-    events = read_trace(trace(HEADER, *said, user("yes"))).events
+    messages = [
+        user("Explain the whole repository to me in a few lines"),
+        assistant("It parses."),
+        user(task),
+        *nudges,
+    ]
+    events = read_trace(trace(HEADER, *messages, user("yes"))).events
     turns = gather_history(events, len(events) - 1, 4000)
     assert [turn["role"] for turn in turns] == ["user", "assistant"] * 3
     assert [turn["content"] for turn in turns][::2] == [f"{task}\n\ncontinue", "continue", "continue"]
@@ -252,9 +257,9 @@ def test_what_a_harness_says_for_its_own_sake_takes_no_room_in_the_history() -> 
         "Pre-compaction memory flush. Store durable memories now.",
         "[Wed 2026-06-17 13:06 UTC] <<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nA task of a subagent has ended.",
     ]
-    said = [entry for notice in notices for entry in (user(notice), assistant("NO_REPLY"))]
+    messages = [entry for notice in notices for entry in (user(notice), assistant("NO_REPLY"))]
     asked = [user("Write a parser for the old log files"), assistant("It parses.")]
-    events = read_trace(trace(HEADER, said[0], said[1], *asked, *said[2:], user("and now?"))).events
+    events = read_trace(trace(HEADER, messages[0], messages[1], *asked, *messages[2:], user("and now?"))).events
     turns = gather_history(events, len(events) - 1, 4000)
     assert [turn["content"] for turn in turns][:1] == ["Write a parser for the old log files"]
     assert [turn["role"] for turn in turns] == ["user", "assistant"]

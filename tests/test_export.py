@@ -107,7 +107,7 @@ def stray(folder: Path, name: str) -> Path:
         (lambda _: "", "is empty", "use a folder"),
     ],
 )
-def test_bad_sources_get_one_sentence(make, found: str, advice: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_bad_sources_are_explained(make, found: str, advice: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(SourceError) as problem:
         open_source(str(make(tmp_path)))
     assert found in str(problem.value)
@@ -121,7 +121,7 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
         open_source(str(tmp_path))
 
 
-def test_a_damaged_page_is_told_when_it_is_read(tmp_path: Path) -> None:
+def test_a_damaged_page_is_reported_when_it_is_read(tmp_path: Path) -> None:
     parquet(tmp_path / "x", trace=pa.array([TEXT]))
     file = tmp_path / "x" / "0000.parquet"
     content = bytearray(file.read_bytes())
@@ -131,6 +131,6 @@ def test_a_damaged_page_is_told_when_it_is_read(tmp_path: Path) -> None:
         list(read_sessions(open_source(str(file)).shards[0]))
 
 
-def test_stray_files_and_magic_names_are_no_obstacle(tmp_path: Path) -> None:
+def test_other_files_and_names_with_wildcards_are_ignored(tmp_path: Path) -> None:
     assert open_source(str(stray(tmp_path / "x", "state.json"))).kind == "jsonl"
     assert open_source(str(stray(tmp_path / "runs[1]", "notes.txt"))).name == "runs[1]"

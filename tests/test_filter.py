@@ -1,4 +1,4 @@
-"""The filter end to end, through the front door."""
+"""Test the filter end to end through the command line."""
 
 import json
 import os
@@ -58,14 +58,14 @@ def stem(source: str) -> str:
     return source.rsplit("/", 1)[-1].removesuffix(".jsonl")
 
 
-def test_the_samples_come_out_as_a_careful_reader_says(rows: Path) -> None:
+def test_the_samples_give_the_expected_rows(rows: Path) -> None:
     found = {
         stem(row["source"]): {"kept": True, "drop_reason": None, "categories": sorted(row["categories"])}
         for row in table(rows).to_pylist()
     }
     for row in table(rows, "rejects").to_pylist():
         if row["episode"]:
-            # A correction opened it, after which nothing failed.
+            # An episode that begins with a correction and has no failures.
             assert row["drop_reason"] == "no_evidence"
             continue
         found[stem(row["source"])] = {"kept": False, "drop_reason": row["drop_reason"], "categories": []}
@@ -129,7 +129,7 @@ def test_the_layouts_give_identical_rows(tmp_path: Path) -> None:
         assert other.sort_by("source").equals(first)
 
 
-def test_same_input_same_bytes_also_after_a_kill(traces: Path, rows: Path, tmp_path: Path) -> None:
+def test_the_same_input_gives_the_same_bytes_even_when_resumed(traces: Path, rows: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows"
     first_done = tmp_path / ".rows.partial" / "done" / "00000.json"
     words = ("filter", str(traces), "--out", str(out), "--min-worth", "0")
@@ -148,7 +148,7 @@ def test_max_samples_keeps_the_best_and_the_seed_decides_among_equals(
     traces: Path, rows: Path, tmp_path: Path
 ) -> None:
     scores = sorted(table(rows).column("score").to_pylist(), reverse=True)
-    # Cut between rows of equal score, so that there is something to decide.
+    # Cut between rows of equal score, so that the seed decides.
     cut = next(n for n in range(2, len(scores)) if scores[n - 1] == scores[n])
     picked = []
     for seed in range(8):
@@ -169,7 +169,7 @@ def test_min_score_is_a_reason_to_drop(traces: Path, tmp_path: Path) -> None:
     assert report["drop_reasons"]["below_min_score"] > 0
 
 
-def test_an_episode_is_a_request_and_what_followed(tmp_path: Path) -> None:
+def test_an_episode_is_a_request_and_the_work_on_it(tmp_path: Path) -> None:
     failing = "Tests  1 failed\n\nCommand exited with code 1"
     (tmp_path / "a.jsonl").write_text(
         trace(
@@ -200,11 +200,11 @@ def test_an_episode_is_a_request_and_what_followed(tmp_path: Path) -> None:
     # A short request comes with the turns before it.
     assert [turn["role"] for turn in second["prompt"]] == ["user", "assistant", "user"]
     assert second["categories"] == ["build_lint_compile", "command_error"]
-    # The correction between them opened one, too, after which nothing failed.
+    # The correction between them also begins an episode, without failures.
     assert (first["episode"], second["episode"]) == (0, 2)
 
 
-def test_corrections_and_a_few_words_open_requests(tmp_path: Path) -> None:
+def test_corrections_and_short_messages_begin_requests(tmp_path: Path) -> None:
     red = ("npm test", "Tests  1 failed\n\nCommand exited with code 1")
     asked = "The page of the cart adds up wrong, please correct it"
     (tmp_path / "a.jsonl").write_text(
@@ -232,7 +232,7 @@ def test_corrections_and_a_few_words_open_requests(tmp_path: Path) -> None:
     )
     run_filter(str(tmp_path / "a.jsonl"), tmp_path / "out", FilterOptions(min_worth=0))
     rows = {row["prompt"][-1]["content"]: row for row in table(tmp_path / "out").to_pylist()}
-    # An answer opens none; the correction is about the last work, not about the push after it.
+    # An answer does not begin an episode; the correction is about the work, not about the push after it.
     first, again, terse = rows.values()
     requests = [*rows]
     assert requests[0] == asked
@@ -243,7 +243,7 @@ def test_corrections_and_a_few_words_open_requests(tmp_path: Path) -> None:
     assert terse["prompt"][-2]["content"].endswith("The taxes are in it now.")
 
 
-def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+def test_bad_input_prints_one_sentence_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "quiet.jsonl").write_text(trace(HEADER, user("Explain what the parser does")))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
@@ -265,7 +265,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
         assert all_bytes(tmp_path) == before
 
 
-def test_a_second_run_into_the_same_folder_refuses(traces: Path, tmp_path: Path) -> None:
+def test_a_second_run_into_the_same_folder_is_refused(traces: Path, tmp_path: Path) -> None:
     with only_run(tmp_path / "rows"):
         done = cli("filter", str(traces), "--out", str(tmp_path / "rows"))
     assert done.returncode == 2
@@ -300,7 +300,7 @@ def test_an_unknown_licence_is_refused_before_any_work(traces: Path, tmp_path: P
     assert "\nlicense: cc-by-4.0\n" in (tmp_path / "rows" / "README.md").read_text()
 
 
-def test_an_output_is_replaced_only_when_it_is_ours(traces: Path, tmp_path: Path) -> None:
+def test_an_output_is_replaced_only_if_a_run_wrote_it(traces: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows"
     for mine in (out, tmp_path / ".rows.old", tmp_path / ".rows.partial"):
         mine.mkdir()
@@ -325,7 +325,7 @@ def test_an_output_is_replaced_only_when_it_is_ours(traces: Path, tmp_path: Path
         assert all_bytes(tmp_path) == before
 
 
-def test_an_output_moved_aside_by_a_killed_run_comes_back(traces: Path, rows: Path, tmp_path: Path) -> None:
+def test_an_output_moved_aside_by_a_killed_run_is_restored(traces: Path, rows: Path, tmp_path: Path) -> None:
     shutil.copytree(rows, tmp_path / ".rows.old")
     with pytest.raises(EmptySelection):
         run_filter(str(traces), tmp_path / "rows", FilterOptions(min_score=99.0))
@@ -335,8 +335,8 @@ def test_an_output_moved_aside_by_a_killed_run_comes_back(traces: Path, rows: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows"]
 
 
-def test_a_kill_while_cleaning_up_wedges_nothing(traces: Path, rows: Path, tmp_path: Path) -> None:
-    """What is removed bit by bit is known as ours to the end."""
+def test_a_kill_during_the_cleanup_does_not_block_the_next_run(traces: Path, rows: Path, tmp_path: Path) -> None:
+    """A folder is recognised as ours until it is removed completely."""
     for name, mark in ((".rows.old", "report.json"), (".rows.partial", "lock")):
         shutil.copytree(rows, tmp_path / "rows", dirs_exist_ok=True)
         (tmp_path / name / "rows").mkdir(parents=True)
@@ -350,7 +350,7 @@ def test_a_kill_while_cleaning_up_wedges_nothing(traces: Path, rows: Path, tmp_p
     assert all_bytes(tmp_path / "rows") == all_bytes(rows)
 
 
-def test_an_output_that_cannot_be_written_is_told(traces: Path, tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written_is_reported(traces: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for words in (
         ("filter", str(traces), "--out", str(tmp_path / "file")),
@@ -365,7 +365,7 @@ def test_an_output_that_cannot_be_written_is_told(traces: Path, tmp_path: Path) 
         assert "; use " in done.stderr
 
 
-def test_one_odd_row_never_ends_the_run(tmp_path: Path) -> None:
+def test_an_unusual_row_does_not_end_the_run(tmp_path: Path) -> None:
     good = trace(HEADER, user("Fix the parser, it drops the last line"), *FAILED)
     invalid = pa.Array.from_buffers(
         pa.string(), 3, pa.array([b"a\xff.jsonl", b"b.jsonl", b"c.jsonl"], pa.binary()).buffers()
@@ -401,7 +401,7 @@ def test_names_are_redacted_in_the_report_and_the_card(tmp_path: Path) -> None:
     assert b"REDACTED:huggingface_token" in everything
 
 
-def test_a_large_row_group_is_said_before_the_run(
+def test_a_warning_names_a_large_row_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_export(tmp_path / "export", "trace_text", SESSIONS[:3])

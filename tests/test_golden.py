@@ -1,4 +1,4 @@
-"""The bytes that commands write: rows and rejects are those of data/golden.json.
+"""Test that the bytes of rows and rejects are those of data/golden.json.
 
 A change of rows is made on purpose: `python -m tests.test_golden` writes the file anew.
 
@@ -50,7 +50,7 @@ def run(*arguments: object) -> None:
 
 
 def hashes(out: Path) -> Hashes:
-    """Hash what lies under data/ and rejects/."""
+    """Hash the files below data/ and rejects/."""
     return {
         kind: {"bytes": _hash_of(files), "rows": _hash_of_rows(files)}
         for kind in ("data", "rejects")
@@ -136,7 +136,7 @@ def of_completions(work: Path) -> Golden:
 
 
 def of_models(work: Path) -> Golden:
-    """`rollout` and `duel`, played by the scripted server."""
+    """`rollout` and `duel` with the scripted server."""
     with serve_chat() as server, _settings(server, work):
         server.policy = knows_some
         suite, asked = write_suite(work), ("--provider", server.url, "--model", "m")
@@ -151,7 +151,7 @@ def of_models(work: Path) -> Golden:
             run("duel", "--out", work / "duel", "--to", kind, "--rows", work / kind)
             golden[f"duel-{kind}"] = hashes(work / kind)
     for stage in ("answers", "gate", "judgments"):
-        # The metadata of these says what they were made by.
+        # The metadata of these files names the code that made them.
         found = {"rows": _hash_of_rows(sorted((work / "duel" / stage).glob("*.parquet")))}
         golden[f"duel-{stage}"] = {"data": found}
     return golden
@@ -159,7 +159,7 @@ def of_models(work: Path) -> Golden:
 
 @contextmanager
 def _settings(server: ChatServer, work: Path) -> Iterator[None]:
-    """Work where a chain.toml names the server, without a key of whoever runs this."""
+    """Run in a folder whose chain.toml names the server, without the developer's API keys."""
     asking = f'provider = "{server.url}"\nconcurrency = 4\n'
     (work / "chain.toml").write_text(
         f'[duel]\n{asking}model = "k"\nturns = 12\nseed = 1\n'
@@ -182,7 +182,7 @@ def of_real_traces(work: Path) -> Golden:
             out = work / f"{name}-{harness}"
             arguments = (name, TRACES / harness, "--out", out)
             done = CliRunner().invoke(app, [str(one) for one in arguments])
-            # Of some folders nothing is kept.
+            # Some folders give no rows.
             if done.exit_code == 0 or (out / "rejects").exists():
                 golden[out.name] = hashes(out)
     return golden
@@ -214,7 +214,7 @@ def _each(golden: Golden) -> Iterator[dict[str, str]]:
 
 
 def write_golden() -> None:
-    """Write data/golden.json; what cannot be made here stays as it is."""
+    """Write data/golden.json; entries that cannot be made here are unchanged."""
     golden: dict[str, Any] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     golden["versions"] = VERSIONS
     for name, make in PARTS.items():

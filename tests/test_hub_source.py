@@ -1,4 +1,4 @@
-"""Reading a Hub dataset through its parquet export, with the real clients."""
+"""Test reading a Hub dataset through its parquet export, with the real clients."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ except SourceError as problem:
 
 
 def sessions() -> list[Path]:
-    """The well-formed samples: the list layouts hold parsed lines."""
+    """The well-formed samples, since the list layouts contain parsed lines."""
     return [path for path in sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl")) if is_intact(path)]
 
 
@@ -58,7 +58,7 @@ def in_cache(home: Path) -> list[str]:
 
 
 def downloads(hub: LoopbackHub) -> list[str]:
-    """Whole files that were asked for, in order."""
+    """Return the names of fully downloaded files, in order."""
     return [
         seen.path.rsplit("/", 1)[1]
         for seen in hub.requests
@@ -103,7 +103,7 @@ def test_a_file_that_is_in_the_cache_is_read_there(
     assert again[1] == first[1]
 
 
-def test_connections_that_drop_in_the_middle_of_a_shard_cost_nothing(
+def test_dropped_connections_do_not_change_the_result(
     loopback_hub: LoopbackHub, tmp_path: Path, shards: dict[str, bytes]
 ) -> None:
     loopback_hub.seed("lab/traces", "dataset", shards, revision=EXPORT)
@@ -117,7 +117,7 @@ def test_connections_that_drop_in_the_middle_of_a_shard_cost_nothing(
 
 
 @pytest.mark.slow
-def test_a_killed_run_fetches_only_what_it_had_not_read(
+def test_a_killed_run_downloads_only_missing_files(
     loopback_hub: LoopbackHub, tmp_path: Path, shards: dict[str, bytes]
 ) -> None:
     loopback_hub.seed("lab/traces", "dataset", shards, revision=EXPORT)
@@ -152,7 +152,7 @@ def test_a_killed_run_fetches_only_what_it_had_not_read(
         ("lab/raw", "hf_mistyped", "the Hub does not accept the token; create a new one"),
     ],
 )
-def test_what_cannot_be_read_says_why(
+def test_unreadable_datasets_are_explained(
     loopback_hub: LoopbackHub, tmp_path: Path, name: str, sentence: str, token: str | None
 ) -> None:
     loopback_hub.seed("lab/raw", "dataset", {"a.jsonl": b"{}"})
@@ -164,7 +164,7 @@ def test_what_cannot_be_read_says_why(
     assert name in found
 
 
-def test_a_hub_that_fails_is_no_traceback(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
+def test_a_failing_hub_gives_no_traceback(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
     loopback_hub.seed("lab/traces", "dataset", {"x": b""}, revision=EXPORT)
     loopback_hub.fail_next("lab/traces", 500, times=9)
     found = run_client(loopback_hub, tmp_path, REFUSED.format(name="lab/traces"))
@@ -175,15 +175,15 @@ ADDRESSES = """
 import json
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.traces.sources import open_source, read_sessions
-told = []
+results = []
 for address in {addresses!r}:
     try:
         source = open_source(address)
         rows = sum(table.num_rows for shard in source.shards for table in read_sessions(shard))
-        told.append([source.name, source.revision, rows, [one.path for one in source.shards]])
+        results.append([source.name, source.revision, rows, [one.path for one in source.shards]])
     except SourceError as problem:
-        told.append(str(problem))
-print(json.dumps(told))
+        results.append(str(problem))
+print(json.dumps(results))
 """
 
 
@@ -199,14 +199,14 @@ def test_files_of_datasets_and_buckets_are_read_by_their_address(loopback_hub: L
         *("hf://buckets/lab/kept", "hf://buckets/lab/kept/b"),
         *(f"{place}/b/x.txt", f"{place}/gone", "hf://spaces/a/b", "hf://datasets/lab/gone/x"),
     ]
-    told = run_client(loopback_hub, tmp_path, ADDRESSES.format(addresses=addresses))
-    assert told[0] == ["lab/raw", commit, 2, ["a/one.jsonl and 1 more"]]
-    assert told[1] == ["lab/raw", commit, 1, ["a/one.jsonl"]]
-    assert told[2][2:] == [2, ["a/two.jsonl and 1 more"]]
-    assert told[3][2] == 4
-    assert told[3][1] != commit
-    assert told[4][:3] == ["lab/kept", None, 2]
-    assert told[5][2:] == [1, ["b/two.jsonl"]]
-    assert all("holds no file with the ending" in sentence for sentence in told[6:8])
-    assert "is not a source; use hf://datasets/" in told[8]
-    assert "lab/gone" in told[9]
+    results = run_client(loopback_hub, tmp_path, ADDRESSES.format(addresses=addresses))
+    assert results[0] == ["lab/raw", commit, 2, ["a/one.jsonl and 1 more"]]
+    assert results[1] == ["lab/raw", commit, 1, ["a/one.jsonl"]]
+    assert results[2][2:] == [2, ["a/two.jsonl and 1 more"]]
+    assert results[3][2] == 4
+    assert results[3][1] != commit
+    assert results[4][:3] == ["lab/kept", None, 2]
+    assert results[5][2:] == [1, ["b/two.jsonl"]]
+    assert all("has no file that ends with" in sentence for sentence in results[6:8])
+    assert "is not a source; use hf://datasets/" in results[8]
+    assert "lab/gone" in results[9]

@@ -411,8 +411,8 @@ def test_equal_and_odd_ids_of_runs_keep_a_session_each(tmp_path: Path) -> None:
     [
         (b'{"messages": [{"role": "us', "it is not JSON in UTF-8"),
         (b"\xff\x00{}", "it is not JSON in UTF-8"),
-        (b'{"messages": [1, 2]}', "a value has another type than in its format"),
-        (b'{"messages": [], "info": "x"}', "a value has another type than in its format"),
+        (b'{"messages": [1, 2]}', "a value has an unexpected type"),
+        (b'{"messages": [], "info": "x"}', "a value has an unexpected type"),
     ],
 )
 def test_a_broken_file_is_rejected_and_the_others_are_read(tmp_path: Path, text: bytes, problem: str) -> None:

@@ -39,7 +39,7 @@ BROKEN = st.lists(
 
 
 @given(st.text(max_size=300) | BROKEN)
-def test_no_text_is_too_broken(text: str) -> None:
+def test_any_text_can_be_read(text: str) -> None:
     lines = read_objects(text.encode())
     filled = [line for line in text.split("\n") if line.strip("\0\ufeff \t\r")]
     assert lines.parsed + lines.repaired + lines.skipped == len(filled)
@@ -49,7 +49,7 @@ def test_no_text_is_too_broken(text: str) -> None:
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text() | st.integers()), max_size=8))
-def test_valid_lines_come_back_as_they_are(objects: list[dict[str, object]]) -> None:
+def test_valid_lines_are_returned_unchanged(objects: list[dict[str, object]]) -> None:
     lines = read_objects("\n".join(json.dumps(o, ensure_ascii=False) for o in objects).encode())
     assert lines.objects == objects
     assert lines.parsed == len(objects)

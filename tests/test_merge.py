@@ -1,4 +1,4 @@
-"""Parts of a source, made apart and put together, are one undivided run."""
+"""Test that merged parts of a source equal a single run."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def rows(source: Path) -> Path:
 
 
 def moved(source: Path, machine: Path) -> Path:
-    """The same source as another machine has it: other place, other times."""
+    """The same source in another folder and with other times, as on another machine."""
     shutil.copytree(source, machine / "traces", copy_function=shutil.copy)
     for path in (machine / "traces").rglob("*"):
         os.utime(path, (1, 1))
@@ -64,12 +64,12 @@ def test_parts_of_two_machines_merge_to_the_bytes_of_one_run(source: Path, rows:
     assert "rows kept" in done.stdout
     assert all_bytes(tmp_path / "rows") == all_bytes(rows)
     assert not list(tmp_path.glob(".*"))
-    # The same part has the same bytes wherever it was made, and no path of a machine.
+    # A part has the same bytes on every machine, and contains no machine path.
     run_part(str(source), tmp_path / "again", (2, 2))
     assert all_bytes(tmp_path / "again") == all_bytes(tmp_path / "p2")
-    told = b"".join(path.read_bytes() for path in (tmp_path / "p2").rglob("*.json"))
-    assert str(tmp_path).encode() not in told
-    assert os.fsencode(source.parent) not in told
+    content = b"".join(path.read_bytes() for path in (tmp_path / "p2").rglob("*.json"))
+    assert str(tmp_path).encode() not in content
+    assert os.fsencode(source.parent) not in content
 
 
 @pytest.mark.parametrize("count", [1, 8])
@@ -77,7 +77,7 @@ def test_any_number_of_parts_merges(source: Path, rows: Path, tmp_path: Path, co
     parts = parts_of(source, tmp_path, count)
     empty = [json.loads((part / "part.json").read_text())["sessions"] == 0 for part in parts]
     assert empty == [part >= SHARDS for part in range(count)]
-    # What has no shards may come without its empty folders, or not come at all.
+    # A part without shards may lack its empty folders, or be missing.
     for path in sorted(parts[-1].iterdir()):
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
@@ -100,7 +100,7 @@ def test_a_shard_without_rows_or_sessions_is_a_shard(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_raw_sessions_and_options_travel(tmp_path: Path) -> None:
+def test_parts_keep_raw_sessions_and_options(tmp_path: Path) -> None:
     traces = shards.write_raw_shards(tmp_path / "traces", 3)
     options: dict[str, Any] = {"unit": "episode", "test_fraction": 0.4, "history_chars": 200}
     options["min_worth"] = 0
@@ -125,7 +125,7 @@ def test_splits_of_a_saved_dataset_are_shards(tmp_path: Path) -> None:
     assert all_bytes(tmp_path / "merged") == all_bytes(tmp_path / "rows")
 
 
-def test_missing_double_and_foreign_parts_are_named(source: Path, three: list[Path], tmp_path: Path) -> None:
+def test_missing_duplicate_and_foreign_parts_are_named(source: Path, three: list[Path], tmp_path: Path) -> None:
     def refused(parts: list[Path], match: str) -> None:
         with pytest.raises(SourceError, match=match):
             merge_parts(parts, tmp_path / "rows")
@@ -154,7 +154,7 @@ def test_missing_double_and_foreign_parts_are_named(source: Path, three: list[Pa
     refused([one, tmp_path / "other code", last], r"different runs \(code\)")
 
 
-def test_a_part_copied_badly_is_named(three: list[Path], tmp_path: Path) -> None:
+def test_a_damaged_part_is_named(three: list[Path], tmp_path: Path) -> None:
     for spoil in ("rows/00001.parquet", "prints/00004.parquet"):
         for how in ("lost", "cut"):
             copy = tmp_path / how / spoil.replace("/", "-")
@@ -167,7 +167,7 @@ def test_a_part_copied_badly_is_named(three: list[Path], tmp_path: Path) -> None
                 merge_parts([three[0], copy, three[2]], tmp_path / "rows")
 
 
-def test_what_a_merge_decides_is_refused_for_a_part(source: Path, tmp_path: Path) -> None:
+def test_options_of_a_merge_are_refused_for_a_part(source: Path, tmp_path: Path) -> None:
     def refused(*options: str) -> Result:
         line = ["filter", str(source), "--out", str(tmp_path / "p"), *options]
         return CliRunner().invoke(app, line)
@@ -181,7 +181,9 @@ def test_what_a_merge_decides_is_refused_for_a_part(source: Path, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-def test_no_folder_is_taken_for_another(source: Path, rows: Path, three: list[Path], tmp_path: Path) -> None:
+def test_each_command_refuses_the_folder_of_another(
+    source: Path, rows: Path, three: list[Path], tmp_path: Path
+) -> None:
     part = tmp_path / "part"
     shutil.copytree(three[0], part)
     shutil.copytree(rows, tmp_path / "rows")
@@ -209,7 +211,7 @@ def test_no_folder_is_taken_for_another(source: Path, rows: Path, three: list[Pa
     assert all_bytes(part) == all_bytes(three[0])
 
 
-def test_names_of_a_part_hold_no_secrets(tmp_path: Path) -> None:
+def test_file_names_in_a_part_are_redacted(tmp_path: Path) -> None:
     secret = "hf_" + "aB3" * 12
     traces = shards.write_shards(tmp_path / f"runs-{secret}", 2)
     (traces / "0000.parquet").rename(traces / f"{secret}.parquet")

@@ -1,4 +1,4 @@
-"""Stages, rewards and verifiers of the user's own, from a module in the current folder."""
+"""Test the user's own stages, rewards and verifiers from a module in the current folder."""
 
 import json
 import subprocess
@@ -107,7 +107,7 @@ def scores(folder: Path) -> list[float]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a module of one's own."""
+    """The current folder, with an own module."""
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -115,7 +115,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_stage_of_ones_own_runs_before_the_threshold_and_again_when_it_changes(folder: Path) -> None:
+def test_an_own_stage_runs_before_the_threshold_and_again_when_it_changes(folder: Path) -> None:
     write_samples(folder / "traces")
     filtering = ("filter", "traces", "--out", "rows", "--min-score", "101", "--workers", "2")
     done = run(folder, *filtering, "--stage", "mine:STAGE")
@@ -136,14 +136,14 @@ def test_a_stage_of_ones_own_runs_before_the_threshold_and_again_when_it_changes
 
 
 @pytest.mark.parametrize("unit", get_args(Unit))
-def test_a_stage_may_write_every_column_as_it_is(folder: Path, unit: Unit) -> None:
+def test_a_stage_may_write_every_column_unchanged(folder: Path, unit: Unit) -> None:
     sessions = load_sessions(SAMPLE_SESSIONS)
     stages = [pipeline(unit, own=own, recorder=None) for own in (["mine:SAME"], [])]
     with_it, without = (run_pipeline(sessions, one, keep_rejects=True) for one in stages)
     assert with_it.to_list() == without.to_list() != []
 
 
-def test_a_stage_that_drops_every_row_is_what_the_advice_is_about(folder: Path) -> None:
+def test_the_advice_names_a_stage_that_drops_every_row(folder: Path) -> None:
     write_samples(folder / "traces")
     done = run(folder, "filter", "traces", "--out", "rows", "--stage", "mine:NOTHING")
     assert done.returncode == 2
@@ -180,13 +180,13 @@ def test_a_stage_that_does_not_fit_is_refused(folder: Path, names: list[str], se
     [
         ("UNTOLD", 3, "The stage `mine` returned True; return None or a reason"),
         ("EMPTY", 3, "The stage `mine` returned ''; return None or a reason"),
-        ("STAGE", float("nan"), "holds a number that is not finite"),
+        ("STAGE", float("nan"), "has a number that is not finite"),
         ("LEAVE", 3, r"SystemExit: gone \(mine.py, line \d+\)"),
         ("LOSE", 3, "expected `float`, got `null` in `score`"),
         ("AWAY", 3, "unknown value 'validation' in `split`"),
     ],
 )
-def test_what_a_stage_returns_wrongly_is_one_sentence(folder: Path, name: str, score: float, sentence: str) -> None:
+def test_an_invalid_result_of_a_stage_is_explained(folder: Path, name: str, score: float, sentence: str) -> None:
     stage = next(one for one in pipeline(own=[f"mine:{name}"]) if one.fn.__class__.__name__ == "OwnStage")
     with pytest.raises(OwnCodeError, match=sentence):
         stage({"score": score})
@@ -201,7 +201,7 @@ def test_what_a_stage_returns_wrongly_is_one_sentence(folder: Path, name: str, s
         ("return columns['gone']", r"KeyError: 'gone' \(rewarding.py, line 2\)"),
     ],
 )
-def test_a_reward_of_ones_own_that_does_not_work_is_one_sentence(
+def test_a_failing_own_reward_is_explained(
     folder: Path, body: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "rewarding", raising=False)
@@ -210,14 +210,14 @@ def test_a_reward_of_ones_own_that_does_not_work_is_one_sentence(
         OwnReward("rewarding:score")(completions=["a", "b"], prompts=["", ""])
 
 
-def test_a_built_in_function_is_refused_by_a_sentence() -> None:
+def test_a_built_in_function_is_refused() -> None:
     reward = OwnReward("os:getcwd")
     assert source_hash(reward) == source_hash(OwnReward("os:getcwd")) != source_hash(OwnReward("os:getpid"))
     with pytest.raises(OwnCodeError, match=r"The reward `os:getcwd` failed: TypeError: .* takes no keyword arguments"):
         reward(completions=["a"])
 
 
-def test_a_verifier_of_ones_own_scores_completions(folder: Path) -> None:
+def test_an_own_verifier_scores_completions(folder: Path) -> None:
     rows = [{"verifier_spec": "{}", "completion": text} for text in ("right", "bad")]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = run(folder, "rescore", "rows.jsonl", "--out", "scored", "--gate", "mine:verify")
@@ -225,7 +225,7 @@ def test_a_verifier_of_ones_own_scores_completions(folder: Path) -> None:
     assert "2 rows, 2 judged, 1 passed" in done.stdout
 
 
-def test_a_folder_named_as_a_package_of_ours_has_to_be_renamed(folder: Path) -> None:
+def test_a_folder_with_the_name_of_our_package_is_refused(folder: Path) -> None:
     (folder / "rewards").mkdir()
     (folder / "rewards" / "good.py").write_text(MINE)
     with pytest.raises(OwnCodeError, match="rename the folder `rewards` here"):

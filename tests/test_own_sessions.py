@@ -1,4 +1,4 @@
-"""The sessions that agents keep on this machine, and the choice among session files."""
+"""Test reading the sessions of agents on this machine, and selecting session files."""
 
 import gzip
 import json
@@ -85,7 +85,7 @@ def test_all_agents_are_read_where_their_variables_say(home: Path, monkeypatch: 
     assert f"archived_sessions/{archived.name}" in expected
 
 
-def test_no_sessions_are_one_sentence(home: Path) -> None:
+def test_missing_sessions_are_explained(home: Path) -> None:
     (home / ".codex").rename(home / "gone")
     assert f"There are no sessions in `{home}/.codex/sessions` or" in refused("codex")
     assert "or try the samples that `pimono-sdpo demo sessions --out traces` writes" in refused("codex")
@@ -115,7 +115,7 @@ def test_view_reads_the_sessions_that_the_filter_read(home: Path) -> None:
         assert events()
 
 
-def test_a_mistyped_word_names_the_words(home: Path) -> None:
+def test_a_mistyped_word_lists_the_valid_words(home: Path) -> None:
     assert "did you mean `claude`? The words" in refused("clade")
     assert "the words for your own sessions are claude, codex, pi, all" in refused("xyz")
 
@@ -129,7 +129,7 @@ def test_several_sources_are_read_as_one(home: Path) -> None:
     report = json.loads(Path("rows/report.json").read_text())
     assert report["input"]["source"] == "claude, moved"
     assert report["sessions"] == len(names)
-    # What a shell makes of a glob, and a file that two of them name.
+    # The files of a glob that the shell has expanded, one of them twice.
     files = [str(file) for file in sorted(Path("moved").rglob("*.jsonl"))]
     run_filter(*files, files[0])
     report = json.loads(Path("rows/report.json").read_text())
@@ -187,14 +187,14 @@ def test_session_files_are_chosen(home: Path, options: list[str], kept: set[str]
     assert sources() == kept
 
 
-def test_a_choice_that_cannot_be_made_is_one_sentence(home: Path) -> None:
+def test_options_that_select_nothing_are_explained(home: Path) -> None:
     write_session(Path("traces/a.jsonl"), "/work/shop")
     assert "No session of `traces` (1 in all) is left by --project;" in refused("traces", "--project", "blog")
     assert "is left by --project and --exclude" in refused("traces", "--project", "blog", "--exclude", "a")
     assert "--since `yesterday` is not a date" in refused("traces", "--since", "yesterday")
     assert "--since `2999-01-01` is in the future" in refused("traces", "--since", "2999-01-01")
     pq.write_table(pa.table({"trace": ["{}"], "file_path": ["a"]}), "traces/b.parquet")
-    assert "choose among session files" in refused("traces", "--since", "7d")
+    assert "select session files" in refused("traces", "--since", "7d")
     assert "The parts decide --project" in refused("part", "--merge", "--project", "a")
 
 
@@ -217,14 +217,14 @@ def test_files_that_cannot_be_read_are_left_out_and_named(home: Path) -> None:
     whole = gzip.compress(plain)
     Path("traces/b.jsonl.gz").write_bytes(whole[:-20])
     Path("traces/c.jsonl.zst").write_bytes(b"not zstd")
-    said = run_filter("traces", "--min-worth", "0")
-    assert "left out, as they cannot be read: b.jsonl.gz (" in said
+    output = run_filter("traces", "--min-worth", "0")
+    assert "skipped, since they cannot be read: b.jsonl.gz (" in output
     report = json.loads(Path("rows/report.json").read_text())
     assert [one.split(" (")[0] for one in report["unreadable"]] == ["b.jsonl.gz", "c.jsonl.zst"]
     assert report["bytes"]["unreadable"] == len(whole) - 20 + len(b"not zstd")
     assert report["bytes"]["parsed"] + report["bytes"]["repaired"] >= len(plain) - 2
     assert "2 files of" in Path("rows/README.md").read_text()
-    # The next run reads what can be read then.
+    # The next run reads files that have become readable.
     Path("traces/b.jsonl.gz").write_bytes(whole)
     run_filter("traces", "--min-worth", "0", "--exclude", "c.*")
     assert sources() == {"a.jsonl", "b.jsonl.gz"}
@@ -235,7 +235,7 @@ def test_files_that_cannot_be_read_are_left_out_and_named(home: Path) -> None:
     Path("traces/a.jsonl").unlink()
     Path("traces/b.jsonl.gz").unlink()
     assert (
-        "`traces` gives no rows (nothing to make them from; left out, as they cannot be read: c.jsonl.zst ("
+        "`traces` gives no rows (nothing to make them from; skipped, since they cannot be read: c.jsonl.zst ("
         in refused("traces")
     )
 

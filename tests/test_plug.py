@@ -1,4 +1,4 @@
-"""A new harness is one file and its line, a new category one entry, and none of them is half done."""
+"""Test that a new harness needs one file and one line, a new category one entry, and that both must be complete."""
 
 import json
 from pathlib import Path
@@ -79,7 +79,7 @@ patterns = ['\\bit broke\\b']
 
 
 def missing_parts(harness: Harness) -> list[str]:
-    """Name what a harness lacks: nothing else tells its author."""
+    """Return the names of the missing parts of a harness."""
     missing = [name for name in ("about", "sample") if not getattr(harness, name)]
     documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     if not any(f"| `{harness.name}` |" in page.read_text() for page in documents):
@@ -97,7 +97,7 @@ def missing_parts(harness: Harness) -> list[str]:
 
 
 @pytest.mark.parametrize("harness", HARNESSES, ids=lambda harness: harness.name)
-def test_no_part_of_a_harness_is_missing(harness: Harness) -> None:
+def test_every_harness_is_complete(harness: Harness) -> None:
     missing = missing_parts(harness)
     assert not missing, f"{harness.name} lacks {'; '.join(missing)}"
 
@@ -129,7 +129,7 @@ def test_every_category_is_in_a_sample_session_and_in_the_documentation() -> Non
 
 
 @pytest.mark.parametrize("part", ["weight", "sentence", "example", "patterns"])
-def test_an_entry_that_lacks_a_part_is_refused_by_name(part: str) -> None:
+def test_an_incomplete_entry_is_named(part: str) -> None:
     lines = [line for line in TOY_CATEGORY.split("\n") if not line.startswith(part)]
     with pytest.raises(ValueError, match=f"`toy_trouble` has no `{part}`"):
         read_categories("\n".join(lines))
@@ -167,10 +167,10 @@ def test_a_plugged_harness_and_category_reach_the_row(tmp_path: Path) -> None:
     assert run_python(project, "judge.py").stdout.split() == ["passed", "failed"]
 
 
-def test_what_a_plugged_harness_leaves_out_is_named(tmp_path: Path) -> None:
+def test_missing_parts_of_a_plugged_harness_are_named(tmp_path: Path) -> None:
     reader = TOY_READER.replace("# PARTS", 'about="", sample="",')
     project = plug_in(tmp_path, reader)
-    checks = ("--noconftest", "-p", "no:cacheprovider", "tests/test_plug.py", "-k", "missing and toy")
+    checks = ("--noconftest", "-p", "no:cacheprovider", "tests/test_plug.py", "-k", "complete and toy")
     failed = run_python(project, "-m", "pytest", "-q", *checks)
     assert failed.returncode == 1, failed.stdout
     assert "toy lacks about; sample; documentation; tools, or in no_tools why" in failed.stdout

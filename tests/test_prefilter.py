@@ -1,4 +1,4 @@
-"""No pattern of the project may match where its widened form is not found."""
+"""Test that no pattern of the project matches where its widened form does not."""
 
 import re
 
@@ -21,7 +21,7 @@ USED = [
 
 @pytest.mark.parametrize("examples", [5, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("pattern", USED, ids=lambda pattern: pattern.pattern[:30])
-def test_what_a_pattern_matches_is_a_candidate(pattern: re.Pattern[str], examples: int) -> None:
+def test_a_matching_pattern_is_a_candidate(pattern: re.Pattern[str], examples: int) -> None:
     one, compiled = Prefilter([pattern]), re.compile(pattern.pattern, pattern.flags)
 
     @settings(max_examples=examples)
@@ -56,11 +56,11 @@ def test_python_and_re2_differ_here(pattern: str, text: str) -> None:
     assert Prefilter([re.compile(pattern)]).candidates(text) == [0]
 
 
-def test_several_are_told_in_one_pass() -> None:
+def test_several_patterns_are_found_in_one_pass() -> None:
     patterns = [re.compile(word) for word in ("fail", "pass", "skip")]
     assert Prefilter(patterns).candidates("1 skipped, 2 failed") == [0, 2]
     assert Prefilter(patterns).candidates("") == []
 
 
-def test_a_group_within_a_lookahead_goes_with_it() -> None:
+def test_a_group_within_a_lookahead_is_removed_with_it() -> None:
     assert widen_pattern(re.compile(r"a(?=(b|[)])c)d")) == "(?m)ad"

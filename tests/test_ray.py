@@ -1,4 +1,4 @@
-"""The filter on a real Ray cluster of several nodes."""
+"""Test the filter on a real Ray cluster of several nodes."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ pytest.importorskip("ray", reason="the extra `ray` is not installed")
 from ray.cloudpickle import dumps
 from ray.cluster_utils import Cluster
 
-from pimono_sdpo.runs.ray import TOKEN, finish_on_node, shipped
+from pimono_sdpo.runs.ray import TOKEN, build_task, finish_on_node
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ ROOT = str(Path(__file__).parent.parent)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A head that runs nothing, and two nodes of one CPU."""
+    """A head node without CPUs, and two nodes with one CPU each."""
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", PYTHONPATH=ROOT)
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     for _ in range(2):
@@ -62,10 +62,10 @@ def test_a_cluster_writes_the_bytes_of_one_machine_and_goes_past_a_bad_shard(
     run_filter(str(traces), tmp_path / "local")
     (traces / "0001.parquet").write_bytes(good[:8] + b"\xff" * 900 + good[908:])
     arguments = ("filter", "traces", "--out", "rows", "--engine", "ray")
-    # A name relative to a folder that no node works in.
+    # A path relative to a folder that is not the working folder of any node.
     paths = {"RAY_ADDRESS": cluster.address, "PYTHONPATH": ROOT}
-    said = sentence(cli_process(*arguments, folder=tmp_path, **paths))
-    assert "1 of 4 shards failed (`0001.parquet` cannot be read" in said
+    message = sentence(cli_process(*arguments, folder=tmp_path, **paths))
+    assert "1 of 4 shards failed (`0001.parquet` cannot be read" in message
     before = made(tmp_path / ".rows.partial")
     assert len(before) == 3
     (traces / "0001.parquet").write_bytes(good)
@@ -73,14 +73,14 @@ def test_a_cluster_writes_the_bytes_of_one_machine_and_goes_past_a_bad_shard(
     assert all_bytes(tmp_path / "rows") == all_bytes(tmp_path / "local")
 
 
-def test_what_is_wrong_with_the_engine_is_one_sentence(source: Path, tmp_path: Path) -> None:
+def test_errors_of_the_engine_are_explained(source: Path, tmp_path: Path) -> None:
     arguments = ("filter", source, "--out", tmp_path / "rows", "--engine", "ray")
-    said = sentence(cli_process(*arguments, RAY_ADDRESS="127.0.0.1:9"))
-    assert "No Ray cluster answers at `127.0.0.1:9`; start it with" in said
+    message = sentence(cli_process(*arguments, RAY_ADDRESS="127.0.0.1:9"))
+    assert "No Ray cluster answers at `127.0.0.1:9`; start it with" in message
     assert "leave it out" in sentence(cli_process(*arguments, "--workers", "2"))
 
 
-def test_a_node_that_is_not_set_up_is_told(source: Path, tmp_path: Path) -> None:
+def test_a_node_that_is_not_set_up_is_reported(source: Path, tmp_path: Path) -> None:
     (part, *_) = session_parts(dict(enumerate(open_source(str(source)).shards)), (), {})
     job = Job(part, tmp_path, OUTPUTS, {"code": "of another version"})
     assert "does not see" in str(finish_on_node(job, "token"))
@@ -88,10 +88,10 @@ def test_a_node_that_is_not_set_up_is_told(source: Path, tmp_path: Path) -> None
     assert "another version of this package" in str(finish_on_node(job, "token"))
     bare = "import sys, pickle; sys.modules['pimono_sdpo'] = None;"
     bare += "print(pickle.load(sys.stdin.buffer)(b'', ''))"
-    shipment = dumps(shipped())  # type: ignore[no-untyped-call]
+    shipment = dumps(build_task())  # type: ignore[no-untyped-call]
     line = [sys.executable, "-c", bare]
     done = subprocess.run(line, input=shipment, capture_output=True, check=True)
-    assert b"lacks this version of this package" in done.stdout
+    assert b"does not have this version of the package" in done.stdout
 
 
 def test_a_node_killed_in_the_middle_loses_nothing(cluster: Cluster, source: Path, rows: Path, tmp_path: Path) -> None:
@@ -112,15 +112,15 @@ def test_a_node_killed_in_the_middle_loses_nothing(cluster: Cluster, source: Pat
     assert process.poll() is None
     _power_off(cluster)
     until(look)
-    _, told = process.communicate()
-    assert process.returncode == 0, told
+    _, stderr = process.communicate()
+    assert process.returncode == 0, stderr
     assert all_bytes(tmp_path / "rows") == all_bytes(rows)
     assert len(seen) > 8, "no shard was read again"
     assert not work.exists()
 
 
 def _power_off(cluster: Cluster) -> None:
-    """Kill a node with all that runs on it; its workers alone would still finish their task."""
+    """Kill a node with all its processes; if only the node died, its workers would finish their task."""
     node = next(iter(cluster.worker_nodes))
     (raylet,) = (info.process.pid for info in node.all_processes["raylet"])
     workers = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()

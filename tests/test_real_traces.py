@@ -1,4 +1,4 @@
-"""Sessions of real users, when there are any: set PIMONO_TRACES to their folder."""
+"""Test reading sessions of real users; set PIMONO_TRACES to their folder."""
 
 import csv
 import json
@@ -76,18 +76,18 @@ def counts(path: Path) -> list[object]:
 
 
 @pytest.mark.parametrize("name", list(COUNTS))
-def test_what_is_read_of_a_file_stays_the_same(name: str) -> None:
+def test_the_counts_of_each_file_stay_the_same(name: str) -> None:
     assert counts(TRACES / name) == COUNTS[name]
 
 
-def test_pi_sessions_hold_what_their_list_of_sources_says() -> None:
+def test_pi_sessions_match_their_list_of_sources() -> None:
     with (TRACES / "SOURCES.csv").open() as file:
         listed = [row for row in csv.DictReader(file) if row["file"].startswith("pi/")]
     assert len(listed) == 23
     for row in listed:
         _, users, _, _, results, errors, _, _, repaired, _ = map(str, counts(TRACES / row["file"]))
         wanted = [row["n_user"], row["n_tool_results"], row["n_is_error"]]
-        # The list was made by a reader that gave a broken line up.
+        # The reader that made the list skipped broken lines.
         shell = re.search(r"bashExecution=(\d+)", row["note"])
         slack = int(repaired) + int(shell[1] if shell else 0)
         for got, want in zip((users, results, errors), wanted, strict=True):

@@ -1,4 +1,4 @@
-"""Many shards: in parallel, past one that fails, on a full disk, after a kill."""
+"""Test runs with many shards: in parallel, with a failing shard, on a full disk, after a kill."""
 
 import os
 import pty
@@ -55,14 +55,14 @@ def test_the_rows_do_not_depend_on_the_workers(source: Path, rows: Path, tmp_pat
     assert all_bytes(tmp_path / "rows") == all_bytes(rows)
 
 
-def test_a_shard_that_cannot_be_read_costs_only_itself(source: Path, rows: Path, tmp_path: Path) -> None:
+def test_an_unreadable_shard_does_not_affect_the_others(source: Path, rows: Path, tmp_path: Path) -> None:
     broken, good = tmp_path / "traces" / "0002.parquet", source / "0002.parquet"
     shutil.copytree(source, tmp_path / "traces")
     _spoil_pages(broken)
     arguments = ("filter", broken.parent, "--out", tmp_path / "rows", "--workers", 2)
-    said = sentence(cli(*arguments))
-    assert "1 of 5 shards failed (`0002.parquet` cannot be read" in said
-    assert "finished ones are kept in `.rows.partial`" in said
+    message = sentence(cli(*arguments))
+    assert "1 of 5 shards failed (`0002.parquet` cannot be read" in message
+    assert "finished ones are kept in `.rows.partial`" in message
     work = tmp_path / ".rows.partial"
     before = made(work)
     assert sorted(before) == ["00000.json", "00001.json", "00003.json", "00004.json"]
@@ -77,17 +77,15 @@ def test_a_shard_that_cannot_be_read_costs_only_itself(source: Path, rows: Path,
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_one_sentence_and_a_rerun_finishes(
-    long_source: Path, long_rows: Path, tmp_path: Path
-) -> None:
+def test_a_killed_worker_is_reported_and_a_rerun_finishes(long_source: Path, long_rows: Path, tmp_path: Path) -> None:
     arguments = ("filter", long_source, "--out", tmp_path / "rows", "--workers", 2)
     attempts = tmp_path / ".rows.partial" / "attempts"
     process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True)
     until(lambda: (attempts.exists() and any(attempts.iterdir())) or process.poll() is not None)
     os.kill(_workers(process.pid)[0], signal.SIGKILL)
-    _, told = process.communicate()
-    assert (process.returncode, told.count("\n")) == (2, 1), told
-    assert "shards failed (a worker was killed, most likely for lack of memory; try fewer" in told
+    _, stderr = process.communicate()
+    assert (process.returncode, stderr.count("\n")) == (2, 1), stderr
+    assert "shards failed (a worker was killed, most likely for lack of memory; try fewer" in stderr
     run_filter(str(long_source), tmp_path / "rows")
     assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
 
@@ -114,7 +112,7 @@ def test_workers_end_with_a_killed_run_and_a_rerun_finishes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["workers begin", "shards are written"])
-def test_ctrl_c_is_one_sentence_and_a_rerun_finishes(
+def test_ctrl_c_prints_one_sentence_and_a_rerun_finishes(
     long_source: Path, long_rows: Path, tmp_path: Path, moment: str
 ) -> None:
     arguments = ("filter", long_source, "--out", tmp_path / "rows", "--workers", 2)
@@ -127,18 +125,18 @@ def test_ctrl_c_is_one_sentence_and_a_rerun_finishes(
 
     until(lambda: is_there() or process.poll() is not None)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate()
+    _, stderr = process.communicate()
     assert process.returncode == 130
-    assert said == "pimono-sdpo: interrupted; run the same command again to resume.\n"
+    assert stderr == "pimono-sdpo: interrupted; run the same command again to resume.\n"
     assert cli(*arguments).returncode == 0
     assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
 
 
 @pytest.mark.parametrize(("limit", "workers"), [(8_000, 2), (17_000, 1), (22_000, 1)])
-def test_a_full_disk_is_one_sentence_and_leaves_no_half_file(
+def test_a_full_disk_is_reported_and_leaves_no_partial_file(
     source: Path, rows: Path, tmp_path: Path, limit: int, workers: int
 ) -> None:
-    """No file may grow beyond a limit: no shard fits, then some, then all but not the database that compares them."""
+    """Limit the size of files so that no shard fits, some do, or all do but not the database that compares them."""
     arguments = ("filter", source, "--out", tmp_path / "rows", "--workers", workers)
     done = subprocess.run(
         command(*arguments),
@@ -147,9 +145,9 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_half_file(
         text=True,
         check=False,
     )
-    said = sentence(done)
-    assert "could not be written: " in said
-    assert "make room" in said
+    message = sentence(done)
+    assert "could not be written: " in message
+    assert "make room" in message
     assert not (tmp_path / "rows").exists()
     work = tmp_path / ".rows.partial"
     for path in work.glob("*/*.parquet"):
@@ -160,7 +158,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_half_file(
 
 
 @pytest.mark.slow
-def test_a_run_beside_another_refuses(long_source: Path, long_rows: Path, tmp_path: Path) -> None:
+def test_two_runs_cannot_write_one_folder(long_source: Path, long_rows: Path, tmp_path: Path) -> None:
     arguments = ("filter", long_source, "--out", tmp_path / "rows")
     process = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL)
     until(lambda: (tmp_path / ".rows.partial" / "attempts").exists())
@@ -186,7 +184,7 @@ def test_a_bug_in_a_worker_keeps_its_traceback(source: Path, tmp_path: Path) -> 
     assert not list((tmp_path / "done").iterdir())
 
 
-def test_the_bar_moves_with_the_shards_and_is_quiet_elsewhere(source: Path, tmp_path: Path) -> None:
+def test_the_progress_bar_counts_shards(source: Path, tmp_path: Path) -> None:
     shown = _on_a_terminal(command("filter", source, "--out", tmp_path / "rows", "--workers", "2"))
     sessions = len(shards.SESSIONS)
     assert all(f"shards={n}/5" in shown for n in (1, 5))
@@ -197,7 +195,7 @@ def test_the_bar_moves_with_the_shards_and_is_quiet_elsewhere(source: Path, tmp_
 
 
 def _run_here(source: Path, work: Path) -> frozenset[int]:
-    """Run what is left to run of a folder, and tell which shards that were."""
+    """Run the unfinished shards of a folder and return their numbers."""
     opened = dict(enumerate(open_source(str(source)).shards))
     options = FilterOptions()
     parts = session_parts(opened, options.stages(), resume_key(options))
@@ -207,7 +205,7 @@ def _run_here(source: Path, work: Path) -> frozenset[int]:
 
 
 def _spoil_pages(file: Path) -> None:
-    """Overwrite what lies before the footer, which stays readable."""
+    """Overwrite the data of a parquet file before its footer."""
     content = bytearray(file.read_bytes())
     content[8 : len(content) // 3] = b"\xff" * (len(content) // 3 - 8)
     file.write_bytes(content)
@@ -222,7 +220,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _workers(pid: int) -> list[int]:
-    """The processes that a run has forked; what it has started otherwise has another command."""
+    """Return the forked processes of a run, which have the same command line."""
     return [worker for worker in _children(pid) if _command(worker) == _command(pid)]
 
 
@@ -243,16 +241,16 @@ def _on_a_terminal(line: list[str]) -> str:
         while part := os.read(ours, 4096):
             shown += part
     except OSError:
-        # How Linux says that the other side is closed.
+        # How Linux reports that the other end is closed.
         pass
     assert process.wait() == 0
     os.close(ours)
     return shown.decode()
 
 
-def test_a_folder_that_is_gone_is_told_and_not_made_again(source: Path, tmp_path: Path) -> None:
+def test_a_removed_folder_is_reported_and_not_created_again(source: Path, tmp_path: Path) -> None:
     (part, *_) = session_parts(dict(enumerate(open_source(str(source)).shards)), pipeline(), {})
     outcome = finish_part(Job(part, tmp_path / "gone", OUTPUTS, {}))
     assert isinstance(outcome, str)
-    assert "is gone; run the command again" in outcome
+    assert "was removed; run the command again" in outcome
     assert not (tmp_path / "gone").exists()

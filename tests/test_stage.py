@@ -88,15 +88,15 @@ def test_an_empty_dataset_gets_the_columns_too() -> None:
     ("given", "stage", "sentence"),
     [
         (Dataset.from_dict({"m": [1]}), STAGES[2], "`test_stage` reads n; the columns are m"),
-        (None, STAGES[2], "not on a NoneType; make one by `load_sessions`"),
+        (None, STAGES[2], "not on a NoneType; make one with `load_sessions`"),
         ([{"n": 1}], STAGES[2], "not on a list"),
         (ROWS, Filter(untold, reads=("n",)), "`test_stage` returned True; return None or a reason"),
         (ROWS, Map(nothing, reads=("n",), writes=NUMBER), "`test_stage` returned None; return a dict"),
         (ROWS, Map(in_words, reads=("n",), writes=NUMBER), "what a column of its `writes` cannot hold: .*'one'"),
-        (ROWS, 1, "1 is not a stage; make one by `Map`, `FlatMap` or `Filter`"),
+        (ROWS, 1, "1 is not a stage; make one with `Map`, `FlatMap` or `Filter`"),
     ],
 )
-def test_what_cannot_be_run_is_one_sentence(run: Any, given: Any, stage: Stage, sentence: str) -> None:
+def test_a_dataset_or_stage_that_cannot_run_is_refused(run: Any, given: Any, stage: Stage, sentence: str) -> None:
     with pytest.raises(PimonoError, match=sentence):
         run(given, [stage])
 
@@ -150,7 +150,7 @@ def test_the_pipeline_runs_on_a_plain_dataset() -> None:
 
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """The samples, all layouts and oddities of them."""
+    """The samples in all layouts, with unusual rows."""
     folder = tmp_path_factory.mktemp("samples")
     write_samples(folder)
     tables = [t for shard in open_source(str(folder)).shards for t in read_sessions(shard)]
@@ -184,7 +184,7 @@ def test_rejects_are_kept_on_request(sessions: Dataset) -> None:
         run_pipeline(sessions, fused=False, keep_rejects=True)
 
 
-def test_stages_of_ones_own_and_empty_datasets_are_run_too() -> None:
+def test_own_stages_and_empty_datasets_are_run() -> None:
     rows = Dataset.from_dict({"n": [1, 2, 3, 4], "extra": list("abcd")})
     fused = run_stages(rows, STAGES)
     assert (fused["n"], fused.features) == ([4, 4, 8, 8, 8, 8], NUMBER)
@@ -194,7 +194,7 @@ def test_stages_of_ones_own_and_empty_datasets_are_run_too() -> None:
     assert (empty.num_rows, empty.features) == (0, NUMBER)
 
 
-def test_json_is_decoded_for_stages_and_encoded_behind_them() -> None:
+def test_json_is_decoded_before_stages_and_encoded_after_them() -> None:
     turns = Features({"turns": List({"args": Json()})})
     given = Dataset.from_list([{"turns": [{"args": {"n": 1}}]}, {"turns": []}], features=turns)
     stage = Map(_first_args, reads=("turns",), writes=Features({"args": Json()}))
@@ -219,7 +219,7 @@ def test_stages_are_named_by_their_module() -> None:
 
 
 class Watched(dict[str, Any]):
-    """A row that remembers which of its columns were asked for."""
+    """A row that records which of its columns are read."""
 
     def __init__(self, row: dict[str, Any]) -> None:
         super().__init__(row)
@@ -230,8 +230,8 @@ class Watched(dict[str, Any]):
         return super().__getitem__(name)
 
 
-def test_reads_and_writes_are_true() -> None:
-    """A stage asks for what it declares and no more; nothing undeclared stays."""
+def test_stages_read_and_write_only_declared_columns() -> None:
+    """A stage reads and returns only the columns that it declares."""
     columns = set(SESSION)
     dataset = Dataset.from_dict(
         {"harness": [""], "session_id": [""], "source": ["a/s.jsonl"], "trace": [FAILING]} | {"bytes_not_utf8": [0]},
@@ -269,13 +269,13 @@ def test_sessions_are_loaded_as_any_kind_of_dataset(sessions: Dataset, tmp_path:
             load_sessions(wrong)
     both = load_sessions([tmp_path / "raw", tmp_path / "trace_text"])
     assert len(both) == len(load_sessions(tmp_path / "raw")) + len(load_sessions(tmp_path / "trace_text"))
-    # What changes on disk is read again.
+    # A changed file is read again.
     one = next((tmp_path / "raw").iterdir())
     one.write_text(FAILING)
     assert FAILING.encode() in load_sessions(tmp_path)["trace"]
 
 
-def test_the_public_names_are_there_and_load_nothing_before_they_are_used() -> None:
+def test_public_names_exist_and_are_imported_lazily() -> None:
     code = "import sys, pimono_sdpo; print(sorted({'datasets', 'pyarrow', 'numpy'} & set(sys.modules)))"
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"

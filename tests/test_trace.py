@@ -18,7 +18,7 @@ def test_a_linear_v1_session_becomes_events_in_order() -> None:
     assert read.events[3].call_id == read.events[4].call_id == "c1"
 
 
-def test_the_active_path_leaves_out_what_the_user_went_back_from() -> None:
+def test_the_active_path_excludes_abandoned_branches() -> None:
     read = read_trace(
         trace(
             HEADER,
@@ -69,7 +69,7 @@ def test_bash_executions_and_cleaned_text() -> None:
         (trace({"type": "custom_message", "customType": "x"}), "pi", "no_messages"),
     ],
 )
-def test_what_cannot_be_worked_on_says_why(lines: str, harness: str, problem: str) -> None:
+def test_unusable_traces_have_a_problem(lines: str, harness: str, problem: str) -> None:
     read = read_trace(lines)
     assert (read.harness, read.problem, read.events and read.problem) == (
         harness,
@@ -95,7 +95,7 @@ def test_odd_shapes_do_not_raise() -> None:
 
 
 @pytest.mark.parametrize("depth", [900, 985, 990, 5000])
-def test_deep_nesting_costs_at_most_its_line(depth: int) -> None:
+def test_deep_nesting_loses_at_most_its_line(depth: int) -> None:
     deep = '{"type":"message","message":{"role":"assistant","content":[{"type":"toolCall",'
     deep += '"name":"bash","arguments":' + "[" * depth + "]" * depth + "}]}}"
     read = read_trace(trace(user("Fix the parser")) + "\n" + deep)

@@ -1,10 +1,10 @@
-"""The command line: `pimono-sdpo COMMAND`.
+"""The command line `pimono-sdpo COMMAND`, with one module per command.
 
-A command is a module of this package and its name in GROUPS (command_line.py): a docstring, which is the help and
-where a paragraph that begins with `pimono-sdpo ` is an example; a class under `@options` with a field per option
-(pimono_sdpo/options.py); and `run(options)`. A command of two words, such as `suite build`, is the function `build`
-of the module `suite`, with its help as docstring. A module is imported only when its command is used, since
-importing `datasets` takes a second.
+To add a command, write a module here and add its name to GROUPS in command_line.py. The module has a docstring,
+which is the help (paragraphs that begin with `pimono-sdpo ` are examples), a class under `@options` with a field for
+each option (pimono_sdpo/options.py), and a function `run(options)`. A command of two words, such as `suite build`, is
+the function `build` of the module `suite`, with the help in its docstring. A module is imported only when its command
+is used, since importing `datasets` takes a second.
 """
 
 from pimono_sdpo.cli.command_line import app, main, run

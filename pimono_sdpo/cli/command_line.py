@@ -1,4 +1,4 @@
-"""Commands from modules: the fields of their options become Typer's, and errors exit codes."""
+"""Build Typer commands from the modules of commands, run them and turn errors into exit codes."""
 
 import errno
 import gc
@@ -22,7 +22,7 @@ from pimono_sdpo import __version__
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.options import flag_of
 
-# By the heading of the list of commands.
+# The commands by heading in the help.
 GROUPS = {
     "Rows and adapters": ("filter", "view", "push", "train"),
     "Rollouts": ("rollout", "import", "steps", "pairs", "evaluate", "rescore"),
@@ -31,12 +31,14 @@ GROUPS = {
     "Older names": ("prefs", "sft-extract", "eval"),
 }
 COMMANDS = tuple(chain.from_iterable(GROUPS.values()))
-# What cannot be opened, and what to do.
-CLOSED = dict.fromkeys((errno.EACCES, errno.EPERM), "check its rights") | {errno.ENAMETOOLONG: "use a shorter name"}
-# The exit code of a program that Ctrl-C has ended.
+# Advice for files that cannot be opened, by error number.
+ADVICE = dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions") | {
+    errno.ENAMETOOLONG: "use a shorter name"
+}
+# The exit code of a program that was ended by Ctrl-C.
 INTERRUPTED = 130
-# Rows of a session are many objects without cycles; by default garbage is sought for every 700.
-OBJECTS = 50_000
+# The rows of a session are many objects without cycles; by default, garbage is collected after every 700.
+GC_THRESHOLD = 50_000
 STYLE: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": None,
@@ -51,9 +53,9 @@ class CommandGroup(TyperGroup):
     def __init__(self, prefix: str = "", **settings: Any) -> None:
         super().__init__(**settings)
         self.prefix = prefix
-        rest = [name.removeprefix(prefix) for name in COMMANDS if name.startswith(prefix)]
-        own: dict[str, Any] = dict.fromkeys(name.split(" ")[0] for name in rest)
-        self.commands = {**own, **self.commands}
+        names = [name.removeprefix(prefix).split(" ")[0] for name in COMMANDS if name.startswith(prefix)]
+        commands: dict[str, Any] = dict.fromkeys(names)
+        self.commands = {**commands, **self.commands}
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, a group of commands, or None."""
@@ -66,29 +68,28 @@ class CommandGroup(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List every command with what it does."""
+        """List the commands with their summaries."""
         for heading, names in GROUPS.items():
-            found = [name for name in names if name.startswith(self.prefix)]
-            rows = [(name[len(self.prefix) :], summary_of(name)) for name in found]
+            rows = [(name[len(self.prefix) :], summary_of(name)) for name in names if name.startswith(self.prefix)]
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
-        """Complete the names of commands, without importing them, and options."""
+        """Complete options, and the names of commands without importing them."""
         names = [] if incomplete.startswith("-") else [name for name in self.commands if name.startswith(incomplete)]
         return [CompletionItem(name) for name in names] or super().shell_complete(ctx, incomplete)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; a mistyped choice gets the one that is meant."""
+        """Run a command; the error for a mistyped choice suggests the closest one."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")
-            if wrong := re.match(r"'(.+?)' is not one of (.+)", error.message):
-                choices = re.findall(r"'(.+?)'", wrong[2])
-                if meant := get_close_matches(wrong[1], choices, 1):
-                    error.message += f" Did you mean '{meant[0]}'?"
+            if match := re.match(r"'(.+?)' is not one of (.+)", error.message):
+                choices = re.findall(r"'(.+?)'", match[2])
+                if similar := get_close_matches(match[1], choices, 1):
+                    error.message += f" Did you mean '{similar[0]}'?"
             raise
 
 
@@ -103,16 +104,16 @@ class Command(NamedTuple):
 def load(command: str) -> Command:
     """Import a command."""
     module_name, function = _find(command)
-    # NumPy's threads wait busily at the start, for matrices that only a training may multiply.
+    # NumPy's threads use CPU time while they wait; only training multiplies large matrices.
     if command != "train":
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Modules and what they hold stay; looking for garbage among them takes a tenth of the time.
+    # Imported objects are never freed; searching them for garbage takes a tenth of the time.
     gc.disable()
     try:
         module = import_module(f"pimono_sdpo.cli.{module_name}")
     finally:
         gc.freeze()
-        gc.set_threshold(OBJECTS)
+        gc.set_threshold(GC_THRESHOLD)
         gc.enable()
     run = getattr(module, function)
     help = (module if function == "run" else run).__doc__
@@ -120,7 +121,7 @@ def load(command: str) -> Command:
 
 
 def summary_of(command: str) -> str:
-    """Read the first line of the help of a command, without importing it."""
+    """Read the first line of a command's help without importing its module."""
     module_name, function = _find(command)
     text = (Path(__file__).parent / f"{module_name}.py").read_text()
     start = 0 if function == "run" else text.index(f"\ndef {function}(")
@@ -128,7 +129,7 @@ def summary_of(command: str) -> str:
 
 
 def _find(command: str) -> tuple[str, str]:
-    """Return the module of a command, and its function there."""
+    """Return the name of a command's module, and of its function there."""
     module, _, function = command.rpartition(" ")
     if command in GROUPS["Older names"]:
         return "older_names", command.replace("-", "_")
@@ -136,45 +137,45 @@ def _find(command: str) -> tuple[str, str]:
 
 
 def command_of(name: str) -> Any:
-    """Return a command whose options are the fields of its class of options."""
-    found = load(name)
+    """Build a Typer command whose options are the fields of the command's class of options."""
+    command = load(name)
 
-    def call(**given: Any) -> None:
-        found.run(found.options(**given))
+    def call(**values: Any) -> None:
+        command.run(command.options(**values))
 
-    types = get_type_hints(found.options)
-    parameters = [_parameter(one, types[one.name]) for one in fields(found.options)]
+    types = get_type_hints(command.options)
+    parameters = [_build_parameter(one, types[one.name]) for one in fields(command.options)]
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         sorted(parameters, key=lambda one: one.default is not inspect.Parameter.empty)
     )
-    # The mark keeps the lines of examples as they are.
-    help = re.sub(r"\n\n(?= *pimono-sdpo )", "\n\n\b\n", found.help)
-    passes = any(one.metadata.get("passes_options") for one in fields(found.options))
-    settings = {**STYLE["context_settings"], "ignore_unknown_options": passes}
-    command = typer.Typer(**STYLE)
-    command.command(name.split(" ")[-1], help=help, context_settings=settings)(call)
-    return typer.main.get_command(command)
+    # Click does not rewrap a paragraph that begins with this mark.
+    help = re.sub(r"\n\n(?= *pimono-sdpo )", "\n\n\b\n", command.help)
+    passes_options = any(one.metadata.get("passes_options") for one in fields(command.options))
+    settings = {**STYLE["context_settings"], "ignore_unknown_options": passes_options}
+    single = typer.Typer(**STYLE)
+    single.command(name.split(" ")[-1], help=help, context_settings=settings)(call)
+    return typer.main.get_command(single)
 
 
-def _parameter(field: "Field[Any]", type_: Any) -> inspect.Parameter:
-    """Describe a field to Typer."""
-    about, default = field.metadata, field.default
+def _build_parameter(field: "Field[Any]", type_: Any) -> inspect.Parameter:
+    """Convert a field to a parameter for Typer."""
+    metadata, default = field.metadata, field.default
     if field.default_factory is not MISSING:
         default = field.default_factory()
-    described: dict[str, Any] = {"help": about["help"]}
-    described["show_default"] = about.get("shown") or default not in ([], None, MISSING)
+    settings: dict[str, Any] = {"help": metadata["help"]}
+    settings["show_default"] = metadata.get("shown") or default not in ([], None, MISSING)
     inner = get_args(type_)[0] if get_origin(type_) is list else None
     if get_origin(inner) is Literal:
-        # Typer takes a list of an enumeration, but not of a Literal.
+        # Typer accepts a list of an enumeration, but not of a Literal.
         type_ = list[StrEnum("Choice", {name: name for name in get_args(inner)})]  # type: ignore[misc]
-    elif inner is not None and not about.get("argument"):
-        described["metavar"] = "<str>"
-    if about.get("argument"):
-        info: Any = typer.Argument(**described)
+    elif inner is not None and not metadata.get("argument"):
+        settings["metavar"] = "<str>"
+    if metadata.get("argument"):
+        info: Any = typer.Argument(**settings)
     else:
-        # Typer would add --no-... to a flag that is off.
-        flags = [flag_of(field)] if about["flag"] or default is False else []
-        info = typer.Option(*flags, min=about["minimum"], **described)
+        # With explicit flags, Typer does not add --no-... to a flag that is off.
+        flags = [flag_of(field)] if metadata["flag"] or default is False else []
+        info = typer.Option(*flags, min=metadata["minimum"], **settings)
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -188,37 +189,37 @@ app = typer.Typer(cls=CommandGroup, no_args_is_help=True, **{**STYLE, "add_compl
 
 @app.callback(invoke_without_command=True)
 def front(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Turn recorded sessions of coding agents, and rollouts, into training rows."""
+    """Turn recorded coding-agent sessions and rollouts into training rows."""
     if version:
         typer.echo(__version__)
         raise typer.Exit
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command; end with one sentence and exit code 2 for a PimonoError, 130 for Ctrl-C."""
+    """Run a command; print one sentence and exit with 2 for a PimonoError, with 130 for Ctrl-C."""
     try:
         command()
     except PimonoError as error:
         sys.stderr.write(f"pimono-sdpo: {error}\n")
         sys.exit(2)
     except OSError as error:
-        if error.errno not in CLOSED:
+        if error.errno not in ADVICE:
             raise
-        reason = f"{os.strerror(error.errno).lower()}; {CLOSED[error.errno]}"
+        reason = f"{os.strerror(error.errno).lower()}; {ADVICE[error.errno]}"
         sys.stderr.write(f"pimono-sdpo: Cannot open `{str(error.filename)[-200:]}`: {reason}.\n")
         sys.exit(2)
-    except (KeyboardInterrupt, SystemExit) as end:
+    except (KeyboardInterrupt, SystemExit) as error:
         # Typer turns Ctrl-C into a silent exit.
-        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
+        if isinstance(error, SystemExit) and error.code != INTERRUPTED:
             raise
         sys.stderr.write("pimono-sdpo: interrupted; run the same command again to resume.\n")
         sys.exit(INTERRUPTED)
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the console script."""
     try:
         run(app)
     finally:
-        # What is left ends with the process; looking for garbage in it takes a tenth of a second.
+        # Skips the last garbage collection of the process, which takes a tenth of a second.
         gc.freeze()

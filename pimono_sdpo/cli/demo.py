@@ -1,4 +1,4 @@
-"""Write samples: sessions, and a tiny random model."""
+"""Write sample sessions or a tiny random model."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from pimono_sdpo.options import option, options
 from pimono_sdpo.runs.folders import writing
 from pimono_sdpo.samples import SAMPLE_SESSIONS, write_samples
 
-# What a tokenizer and a model of Transformers leave in their folder.
+# The files that Transformers writes for a model and its tokenizer.
 MODEL_FILES = (
     *("config.json", "generation_config.json", "model.safetensors"),
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
@@ -40,7 +40,7 @@ class ModelOptions:
 
 
 def model(options: ModelOptions) -> None:
-    """Write a tiny random model of a Gemma 4's class, for trials.
+    """Write a tiny random model of the Gemma 4 class for testing.
 
     pimono-sdpo demo model --out tiny-gemma4
     """
@@ -52,7 +52,7 @@ def model(options: ModelOptions) -> None:
 
 
 def _create_folder(out: Path, *written: str) -> Path:
-    """Return a folder that holds nothing but files of these names, which are replaced; raises OutputError."""
+    """Create a folder; raises OutputError if it contains any other files than these, which are replaced."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         if others := sorted({path.name for path in out.iterdir()} - {*written}):

@@ -1,9 +1,9 @@
 """Let a panel of models judge whether a challenger wins.
 
-The king answers blind, the challenger sees the pull request that solved the task. First the gate:
-single judges read one turn per task, up to five looks decide whether the challenger is better. If
-it is, or with --export, the whole panel reads every turn. A run that was stopped resumes with the
-same command; no finished call is repeated. Settings are in chain.toml.
+The king answers without a hint; the challenger sees the pull request that solved the task. The gate
+comes first: single judges read one turn per task, and up to five interim analyses decide whether the
+challenger is better. If it is, or with --export, the whole panel reads every turn. A run that was
+stopped resumes with the same command; no finished call is repeated. Settings are in chain.toml.
 
     pimono-sdpo duel AlienKevin/SWE-ZERO-12M-trajectories --records nebius/SWE-rebench-V2-PRs \\
         --max-cost 150
@@ -34,7 +34,7 @@ Json = dict[str, Any]
 
 @options
 class Options(PushResult, WriterOptions):
-    """Options of `duel`; settings fill in what is None."""
+    """Options of `duel`; those that are None are taken from the settings."""
 
     source: str | None = argument(
         "Trajectories: parquet, or ns/name on the Hub; not needed once the turns are drawn.", default=None
@@ -61,16 +61,17 @@ class Options(PushResult, WriterOptions):
     )
     export: bool = option("Ask the panel about every turn, whoever won.", default=False)
     rules: Literal["default", "original"] = option(
-        "Ask the whole panel about every turn and report the original verdict, too.", default="default"
+        "With `original`, ask the whole panel about every turn and also report the original verdict.",
+        default="default",
     )
     aa_test: int | None = option(
         "Also duel the king with itself on N turns; implies --export.", default=None, minimum=1
     )
     limit: int | None = option("Ask the panel about the first N turns only.", default=None, minimum=1, shown="all")
     estimate: bool = option("Ask about 8 turns, estimate all costs, and stop.", default=False)
-    max_cost: float | None = option("Most USD to spend in all; needs prices in chain.toml.", default=None, minimum=0)
-    config: Path | None = option("File of settings.", default=None, shown="chain.toml")
-    to: Kind | None = option("Only write rows to train on of a finished duel.", default=None)
+    max_cost: float | None = option("Maximum total cost in USD; needs prices in chain.toml.", default=None, minimum=0)
+    config: Path | None = option("Settings file.", default=None, shown="chain.toml")
+    to: Kind | None = option("Only write training rows of a finished duel.", default=None)
     rows: Path | None = option("With --to: folder to write.", default=None, shown="OUT_TO")
     bucket: list[Literal["final", "refined", "defeat"]] = option(
         "With --to: bucket to take; may be repeated.", default_factory=lambda: ["final"]
@@ -80,17 +81,17 @@ class Options(PushResult, WriterOptions):
 def run(options: Options) -> None:
     """Run the stages, or export rows, and push the result if asked to."""
     options.check_push()
-    made = _run_stages(options) if options.to is None else _write_rows(options, options.to)
-    if options.push is not None and made is not None:
-        typer.echo(push_folder(made, options.push, options))
+    folder = _run_stages(options) if options.to is None else _write_rows(options, options.to)
+    if options.push is not None and folder is not None:
+        typer.echo(push_folder(folder, options.push, options))
 
 
 def _run_stages(options: Options) -> Path | None:
-    """Run the stages; return the folder of a new result."""
-    out, most, stage = options.out, options.max_cost, options.stage
+    """Run the stages; return the folder of the result if there is a new one."""
+    out, max_cost, stage = options.out, options.max_cost, options.stage
     settings = _load_settings(options)
-    if most is not None and stage in ("judge", "all"):
-        # Before anything is spent on the answers.
+    if max_cost is not None and stage in ("judge", "all"):
+        # Before any money is spent on answers.
         need_prices(settings.judge.models, settings.prices)
     if stage == "turns" or (stage == "all" and options.source):
         if options.source is None:
@@ -101,10 +102,10 @@ def _run_stages(options: Options) -> Path | None:
                 "nebius/SWE-rebench-V2-PRs."
             )
         excluded = read_excluded_ids(options.exclude) if options.exclude else frozenset[str]()
-        drawn = TurnOptions(settings.duel.turns, settings.duel.seed, excluded)
-        report = run_turns(options.source, options.records, drawn, out)
+        turn_options = TurnOptions(settings.duel.turns, settings.duel.seed, excluded)
+        report = run_turns(options.source, options.records, turn_options, out)
         typer.echo(f"{report['turns']} turns of {report['instances']} tasks are in {out / 'turns'}")
-    duel = Duel(out, settings, most)
+    duel = Duel(out, settings, max_cost)
     if options.estimate:
         typer.echo(duel.estimate(ESTIMATED))
         return None
@@ -115,8 +116,8 @@ def _run_stages(options: Options) -> Path | None:
         _print_progress("answers", duel.answer(limit))
         duel.end_round()
     elif stage in ("judge", "all"):
-        for name, done in duel.run(export, limit, options.aa_test, original):
-            _print_progress(name, done)
+        for name, outcome in duel.run(export, limit, options.aa_test, original):
+            _print_progress(name, outcome)
     if stage not in ("score", "all"):
         return None
     report = score_duel(duel, original, options.licence)
@@ -135,14 +136,14 @@ def _load_settings(options: Options) -> Settings:
     return load_settings(options.config, duel=duel, judge=panel, gate={"cluster": options.cluster})
 
 
-def _print_progress(name: str, done: Outcome | Json) -> None:
-    if not isinstance(done, Outcome):
-        typer.echo(describe_verdict(done))
+def _print_progress(name: str, outcome: Outcome | Json) -> None:
+    if not isinstance(outcome, Outcome):
+        typer.echo(describe_verdict(outcome))
         return
-    failed = f", {done.errors} failed: {done.error}" if done.errors else ""
-    typer.echo(f"{name}: {done.rows} rows{failed}\n{done.used}".rstrip())
-    if done.stopped is not None:
-        raise InferenceError(f"{done.stopped.rstrip('.')}; finished calls are kept, run the same command again.")
+    failed = f", {outcome.errors} failed: {outcome.error}" if outcome.errors else ""
+    typer.echo(f"{name}: {outcome.rows} rows{failed}\n{outcome.used}".rstrip())
+    if outcome.stopped is not None:
+        raise InferenceError(f"{outcome.stopped.rstrip('.')}; finished calls are kept, run the same command again.")
 
 
 def _write_rows(options: Options, kind: Kind) -> Path:

@@ -1,4 +1,4 @@
-"""Compare two models on a held-out suite, with intervals.
+"""Compare two models on a held-out suite, with confidence intervals.
 
 The tuned model is --tuned or --model, the baseline --baseline or --baseline-model:
 
@@ -24,7 +24,7 @@ class Options(RolloutOptions):
     """Options of `evaluate`."""
 
     suite: Path = argument(
-        "JSON file of a task suite, or its folder; or a folder of imported rollouts, whose tasks are compared."
+        "JSON file of a task suite, or its folder; or a folder of imported rollouts, to compare their tasks."
     )
     out: Path = option("Folder to write; an earlier output is replaced.")
     baseline: Path | None = option("Folder of the baseline's rollouts.", default=None)
@@ -41,12 +41,12 @@ def run(options: Options) -> None:
     model, baseline, out = options.model, options.baseline, options.out
     if (model and options.tuned) or (options.baseline_model and (baseline or not model)):
         raise SourceError(
-            "The tuned model is given by --tuned or --model, the baseline by --baseline or, with "
-            "--model, by --baseline-model; give one of each."
+            "Give the tuned model with --tuned or --model, and the baseline with --baseline or, with "
+            "--model, with --baseline-model; give one of each."
         )
     if not model and not baseline:
         raise SourceError("There is nothing to evaluate; give --model, or --baseline with a folder of rollouts.")
-    tell = print_as("evaluate")
-    report = evaluate_models(options, out, tell, print_rollout(tell), baseline, options.tuned, options.baseline_model)
+    log = print_as("evaluate")
+    report = evaluate_models(options, out, log, print_rollout(log), baseline, options.tuned, options.baseline_model)
     typer.echo(render_comparison(report))
     typer.echo(f"report.json, report.md and report.svg are in {out}")

@@ -4,7 +4,7 @@ pimono-sdpo filter claude --out rows --project shop --since 30d
 pimono-sdpo filter traces/ --out rows --min-score 2
 pimono-sdpo filter ns/name --out rows --test-fraction 0.1
 
-Several machines can each read a part of a source; --merge then gives the rows of a single run:
+Several machines can each read a part of a source; --merge then writes the same rows as a single run:
 
 pimono-sdpo filter traces/ --out part1 --shard 1/2
 pimono-sdpo filter traces/ --out part2 --shard 2/2
@@ -33,8 +33,8 @@ class Options(PushResult, FilterOptions, SourceOptions):
     workers: int = option("Processes that read shards; the rows do not depend on it.", default=1, minimum=1)
     engine: EngineName = option("Read shards on this machine (`local`) or on a cluster (`ray`).", default="local")
     shard: str | None = option(
-        "Write part I of N, as I/N: every Nth shard. A file of parquet is a shard, and so are up to 64 session "
-        "files; a part without any need not be merged.",
+        "Write part I of N, given as I/N: every Nth shard. A shard is a parquet file or up to 64 session files; "
+        "parts without shards need not be merged.",
         default=None,
     )
     merge: bool = option("Merge the parts that --shard wrote, given as the sources in any order.", default=False)
@@ -47,8 +47,8 @@ def run(options: Options) -> None:
         _run_part(options, options.shard)
         return
     if options.merge:
-        if given := changed(options, "row") + options.choices():
-            raise OutputError(f"The parts decide {', '.join(given)}; leave it out with --merge.")
+        if fixed := changed(options, "row") + options.choices():
+            raise OutputError(f"The parts decide {', '.join(fixed)}; leave it out with --merge.")
         report = merge_parts([Path(part) for part in options.source], options.out, options)
     else:
         report = run_filter(
@@ -62,15 +62,15 @@ def run(options: Options) -> None:
         typer.echo("nothing has left this machine")
 
 
-def _run_part(options: Options, given_part: str) -> None:
-    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given_part)
-    number, parts = (int(found[1]), int(found[2])) if found else (0, 0)
+def _run_part(options: Options, shard: str) -> None:
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", shard)
+    number, parts = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= parts:
-        raise typer.BadParameter(f"`{given_part}` is not a shard; expected I/N, for example 2/3", param_hint="--shard")
+        raise typer.BadParameter(f"`{shard}` is not a shard; expected I/N, for example 2/3", param_hint="--shard")
     if options.merge or options.push:
         raise OutputError("--shard writes a part; --merge and --push are for all parts together.")
-    if given := changed(options, "output"):
-        raise OutputError(f"{', '.join(given)} is decided on all parts together; use it with --merge instead.")
+    if early := changed(options, "output"):
+        raise OutputError(f"{', '.join(early)} applies to all parts together; use it with --merge instead.")
     part = run_part(
         options.open_sessions(options.out),
         options.out,
@@ -84,7 +84,7 @@ def _run_part(options: Options, given_part: str) -> None:
 
 
 def count_table(sessions: int, kept: int, dropped: dict[str, int]) -> str:
-    """Align what went in, what came out and what was dropped."""
+    """Return a table of the sessions read, the rows kept and the rows dropped."""
     rows = {"sessions in": sessions, "rows kept": kept, "rows dropped": sum(dropped.values())}
     rows |= {f"  {reason}": count for reason, count in dropped.items()}
     name_width, width = max(map(len, rows)), max(len(str(count)) for count in rows.values())
@@ -92,27 +92,27 @@ def count_table(sessions: int, kept: int, dropped: dict[str, int]) -> str:
 
 
 def summarize(report: Json, out: Path) -> str:
-    """Sum a report up in a few lines."""
+    """Summarise a report in a few lines."""
     score = report["score"]
     lines = [
         f"score {score['min']:g} to {score['max']:g}, mean {score['mean']:.2f}",
-        "categories: " + _counts(report["category_counts"]),
+        "categories: " + _list_counts(report["category_counts"]),
     ]
     broken = {name: n for name, n in report["lines"].items() if n and name != "parsed"}
     if broken:
-        lines.append("broken lines: " + _counts(broken))
+        lines.append("broken lines: " + _list_counts(broken))
     lines += describe_unreadable(report)
     upstream = report["input"].get("upstream") or {}
     if upstream.get("commits_behind"):
-        behind = _counts({"commits": upstream["commits_behind"], "days": upstream["days_behind"]})
+        behind = _list_counts({"commits": upstream["commits_behind"], "days": upstream["days_behind"]})
         lines.append(f"the viewer's export is behind the dataset: {behind}")
     if report["options"]["test_fraction"]:
-        lines.append("split: " + _counts({"train": 0, "test": 0} | report["splits"]))
+        lines.append("split: " + _list_counts({"train": 0, "test": 0} | report["splits"]))
     if report["secrets_redacted"]:
-        lines.append("redacted: " + _counts(report["secrets_redacted"]))
+        lines.append("redacted: " + _list_counts(report["secrets_redacted"]))
     lines.append(f"rows, rejects, report.json and README.md are in {out}")
     return "\n".join(lines)
 
 
-def _counts(of: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in of.items())
+def _list_counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())

@@ -1,6 +1,6 @@
-"""Import runs of other agents, as rollouts.
+"""Import runs of other agents as rollouts.
 
-Parquet with OpenAI messages, ATIF, mini-swe-agent, SWE-agent and Inspect are read.
+The formats are parquet with OpenAI messages, ATIF, mini-swe-agent, SWE-agent and Inspect.
 
     pimono-sdpo import trajectories/ --out rollouts
     pimono-sdpo import nebius/SWE-rebench-openhands-trajectories --out rollouts --sessions
@@ -18,7 +18,7 @@ class Options(ImportOptions):
 
 
 def run(options: Options) -> None:
-    """Import the runs and say what became of them."""
+    """Import the runs and print a summary."""
     report = import_runs(options)
     verdicts = ", ".join(f"{count} {name}" for name, count in sorted(report["verdicts"].items()))
     messages = ", ".join(f"{count} {name}" for name, count in sorted(report["messages"].items()))

@@ -1,4 +1,4 @@
-"""Commands under the names and with the options of the reference runs: `prefs`, `sft-extract`, `eval`."""
+"""Commands with the names and options of the reference runs: `prefs`, `sft-extract`, `eval`."""
 
 from collections import Counter
 from pathlib import Path
@@ -27,7 +27,7 @@ class PrefsOptions(RolloutOptions):
     suite: Path = same_option(RolloutOptions, "suite")
     out: Path = option("JSON lines to write; NAME_meta.jsonl is written beside them.")
     trace_dir: Path | None = option(
-        "Folder for the rollouts, which go to its folder `rollouts` if OUT lies in it, too.",
+        "Folder for the rollouts; they are written to its subfolder `rollouts` if it also contains OUT.",
         default=None,
         shown="OUT_rollouts",
     )
@@ -39,38 +39,38 @@ class PrefsOptions(RolloutOptions):
 def prefs(options: PrefsOptions) -> None:
     """Write preference pairs: `rollout --pairs` with older options.
 
-    The rollouts and the folder of pairs are kept: beside the lines, or in --trace-dir. Without tests
-    (`--test-policy never`) no run is better than another, so there are rollouts and no pairs:
+    The rollouts and the folder of pairs are kept beside the lines, or in --trace-dir. Without tests
+    (`--test-policy never`) no run is better than another, so only rollouts are written:
 
         pimono-sdpo prefs --suite suite.json --out dpo.jsonl --trace-dir runs --model Qwen/Qwen3-8B
     """
     out = options.out
     _check_lines(out)
     pairs.check_dpo_lines(options.suite, options.target, options.protocol)
-    made = rollouts_folder(options.trace_dir or out.with_name(f"{out.stem}_rollouts"), out)
+    rollouts = rollouts_folder(options.trace_dir or out.with_name(f"{out.stem}_rollouts"), out)
     pairing = pairs.Options(
-        source=[str(made)],
+        source=[str(rollouts)],
         out=out.with_name(f"{out.stem}_pairs"),
         target=options.target,
         allow_efficiency_pairs=options.allow_efficiency_pairs,
         format="together",
     )
-    check_pairing(pairing, made)
-    tell = print_as("prefs")
-    report = run_rollouts(options, made, tell, print_rollout(tell))
-    found = pair_rollouts(pairing, report, tell)
-    if found["rows"]:
-        counts = copy_lines(pairing.out, out, found)
-        tell(f"Wrote {counts['written']} preference pairs to: {out}")
-        tell(f"Wrote metadata to: {out.with_name(f'{out.stem}_meta.jsonl')}")
+    check_pairing(pairing, rollouts)
+    log = print_as("prefs")
+    report = run_rollouts(options, rollouts, log, print_rollout(log))
+    pairs_report = pair_rollouts(pairing, report, log)
+    if pairs_report["rows"]:
+        counts = copy_lines(pairing.out, out, pairs_report)
+        log(f"Wrote {counts['written']} preference pairs to: {out}")
+        log(f"Wrote metadata to: {out.with_name(f'{out.stem}_meta.jsonl')}")
     elif options.test_policy == "never":
-        tell("No run was tested, so none is better than another: no preference pairs.")
-        tell(f"Wrote {report['rollouts']} rollouts to: {made}")
+        log("No run was tested, so none is better than another: no preference pairs.")
+        log(f"Wrote {report['rollouts']} rollouts to: {rollouts}")
     else:
         raise EmptySelection(
-            f"{explain_empty(found, pairs.ADVICE)} The rejects are in {pairing.out}; `{out}` is not written."
+            f"{explain_empty(pairs_report, pairs.ADVICE)} The rejects are in {pairing.out}; `{out}` is not written."
         )
-    print_problems(report, tell)
+    print_problems(report, log)
 
 
 @options
@@ -95,7 +95,7 @@ def sft_extract(options: ExtractOptions) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = TemporaryDirectory(prefix=".sft-extract-", dir=output.parent)
     with folder:
-        given = steps.Options(
+        cutting = steps.Options(
             source=[options.trace_dir],
             out=Path(folder.name) / "steps",
             require_success=options.require_success,
@@ -103,10 +103,10 @@ def sft_extract(options: ExtractOptions) -> None:
             tool_protocol=options.format,
             format="together",
         )
-        report = {**steps.write_steps(given), "source": options.trace_dir}
+        report = {**steps.write_steps(cutting), "source": options.trace_dir}
         if not report["rows"]:
-            raise EmptySelection(explain_empty(report, steps.advise(given)))
-        counts = copy_lines(given.out, output, report)
+            raise EmptySelection(explain_empty(report, steps.advise(cutting)))
+        counts = copy_lines(cutting.out, output, report)
     typer.echo(f"Wrote {counts['written']} rows to: {output}")
     typer.echo(f"Wrote metadata to: {output.with_name(f'{output.stem}_meta.jsonl')}")
     left_out = Counter(report["drop_reasons"]) + Counter(counts)
@@ -124,7 +124,7 @@ class EvalOptions(RolloutOptions):
         "NAME.json to write; NAME.md and NAME.svg are written beside it.", default=Path("report.json")
     )
     trace_dir: Path | None = option(
-        "Folder for the rollouts, which go to its folder `rollouts` if the report lies in it, too.",
+        "Folder for the rollouts; they are written to its subfolder `rollouts` if it also contains the report.",
         default=None,
         shown="NAME_rollouts",
     )
@@ -144,13 +144,13 @@ def eval(options: EvalOptions) -> None:
             --model me/tuned --baseline runs/base
     """
     file = options.report
-    made = rollouts_folder(options.trace_dir or file.with_name(f"{file.stem}_rollouts"), file)
-    tell = print_as("eval")
-    typer.echo(render_comparison(evaluate_to_file(options, made, file, tell, print_rollout(tell), options.baseline)))
-    tell(f"Wrote the report to: {file}")
-    tell(f"Wrote rollouts to: {made}")
+    rollouts = rollouts_folder(options.trace_dir or file.with_name(f"{file.stem}_rollouts"), file)
+    log = print_as("eval")
+    typer.echo(render_comparison(evaluate_to_file(options, rollouts, file, log, print_rollout(log), options.baseline)))
+    log(f"Wrote the report to: {file}")
+    log(f"Wrote rollouts to: {rollouts}")
 
 
 def _check_lines(out: Path) -> None:
     if out.is_dir() or out.suffix != ".jsonl":
-        raise OutputError(f"`{out}` is not a name for JSON lines; give NAME.jsonl.")
+        raise OutputError(f"`{out}` is not a file name for JSON lines; give NAME.jsonl.")

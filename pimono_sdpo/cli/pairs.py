@@ -1,4 +1,4 @@
-"""Pair better with worse runs, or failed edits with their fix.
+"""Pair better with worse runs, or failed edits with their fixes.
 
 pimono-sdpo pairs rollouts/ --out pairs
 pimono-sdpo pairs rollouts/ --out pairs --target patch --format together
@@ -50,7 +50,7 @@ class Options(PushResult, RunRowsOptions, Rules):
 
 
 def run(options: Options) -> None:
-    """Write the pairs, and push them if asked to."""
+    """Write the pairs, and push them with --push."""
     options.check_push()
     report = write_pairs(options)
     advice = ADVICE if report["source_kind"] == "rollouts" else SESSION_ADVICE
@@ -61,11 +61,11 @@ def run(options: Options) -> None:
 
 def write_pairs(options: Options) -> Json:
     """Pair the rollouts of each task, or edits of sessions, under `out`; return the report, also without pairs."""
-    made_by, used = options.describe()
+    key, used_options = options.describe()
     runs = open_runs(options, options.out)
     warnings = []
     if isinstance(runs, Rollouts):
-        parts = _task_parts(runs, options, made_by, TaskTests().retest)
+        parts = _task_parts(runs, options, key, TaskTests().retest)
         if options.target in {"full", "truncated"}:
             warnings.append(
                 f"the target {options.target} has results of tools between its actions: DPO learns those tokens as "
@@ -79,24 +79,25 @@ def write_pairs(options: Options) -> Json:
             *sessions.build_stages(options.test_fraction, recorder=recorder),
             *options.length_stages(),
         ]
-        parts = session_parts(dict(enumerate(runs.shards)), stages, made_by, (PAIR, DROPPED_PAIR))
+        parts = session_parts(dict(enumerate(runs.shards)), stages, key, (PAIR, DROPPED_PAIR))
         for field in fields(Rules):
-            used.pop(field.name, None)
-    return write_dataset(parts, (PAIR, DROPPED_PAIR), options.out, options, "pairs", name_source(runs), used, warnings)
+            used_options.pop(field.name, None)
+    table = (PAIR, DROPPED_PAIR)
+    return write_dataset(parts, table, options.out, options, "pairs", name_source(runs), used_options, warnings)
 
 
-def _task_parts(rollouts: Rollouts, options: Options, made_by: Json, retest: Retest) -> list[Part]:
+def _task_parts(rollouts: Rollouts, options: Options, key: Json, retest: Retest) -> list[Part]:
     stages = options.length_stages()
     parts = []
     for number, (task_id, places) in enumerate(rollouts.by_task().items()):
-        given = {
+        source = {
             "task_id": task_id,
             "task": rollouts.tasks.get(task_id),
             "files": [describe_file(file) for file in dict.fromkeys(file for file, _ in places)],
             "rows": [row for _, row in places],
         }
         run = partial(_pair_task, rollouts, task_id, places, options, stages, retest)
-        parts.append(Part(number, task_id, len(places), given, made_by, run, tuple(stages)))
+        parts.append(Part(number, task_id, len(places), source, key, run, tuple(stages)))
     return parts
 
 
@@ -104,33 +105,33 @@ def _pair_task(
     rollouts: Rollouts, task_id: str, places: list[tuple[Path, int]], rules: Rules, stages: list[Stage], retest: Retest
 ) -> Iterator[Piece]:
     task = rollouts.tasks.get(task_id)
-    shown = task and rules.target in {"patch", "last_write"} and Path(task["repo"]).is_dir()
-    files = files_of(Path(task["repo"]), task["hide"]) if task and shown else {}
+    needs_files = task and rules.target in {"patch", "last_write"} and Path(task["repo"]).is_dir()
+    files = files_of(Path(task["repo"]), task["hide"]) if task and needs_files else {}
     case = Case(task_id, read_rows_at(places), rollouts.split_of(task_id), task, files, retest)
-    made = pair_steps(case, rules) if rules.target == "step" else pair_runs(case, rules)
-    fitting = rows_and_rejects(table_of_rows(made.rows, PAIR), stages, PAIR, DROPPED_PAIR, "pairs")
-    rejected = table_of_rows(made.rejects, DROPPED_PAIR)
-    reasons = Counter(row["drop_reason"] for row in made.rejects)
-    reasons.update(fitting.counts["dropped"])
-    counts = {**made.counts, "runs": len(places), "tasks": 1, "dropped": reasons}
-    if fitting.tables["rows"].num_rows:
+    pairs = pair_steps(case, rules) if rules.target == "step" else pair_runs(case, rules)
+    checked = rows_and_rejects(table_of_rows(pairs.rows, PAIR), stages, PAIR, DROPPED_PAIR, "pairs")
+    rows = checked.tables["rows"]
+    rejects = pa.concat_tables([table_of_rows(pairs.rejects, DROPPED_PAIR), checked.tables["rejects"]])
+    reasons = Counter(row["drop_reason"] for row in pairs.rejects)
+    reasons.update(checked.counts["dropped"])
+    counts = {**pairs.counts, "runs": len(places), "tasks": 1, "dropped": reasons}
+    if rows.num_rows:
         counts["tasks_with_pairs"] = 1
     elif reasons.keys() <= NO_CONTRAST:
         counts["no_contrast_tasks"] = 1
-    rejected = pa.concat_tables([rejected, fitting.tables["rejects"]])
-    yield Piece({"rows": fitting.tables["rows"], "rejects": rejected}, len(places), counts)
+    yield Piece({"rows": rows, "rejects": rejects}, len(places), counts)
 
 
 def check_dpo_lines(suite: Path, target: str, protocol: str) -> None:
-    """Refuse what cannot become JSON lines to train on, before anything is spent."""
+    """Raise an error if the pairs cannot become JSON lines to train on, before any money is spent."""
     if target == "step" and protocol == "native":
         raise OutputError(
             "Native tool calls are not text, which JSON lines need; use --tool-protocol json, "
             "another --target, or `rollout` and `pairs`."
         )
-    found = load_suite(suite)
-    if found.split == "test":
+    loaded = load_suite(suite)
+    if loaded.split == "test":
         raise SourceError(
-            f"`{found.name}` is held out for testing, so no pair of it may be trained on; use the "
+            f"`{loaded.name}` is held out for testing, so no pair of it may be trained on; use the "
             "suite for training, or `rollout`."
         )

@@ -1,4 +1,4 @@
-"""Push finished rows to the Hub, private if new, in one commit.
+"""Push finished rows to the Hub in one commit; a new dataset is private.
 
 pimono-sdpo push rows/ ns/name
 """

@@ -29,9 +29,10 @@ class Options:
         default_factory=list,
     )
     grade: list[str] = option(
-        "Verifier that is graded, with its weight, such as `syntax=0.5`; may be repeated.", default_factory=list
+        "Verifier that contributes to the reward, with its weight, such as `syntax=0.5`; may be repeated.",
+        default_factory=list,
     )
-    workers: int | None = option("Threads that score.", default=None, minimum=1, shown="the number of CPUs")
+    workers: int | None = option("Number of scoring threads.", default=None, minimum=1, shown="the number of CPUs")
 
 
 def run(options: Options) -> None:
@@ -42,9 +43,9 @@ def run(options: Options) -> None:
         f"{report['rows']} rows, {report['judged']} judged, {report['passed']} passed, mean reward "
         f"{mean}\n{_verdict_table(report['verdicts'])}"
     )
-    for why, count in report["rejected"].items():
-        first = report["first_rejected"].get(why)
-        typer.echo(f"rejected: {count}, {why}" + f" (first in row {first})" * (first is not None))
+    for reason, count in report["rejected"].items():
+        first = report["first_rejected"].get(reason)
+        typer.echo(f"rejected: {count}, {reason}" + ("" if first is None else f" (first in row {first})"))
     typer.echo(f"rows and report.json are in {options.out}")
 
 
@@ -61,5 +62,5 @@ def _verdict_table(verdicts: dict[str, dict[str, int]]) -> str:
     statuses = next(iter(verdicts.values()))
     rows = [["verifier", *statuses]]
     rows += [[name, *map(str, counts.values())] for name, counts in verdicts.items()]
-    first = max(len(row[0]) for row in rows)
-    return "\n".join(f"{name:<{first}}" + "".join(f"{n:>9}" for n in row) for name, *row in rows)
+    width = max(len(row[0]) for row in rows)
+    return "\n".join(f"{name:<{width}}" + "".join(f"{n:>9}" for n in row) for name, *row in rows)

@@ -20,7 +20,7 @@ from pimono_sdpo.options import option, options
 from pimono_sdpo.runs.folders import require_disjoint, require_replaceable, require_stage
 
 RULE = "=" * 60
-# Measured by others: with 6 pairs a 72B model got worse; hundreds are where it begins to help.
+# From published results: a 72B model got worse with 6 pairs; training begins to help with hundreds.
 ADVICE = (
     "Few tasks: up to 6 pairs are a pilot and tend to make a model worse; check with 20 to 50 "
     "tasks, train on 200 to 500 pairs (300 to 1000 SFT steps) first, a 7B model before a 72B one. "
@@ -28,7 +28,7 @@ ADVICE = (
 )
 FEW_TASKS = 50
 Json = dict[str, Any]
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @options
@@ -38,85 +38,82 @@ class Options(RolloutOptions):
     out: Path = option("Folder to write; an earlier output is replaced.")
     pairs: Path | None = option("Also pair the rollouts, into this folder.", default=None)
     estimate: bool = option("Run 8 rollouts, estimate the cost of all, and stop.", default=False)
-    replay: bool = option("Take every answer from the journal and ask nobody.", default=False)
+    replay: bool = option("Read all answers from the journal; call no model.", default=False)
 
 
 def run(options: Options) -> None:
     """Run the rollouts and print a summary."""
-    tell = print_as("rollout")
+    log = print_as("rollout")
     pairing = None
     if options.pairs is not None:
         pairing = pairs.Options(source=[str(options.out)], out=options.pairs)
         check_pairing(pairing, options.out)
     if options.estimate:
-        typer.echo(estimate_rollouts(options, options.out, tell, options.replay))
+        typer.echo(estimate_rollouts(options, options.out, log, options.replay))
         typer.echo(ADVICE)
         return
-    report = run_rollouts(options, options.out, tell, print_rollout(tell), options.replay)
+    report = run_rollouts(options, options.out, log, print_rollout(log), options.replay)
     if pairing is not None:
-        found = pair_rollouts(pairing, report, tell)
-        tell(f"Wrote {found['rows']} preference pairs to: {pairing.out}")
-        tell(f"Wrote {report['rollouts']} rollouts to: {options.out}")
+        pairs_report = pair_rollouts(pairing, report, log)
+        log(f"Wrote {pairs_report['rows']} preference pairs to: {pairing.out}")
+        log(f"Wrote {report['rollouts']} rollouts to: {options.out}")
     else:
         verdicts = ", ".join(f"{count} {status}" for status, count in report["verdicts"].items())
-        print_summary([f"Total tasks: {report['tasks']}", f"Rollouts: {report['rollouts']} ({verdicts})"], tell)
-        tell(f"Wrote {report['rollouts']} rollouts to: {options.out}")
-        tell(f"Wrote traces to: {options.out / 'traces'}")
-    print_problems(report, tell)
+        _print_summary([f"Total tasks: {report['tasks']}", f"Rollouts: {report['rollouts']} ({verdicts})"], log)
+        log(f"Wrote {report['rollouts']} rollouts to: {options.out}")
+        log(f"Wrote traces to: {options.out / 'traces'}")
+    print_problems(report, log)
 
 
 def check_pairing(pairing: pairs.Options, rollouts: Path) -> None:
-    """Refuse a folder of pairs that cannot be written, before anything is spent."""
+    """Raise OutputError if the folder of pairs cannot be written, before any money is spent."""
     require_disjoint(rollouts.resolve(), pairing.out.resolve())
     require_replaceable(pairing.out)
     require_stage(pairing.out, "pairs")
 
 
-def print_as(name: str) -> Tell:
-    """Return what prints lines that begin with the name of a command."""
+def print_as(name: str) -> Log:
+    """Return a function that prints lines with the name of a command in front."""
     return lambda line: typer.echo(f"[{name}] {line}")
 
 
-def print_rollout(tell: Tell) -> Callable[[Json, str], None]:
-    """Return what prints a line for each finished rollout."""
+def print_rollout(log: Log) -> Callable[[Json, str], None]:
+    """Return a function that prints a line for a finished rollout and its number."""
 
-    def done(row: Json, place: str) -> None:
-        what = f"{row['task_id']} seed={row['seed']}: {status_of(row)}"
-        tell(f"[{place}] {what} (steps={row['n_steps']})")
+    def print_row(row: Json, number: str) -> None:
+        log(f"[{number}] {row['task_id']} seed={row['seed']}: {status_of(row)} (steps={row['n_steps']})")
 
-    return done
+    return print_row
 
 
-def pair_rollouts(options: pairs.Options, report: Json, tell: Tell) -> Json:
-    """Pair the rollouts, print a summary, and return the report of the pairs."""
-    found = pairs.write_pairs(options)
-    rows, counts = found["rows"], found["counts"]
-    paired, same = counts.get("tasks_with_pairs", 0), counts.get("no_contrast_tasks", 0)
+def pair_rollouts(options: pairs.Options, rollouts: Json, log: Log) -> Json:
+    """Pair the rollouts with this report, print a summary, and return the report of the pairs."""
+    report = pairs.write_pairs(options)
+    rows, counts = report["rows"], report["counts"]
+    with_pairs, no_contrast = counts.get("tasks_with_pairs", 0), counts.get("no_contrast_tasks", 0)
     lines = [
-        f"Total tasks: {report['tasks']}",
-        f"Preference pairs generated: {rows}" + (f" (of {paired} tasks)" * (rows != paired)),
-        f"No-contrast tasks: {same}",
+        f"Total tasks: {rollouts['tasks']}",
+        f"Preference pairs generated: {rows}" + ("" if rows == with_pairs else f" (of {with_pairs} tasks)"),
+        f"No-contrast tasks: {no_contrast}",
     ]
-    if left := report["tasks"] - paired - same:
-        reasons = ", ".join(f"{count} {name}" for name, count in found["drop_reasons"].items())
-        lines.append(f"Tasks without a usable pair: {left} ({reasons})")
-    print_summary(lines, tell)
-    for warning in found["warnings"]:
-        tell(f"Warning: {warning}")
-    return found
+    if others := rollouts["tasks"] - with_pairs - no_contrast:
+        reasons = ", ".join(f"{count} {name}" for name, count in report["drop_reasons"].items())
+        lines.append(f"Tasks without a usable pair: {others} ({reasons})")
+    _print_summary(lines, log)
+    for warning in report["warnings"]:
+        log(f"Warning: {warning}")
+    return report
 
 
-def print_summary(lines: Sequence[str], tell: Tell) -> None:
-    """Print lines between two rules."""
+def _print_summary(lines: Sequence[str], log: Log) -> None:
     typer.echo(f"\n{RULE}")
-    tell("Summary:")
-    for line in lines:
-        tell(line)
+    for line in ("Summary:", *lines):
+        log(line)
     typer.echo(RULE)
 
 
-def print_problems(report: Json, tell: Tell) -> None:
-    """Print failures that were not the model's, and what so few tasks are good for."""
-    check_errors(report, tell)
+def print_problems(report: Json, log: Log) -> None:
+    """Print failures that the model did not cause, and advice if there are few tasks."""
+    check_errors(report, log)
     if report["tasks"] < FEW_TASKS:
         typer.echo(ADVICE)

@@ -40,13 +40,13 @@ class Options(PushResult, RunRowsOptions, steps.Rules):
 
 
 def run(options: Options) -> None:
-    """Write the rows, and push them if asked to."""
+    """Write the rows, and push them with --push."""
     options.check_push()
     finish(write_steps(options), options.out, options, advise(options))
 
 
 def finish(report: Json, out: Path, options: PushResult, advice: str) -> None:
-    """Print what was written, and push it if asked to; raises EmptySelection without rows."""
+    """Print a summary of the rows, and push them with --push; raises EmptySelection if there are none."""
     if not report["rows"]:
         raise EmptySelection(f"{explain_empty(report, advice)} The rejects are in {out}.")
     typer.echo(summarize(report, out))
@@ -55,22 +55,22 @@ def finish(report: Json, out: Path, options: PushResult, advice: str) -> None:
 
 
 def advise(options: steps.Rules) -> str:
-    """Say what may give rows: other runs, or a rule that is still on."""
+    """Return advice for a run without rows: more runs, or options that turn a rule off."""
     rules = ("require_success", "require_valid_tool_ok")
-    off = [f"--no-{name.replace('_', '-')}" for name in rules if getattr(options, name)]
-    return ", or ".join(["use more runs", *off])
+    flags = [f"--no-{name.replace('_', '-')}" for name in rules if getattr(options, name)]
+    return ", or ".join(["use more runs", *flags])
 
 
 def write_steps(options: Options) -> Json:
     """Cut rollouts or sessions into rows under `out` and return the report."""
     rules = steps.Rules(**{one.name: getattr(options, one.name) for one in fields(steps.Rules)})
-    made_by, used = options.describe()
+    key, used_options = options.describe()
     table = (STEP, DROPPED_STEP)
     runs = open_runs(options, options.out)
     if isinstance(runs, Rollouts):
         passing = find_passing(runs)
         stages = [*steps.build_stages(rules, passing, runs.tasks), *options.length_stages()]
-        parts = _rollout_parts(runs, passing, stages, made_by)
+        parts = _rollout_parts(runs, passing, stages, key)
     else:
         recorder = None if options.keep_identity else runs.recorder
         stages = [
@@ -78,34 +78,34 @@ def write_steps(options: Options) -> Json:
             *steps.build_stages(rules),
             *options.length_stages(),
         ]
-        parts = session_parts(dict(enumerate(runs.shards)), stages, made_by, table)
+        parts = session_parts(dict(enumerate(runs.shards)), stages, key, table)
     warnings = []
     if options.granularity == "trajectory":
         warnings.append(
             "a trajectory has results of tools between its actions: train on it with "
             "assistant_only_loss=True, which leaves them out of the loss"
         )
-    return write_dataset(parts, table, options.out, options, "steps", name_source(runs), used, warnings)
+    return write_dataset(parts, table, options.out, options, "steps", name_source(runs), used_options, warnings)
 
 
 def find_passing(rollouts: Rollouts) -> dict[str, Passing]:
-    """Return what the passing runs of each task change; one patch is in memory at a time."""
-    found: defaultdict[str, Passing] = defaultdict(Passing)
+    """Return the changes of the passing runs by task; one patch is in memory at a time."""
+    passing: defaultdict[str, Passing] = defaultdict(Passing)
     columns = ["task_id", "tests_ok", "error", "patch", "files_touched"]
     for row in read_rows(rollouts.files, columns):
         if row["tests_ok"] and not row["error"]:
-            found[row["task_id"]].add(row)
-    return dict(found)
+            passing[row["task_id"]].add(row)
+    return dict(passing)
 
 
-def _rollout_parts(rollouts: Rollouts, passing: dict[str, Passing], stages: list[Stage], made_by: Json) -> list[Part]:
+def _rollout_parts(rollouts: Rollouts, passing: dict[str, Passing], stages: list[Stage], key: Json) -> list[Part]:
     parts = []
     # The rows of a file depend on the runs of the same tasks in other files.
-    known = hashlib.sha256(repr(sorted(passing.items())).encode()).hexdigest()
+    digest = hashlib.sha256(repr(sorted(passing.items())).encode()).hexdigest()
     for number, file in enumerate(rollouts.files):
-        given = {"file": describe_file(file), "passing": known, "tasks": rollouts.tasks}
+        source = {"file": describe_file(file), "passing": digest, "tasks": rollouts.tasks}
         run = partial(_cut_rollouts, rollouts, file, stages)
-        parts.append(Part(number, file.name, 1, given, made_by, run, tuple(stages)))
+        parts.append(Part(number, file.name, 1, source, key, run, tuple(stages)))
     return parts
 
 
@@ -113,5 +113,5 @@ def _cut_rollouts(rollouts: Rollouts, file: Path, stages: list[Stage]) -> Iterat
     stages = [*stages, Filter(partial(steps.drop_repeat, seen=set()), reads=("prompt", "completion"))]
     for table in read_tables(file):
         splits = [rollouts.split_of(task_id) for task_id in table["task_id"].to_pylist()]
-        for few in slice_table(table.append_column("split", pa.array(splits, pa.string()))):
-            yield rows_and_rejects(few, stages, STEP, DROPPED_STEP, "runs")
+        for part in slice_table(table.append_column("split", pa.array(splits, pa.string()))):
+            yield rows_and_rejects(part, stages, STEP, DROPPED_STEP, "runs")

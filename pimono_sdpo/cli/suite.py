@@ -23,10 +23,10 @@ class BuildOptions:
 
 
 def build(options: BuildOptions) -> None:
-    """Build a suite of bug-fixing tasks and what tests an answer.
+    """Build a suite of bug-fixing tasks with tests.
 
-    Sources are this project's own programs, a QuixBugs checkout, lines of HumanEvalFix, and tasks of
-    Harbor whose tests run without a container image:
+    Sources are this project's own programs, a QuixBugs checkout, a file of HumanEvalFix, and Harbor
+    tasks whose tests run without a container image:
 
         pimono-sdpo suite build samples --out tasks
         pimono-sdpo suite build QuixBugs --out quixbugs
@@ -49,20 +49,20 @@ class SplitOptions:
     out: Path = option("Folder for train.json and test.json.")
     train: float = option("Share of the tasks for training.", default=0.7)
     method: Method = option(
-        "`threshold`: by md5 of the id, stable when tasks are added; `rank`: sorted by it, exact "
-        "sizes; `shuffle`: by --seed, exact sizes.",
+        "`threshold`: by the md5 of the id, stable when tasks are added; `rank`: in the order of the md5, "
+        "with exact sizes; `shuffle`: by --seed, with exact sizes.",
         default="threshold",
     )
     group_by: str | None = option(
-        "Keep tasks together that share this field of their metadata, or `repo`.", default=None
+        "Keep tasks together if they share `repo` or this field of their metadata.", default=None
     )
     seed: int = option("Seed of --method shuffle.", default=0)
 
 
 def split(options: SplitOptions) -> None:
-    """Split a suite by task into one for training, one for testing.
+    """Split a suite by task into one for training and one for testing.
 
-    A task without tests can only be trained on:
+    Tasks without tests can only be used for training:
 
         pimono-sdpo suite split quixbugs --out sides --method rank --group-by group
     """
@@ -91,7 +91,7 @@ class CheckOptions:
 def check(options: CheckOptions) -> None:
     """Check that training rows contain no task of a test suite.
 
-    Rows of the split `test` are not checked:
+    Rows in the split `test` are not checked:
 
         pimono-sdpo suite check sides/test.json steps
     """
@@ -99,6 +99,6 @@ def check(options: CheckOptions) -> None:
     number = check_leakage(read_task_ids(options.rows), suite)
     if not number:
         raise EmptySelection(
-            f"`{options.rows}` holds no training rows, so nothing was checked; give those to train on."
+            f"`{options.rows}` holds no training rows, so nothing was checked; give the rows to train on."
         )
     typer.echo(f"none of {number} training rows is of a task of `{suite.name}`")

@@ -4,15 +4,15 @@ pimono-sdpo train rows --config tiny --model-name-or-path build/demo/tiny-gemma4
 pimono-sdpo train rows --method sft --config qwen3_4b_sft --max-steps 20
 pimono-sdpo train rows --on hf:a10g-large --time-limit 3h
 
-Every option of the jobs is accepted after ROWS, with dashes or underscores; `pimono-sdpo train rows
+All options of the jobs are accepted after ROWS, with dashes or underscores; `pimono-sdpo train rows
 -- --help` lists them. Without --config, the reference recipe of the method is used; the first line
-says which one that is, and the model. Nothing leaves this machine unless a repository, a bucket or
-a Space is given, also by HUB_MODEL_ID or TRACKIO_SPACE_ID.
+names the recipe and the model. Nothing leaves this machine unless a repository, a bucket or a Space
+is given, also by HUB_MODEL_ID or TRACKIO_SPACE_ID.
 
-With --on hf:FLAVOR, the rows are pushed to a private dataset, this package goes along as it is
-installed, and the adapter is pushed to a private repository. What leaves is printed first. The log
-is followed; the exit code is 0 if the job completed. --time-limit (3h by default) ends the job, and
-the training early enough to save the adapter.
+With --on hf:FLAVOR, the rows are pushed to a private dataset, the installed version of this package
+is uploaded with them, and the adapter is pushed to a private repository. All uploads are listed
+first. The log is followed; the exit code is 0 if the job completed. --time-limit (3h by default)
+ends the job, and stops the training early enough to save the adapter.
 """
 
 from pathlib import Path
@@ -28,35 +28,37 @@ METHODS = Literal["sdpo", "rft", "grpo", "sft", "dpo"]
 class Options:
     """Options of `train`."""
 
-    rows: list[str] = argument("Folder of rows, or Hub dataset id; then any options of the job.", passes_options=True)
+    rows: list[str] = argument(
+        "Folder of rows, or Hub dataset id, followed by any options of the job.", passes_options=True
+    )
     method: METHODS = option(
         "Learn from the teacher's distribution (sdpo), from the successful rollouts (rft), from "
-        "the reward beside its group's mean (grpo), from recorded answers (sft) or from pairs of "
-        "them (dpo).",
+        "rewards relative to the mean of their group (grpo), from recorded answers (sft) or from "
+        "pairs of them (dpo).",
         default="sdpo",
     )
     on: str = option(
         "Where to train: here, or hf:FLAVOR for a machine of Hugging Face Jobs, such as hf:a10g-large.", default="here"
     )
     wheel: Path | None = option(
-        "Wheel of this package for the job; by default the one that is installed.", default=None
+        "Wheel of this package for the job; by default, the installed version is used.", default=None
     )
 
 
 def run(options: Options) -> None:
-    """Run the job of the method, here or elsewhere."""
-    rows, *words = options.rows
+    """Run the job of the method on this machine or on Hugging Face Jobs."""
+    rows, *arguments = options.rows
     if rows.startswith("-"):
         raise TrainingInputError(f"Give the rows before the options: `train ROWS {rows} ...`.")
     where, _, flavor = options.on.partition(":")
     if where == "hf" and flavor:
         from pimono_sdpo.training.launch import launch
 
-        launch(flavor, options.method, rows, words, options.wheel)
+        launch(flavor, options.method, rows, arguments, options.wheel)
         return
     if options.on != "here":
         raise TrainingInputError(f"--on is {options.on}; give here or hf:FLAVOR.")
     require_extra("train", "trl", "Training here, without --on hf:FLAVOR,")
     from pimono_sdpo.training.run import run_job
 
-    run_job(options.method, ["--dataset", rows, *words], __doc__)
+    run_job(options.method, ["--dataset", rows, *arguments], __doc__)

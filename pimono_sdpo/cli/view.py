@@ -1,15 +1,15 @@
-"""Write an HTML page that works offline: charts, rows, traces.
+"""Write an HTML page with charts, rows and traces that works offline.
 
 pimono-sdpo view rows/
 pimono-sdpo view ns/name --out page.html --no-open
 
-With --review, the page shows a random sample of rows, kept and rejected, to judge one by one from
-the keyboard; it saves the answers as CSV, and --labels prints the shares worth training on.
+With --review, the page shows a random sample of kept and rejected rows to judge one by one with the
+keyboard; it saves the answers as CSV, and --labels prints the shares that are worth training on.
 
 pimono-sdpo view rows/ --review --seed 1
 pimono-sdpo view --labels rows-labels.csv
 
-With --card, the card of a folder is checked instead, without the Hub and by its rules.
+With --card, the card of a folder is checked offline by the rules of the Hub instead.
 
 pimono-sdpo view adapter/ --card
 """
@@ -50,26 +50,28 @@ class Options:
 
     source: str = argument(
         "Folder that `filter`, `rollout`, `import` or a training wrote, or ns/name on the Hub; "
-        "with --card, any folder with a card, or the card.",
+        "with --card, any card or folder with a card.",
         default="",
         shown="none, only with --labels",
     )
     out: Path | None = option("HTML file to write.", default=None, shown="NAME.html in the current folder")
     traces: list[str] = option(
-        "The traces that were filtered, if they have moved; `claude`, `codex`, `pi` or `all` as "
+        "The traces that were filtered, if they have moved, or `claude`, `codex`, `pi` or `all` as "
         "for `filter`; may be repeated.",
         default_factory=list,
         flag="--source",
     )
     rows: int | None = option(
-        "List the best N rows and as many rejects; with --review, sample as many of each.",
+        "List the best N rows and as many rejects; with --review, sample N of each.",
         default=None,
         minimum=1,
         shown="500; 50 with --review",
     )
-    review: bool = option("Write a page to judge a random sample of rows on.", default=False)
+    review: bool = option("Write a page for judging a random sample of rows.", default=False)
     seed: int = option("Seed of the sample.", default=0)
-    labels: Path | None = option("Print the shares of a CSV that the page of --review saved, and stop.", default=None)
+    labels: Path | None = option(
+        "Print the shares in a CSV file that a page of --review saved, and stop.", default=None
+    )
     open: bool | None = option("Show the page in a browser.", default=None, shown="on a terminal")
     card: bool = option("Check the card by the rules of the Hub, and stop.", default=False)
 
@@ -101,7 +103,7 @@ def run(options: Options) -> None:
 
 
 def find_folder(source: str) -> tuple[Path, str]:
-    """Return a local folder and its name; a repository of the Hub is downloaded into the cache."""
+    """Return a local folder and its name; a Hub repository is downloaded into the cache."""
     folder = Path(source)
     if source and folder.is_dir():
         return folder, folder.resolve().name
@@ -111,9 +113,9 @@ def find_folder(source: str) -> tuple[Path, str]:
 
 
 def render_view(folder: Path, traces: list[str], limit: int) -> str:
-    """Return the page of a folder that the filter, a training or an agent wrote, with `limit` rows and rejects.
+    """Return the page for a folder that the filter, a training or an agent wrote, with `limit` rows and rejects.
 
-    Without `traces`, sessions are looked for under the name they had, beside the folder and in the current one.
+    Without `traces`, sessions are searched for by their name, beside the folder and in the current folder.
     """
     from cards.view import render_page, run_view
     from cards.view.rows import choose_rows, rollouts_view, rows_view
@@ -127,10 +129,10 @@ def render_view(folder: Path, traces: list[str], limit: int) -> str:
         total = sum(pq.read_metadata(file).num_rows for file in rollouts.files)
         return render_page(rollouts_view(rollouts.name, islice(rows, limit), total))
     report, chosen = _read(folder / REPORT), choose_rows(folder, limit)
-    windows = _find_around(traces, report, folder, [*chosen.kept, *chosen.rejected])
+    windows = _find_windows(traces, report, folder, [*chosen.kept, *chosen.rejected])
     note = (
-        "The traces were not found: use --source with the traces that were filtered to show what "
-        "surrounds the evidence and what rejected rows hold."
+        "The traces were not found: use --source with the traces that were filtered to show the "
+        "context of the evidence and the content of rejected rows."
     )
     if windows is None:
         typer.echo(note, err=True)
@@ -140,12 +142,12 @@ def render_view(folder: Path, traces: list[str], limit: int) -> str:
 
 
 def render_review(folder: Path, name: str, traces: list[str], count: int, seed: int) -> str:
-    """Return the page to judge a random sample of `count` rows and as many rejects on."""
+    """Return the page for judging a random sample of `count` rows and as many rejects."""
     from cards.view import render_page
     from cards.view.rows import choose_rows, review_view
 
     report, chosen = _read(folder / REPORT), choose_rows(folder, count, seed)
-    windows = _find_around(traces, report, folder, [*chosen.kept, *chosen.rejected], whole=True)
+    windows = _find_windows(traces, report, folder, [*chosen.kept, *chosen.rejected], whole=True)
     if windows is None and chosen.rejected:
         note = "The traces were not found, so rejected rows are left out; use --source with those that were filtered."
         typer.echo(note, err=True)
@@ -156,33 +158,33 @@ def render_review(folder: Path, name: str, traces: list[str], count: int, seed: 
 
 
 def _open_traces(traces: list[str], report: Json, folder: Path) -> Source | None:
-    """Open what was named, or what lies near under the source's name and has the same files."""
+    """Open the named traces, or nearby ones with the source's name and the same files."""
     if traces:
         return join_sources([open_one(one) for one in traces])
     if report["input"]["kind"] == "hub":
         return None
     shards = [(shard["path"], shard["bytes"]) for shard in report["input"]["shards"]]
     names = report["input"]["source"].split(", ")
-    for near in (Path.cwd(), folder.resolve().parent):
-        paths = [near / name for name in names]
+    for parent in (Path.cwd(), folder.resolve().parent):
+        paths = [parent / name for name in names]
         if all(path.exists() and path.resolve() != folder.resolve() for path in paths):
             with suppress(SourceError):
-                # There may be something else of that name.
-                found = join_sources([open_source(str(path)) for path in paths])
-                if [(shard.path, shard.bytes) for shard in found.shards] == shards:
-                    return found
+                # Another folder or file may have the same name.
+                source = join_sources([open_source(str(path)) for path in paths])
+                if [(shard.path, shard.bytes) for shard in source.shards] == shards:
+                    return source
     with suppress(SourceError):
         if {*names} <= {*WORDS}:
             return join_sources([find_own_sessions(name)[0] for name in names])
     return None
 
 
-def _find_around(
+def _find_windows(
     traces: list[str], report: Json, folder: Path, rows: list[Json], whole: bool = False
 ) -> dict[Key, Json] | None:
-    """Read the traces of the chosen rows again, one session in memory at a time; None without any.
+    """Read the events around the evidence of rows from their traces; None if the traces are not found.
 
-    With `whole`, all that happened in a request is listed.
+    One session is in memory at a time. With `whole`, all events of a request are listed.
     """
     from cards.view.rows import key_of
     from processors.event_window import show_event_windows
@@ -193,30 +195,30 @@ def _find_around(
     is_own = {*report["input"]["source"].split(", "), source.name} & {*WORDS}
     recorder = None if options.get("keep_identity") else find_own_names() if is_own else ()
     wanted = {key_of(row) for row in rows}
-    files = {_file(key[0]): key[0] for key in wanted}
-    sessions = {key[1] for key in wanted}
-    found: dict[Key, Json] = {}
+    source_of = {_name_file(key[0]): key[0] for key in wanted}
+    session_ids = {key[1] for key in wanted}
+    windows: dict[Key, Json] = {}
     tables = (table for shard in source.shards for table in read_sessions(shard))
     for row in (row for table in tables for row in iterate_rows(table, SESSION)):
-        name = redact_text(_file(row["source"]), "")[0][:MAX_CHARS]
-        if name in files or row["session_id"] in sessions:
+        name = redact_text(_name_file(row["source"]), "")[0][:MAX_CHARS]
+        if name in source_of or row["session_id"] in session_ids:
             for record in show_event_windows(row, options["unit"], options["history_chars"], whole, recorder):
-                # A dataset's commit may have moved on; its files keep their names.
-                recorded = files.get(_file(record["source"]), record["source"])
+                # The dataset may have a newer commit, but its files keep their names.
+                recorded = source_of.get(_name_file(record["source"]), record["source"])
                 key = recorded, record["session_id"], record["episode"]
                 if key in wanted:
-                    found.setdefault(key, record)
-    return found
+                    windows.setdefault(key, record)
+    return windows
 
 
-def _file(source: str) -> str:
-    """The file of a row, without the dataset and commit in front of it."""
+def _name_file(source: str) -> str:
+    """Return the file name of a row's source, without the dataset and commit in front of it."""
     head, at, tail = source.partition("@")
     return tail.partition("/")[2] if at and head.count("/") == 1 and "/" in tail else source
 
 
 def _read(path: Path) -> Json:
-    """Read what a filter run or a training says of itself; raises SourceError for anything else."""
+    """Read the report of a filter run or a training; raises SourceError for anything else."""
     content = read_json(path)
     if not path.is_file():
         raise SourceError(f"`{path.parent}` holds no {path.name}, so it is not what `filter` or a training writes.")
@@ -228,10 +230,10 @@ def _read(path: Path) -> Json:
 
 
 def _check_card(path: Path) -> None:
-    """Check a card or that of a folder by the rules of the Hub."""
+    """Check a card, or the card of a folder, by the rules of the Hub."""
     from cards.lint import lint_file
 
-    # A run's folder keeps the card with the adapter; the adapter's folder is one, too.
+    # In the folder of a training, the card is in the folder of the adapter.
     folder = path / "adapter" if (path / RUN).is_file() and (path / "adapter").is_dir() else path
     card = folder / CARD if path.is_dir() else path
     if not card.is_file():

@@ -1,1 +1,1 @@
-"""Rebuild what a session knew of its files, and judge the next edit by it."""
+"""Rebuild what a session has seen of its files, and predict from it whether an edit succeeds."""

@@ -1,4 +1,4 @@
-"""What a command line shows of files, and what it may have changed: named files, or any."""
+"""Find the files that a command line shows, and those that it may have changed."""
 
 import re
 import tomllib
@@ -11,39 +11,41 @@ from typing import NamedTuple
 
 from pimono_sdpo.shell import MAX_CHARS, Pipeline, Stage, parse_command
 
-# A line with its number, and the name of its file where several were searched.
+# A line with its number, and the name of its file if several were searched.
 _NUMBERED = re.compile(r"(?:(?P<file>[^\s:]{1,300}?\.\w{1,10})[:-])?\s*(?P<at>\d{1,7})[:\t→|-](?P<text>.*)")
 _WORDS_OF = re.compile(r"[^\s'\"`;|&<>=,]+")
 _NAMED = re.compile(r".{0,300}\.[A-Za-z]\w{0,15}(?![\w.])")
 
 
 def find_shown_lines(command: str, output: str) -> dict[str, str]:
-    """Return lines that a command has shown, by the files that they may be of.
+    """Return the lines that a command has shown, by the files that they may come from.
 
     >>> find_shown_lines("cd src && grep -n 'let' a.ts", "3:let a = 1;")
     {'src/a.ts': 'let a = 1;'}
     """
-    found: dict[str, list[str]] = {}
+    lines_of: dict[str, list[str]] = {}
     last = 0
     for line in output.split("\n"):
         if match := _NUMBERED.match(line):
-            lines = found.setdefault(match["file"] or "", [])
-            # What follows in the output need not do so in the file.
-            lines += ["\ufffd"] * (bool(lines) and int(match["at"]) != last + 1) + [match["text"]]
+            lines = lines_of.setdefault(match["file"] or "", [])
+            if lines and int(match["at"]) != last + 1:
+                # There are other lines in between.
+                lines.append("\ufffd")
+            lines.append(match["text"])
             last = int(match["at"])
         else:
-            found.setdefault("", []).append(line)
+            lines_of.setdefault("", []).append(line)
     words = map(_NAMED.match, _WORDS_OF.findall(command[:MAX_CHARS]))
     named = dict.fromkeys(match[0] for match in words if match)
     folder = _split_folder(command)[0]
-    texts = {name: "\n".join(lines) for name, lines in found.items()}
+    texts = {name: "\n".join(lines) for name, lines in lines_of.items()}
     nameless = texts.pop("", "")
     texts = {name: nameless for name in named if nameless.strip()} | texts
     return {_join_path(folder, name): text for name, text in texts.items()}
 
 
 class Shows(NamedTuple):
-    """A file that a command shows, from a line on, up to `last` or its end."""
+    """A file that a command shows, from the line `first` to `last` or to its end."""
 
     path: str
     first: int = 1
@@ -67,12 +69,11 @@ def find_shown_file(command: str) -> Shows | None:
         return None
     names: list[str] = []
     first, last, is_numbered = 1, None, False
-    for at, stage in enumerate(pipelines[0].stages):
-        if (
-            stage.program
-            not in ({"cat", "nl", "sed", "head", "Get-Content"}, {"sed", "head", "Select-Object"})[at > 0]
-        ):
+    allowed = {"cat", "nl", "sed", "head", "Get-Content"}
+    for stage in pipelines[0].stages:
+        if stage.program not in allowed:
             return None
+        allowed = {"sed", "head", "Select-Object"}
         is_numbered |= stage.program == "nl"
         counts: dict[str, int] = {}
         for before, word in pairwise(("", *stage.arguments, "")):
@@ -97,7 +98,7 @@ def find_shown_file(command: str) -> Shows | None:
 
 
 def _split_folder(command: str) -> tuple[str, list[Pipeline]]:
-    """Split `cd FOLDER &&` off a single command."""
+    """Return the folder of a leading `cd FOLDER &&`, or "", and the pipelines after it."""
     pipelines = parse_once(command)
     if len(pipelines) == 2 and pipelines[0].then == "&&" and len(pipelines[0].stages) == 1:
         first = pipelines[0].stages[0]
@@ -108,12 +109,12 @@ def _split_folder(command: str) -> tuple[str, list[Pipeline]]:
 
 @lru_cache(maxsize=8)
 def parse_once(command: str) -> list[Pipeline]:
-    """Parse a command and remember the result, which callers must not change."""
+    """Parse a command and cache the result, which callers must not change."""
     return parse_command(command)
 
 
 def _join_path(folder: str, name: str) -> str:
-    """Return a name as it is seen from outside a folder."""
+    """Return a path relative to a folder as a path relative to the folder's parent."""
     return name if not folder or name.startswith("/") else f"{folder.rstrip('/')}/{name}"
 
 
@@ -128,7 +129,7 @@ _READING_TARGET = re.compile(
 
 
 def find_git_changes(arguments: Sequence[str]) -> set[str] | None:
-    """Return the files that a git command may have changed, None for any.
+    """Return the files that a git command may have changed, None if it may be any file.
 
     >>> find_git_changes(("checkout", "--", "a.ts"))
     {'a.ts'}
@@ -154,22 +155,22 @@ def find_git_changes(arguments: Sequence[str]) -> set[str] | None:
 
 @dataclass
 class Changes:
-    """What a command line may have changed: the files that it names, or `anything`."""
+    """The files that a command line may have changed: those with these `names`, or `anything`."""
 
     names: set[str] = field(default_factory=set)
     anything: bool = False
 
 
-Show = Callable[[str], str | None]
+# Returns the text of a script by its name, None if it is unknown.
+FindScript = Callable[[str], str | None]
 
 
-def find_changes(command: str, output: str, show: Show = lambda path: None) -> Changes:
-    """Find what a command line may have changed, given its output; `show` returns a script's text."""
+def find_changes(command: str, output: str, find_script: FindScript = lambda path: None) -> Changes:
+    """Find the files that a command line may have changed, given its output."""
     changes = Changes()
-    pipelines = parse_once(command)
-    # Only the beginning of a longer one is parsed.
+    # Only the beginning of a long command is parsed.
     changes.anything = len(command) > MAX_CHARS or _runs_for_each(command) or bool(_PATTERNS["hidden"].search(command))
-    for pipeline in pipelines:
+    for pipeline in parse_once(command):
         for stage in pipeline.stages:
             changes.anything |= _is_script(stage)
             changes.anything |= stage.program in _WORDS["runners"] and bool(_PATTERNS["says_fixed"].search(output))
@@ -177,9 +178,9 @@ def find_changes(command: str, output: str, show: Show = lambda path: None) -> C
             if stage.role == "runs" and _PATTERNS["checks"].search(" ".join((stage.program, *stage.arguments[:3]))):
                 changes.anything |= _may_format(stage, output)
                 continue
-            found = _find_stage_changes(stage, command, show)
-            changes.anything |= found is None
-            changes.names |= found or set()
+            names = _find_stage_changes(stage, command, find_script)
+            changes.anything |= names is None
+            changes.names |= names or set()
     return changes
 
 
@@ -200,21 +201,22 @@ def _is_script(stage: Stage) -> bool:
 
 
 def _may_format(stage: Stage, output: str) -> bool:
-    """Return whether a check may have rewritten files: it says so, or was asked to."""
-    is_asked = _PATTERNS["formats"].search(" ".join((stage.program, *stage.arguments)))
-    says = _PATTERNS["fixed"].search(output) or _PATTERNS["hooks"].search(output)
-    return bool(says or (is_asked and "--check" not in stage.arguments and "--diff" not in stage.arguments))
+    """Return whether a linter or formatter may have rewritten files, by its output or its options."""
+    formats = _PATTERNS["formats"].search(" ".join((stage.program, *stage.arguments)))
+    says_so = _PATTERNS["fixed"].search(output) or _PATTERNS["hooks"].search(output)
+    return bool(says_so or (formats and "--check" not in stage.arguments and "--diff" not in stage.arguments))
 
 
 def _runs_for_each(command: str) -> bool:
-    """Return whether a program is run on files that the command line does not name."""
-    # Searching a long script for the pattern would take longer than all the rest.
-    is_possible = any(sign in command for sign in ("xargs", "-exec", "-delete", "-ok"))
-    is_run = is_possible and _PATTERNS["for_each"].search(command)
-    return bool(is_run) and not _PATTERNS["reads_each"].search(command)
+    """Return whether a program runs on files that the command line does not name."""
+    # Searching a long script for the pattern would take longer than everything else.
+    is_possible = any(word in command for word in ("xargs", "-exec", "-delete", "-ok"))
+    runs = is_possible and _PATTERNS["for_each"].search(command)
+    return bool(runs) and not _PATTERNS["reads_each"].search(command)
 
 
-def _find_stage_changes(stage: Stage, command: str, show: Show) -> set[str] | None:
+def _find_stage_changes(stage: Stage, command: str, find_script: FindScript) -> set[str] | None:
+    """Return the names of the files that a program may have changed, None if it may be any file."""
     words = {word for word in stage.arguments if word and not word.startswith("-")}
     if stage.program == "git":
         return find_git_changes(stage.arguments)
@@ -235,45 +237,43 @@ def _find_stage_changes(stage: Stage, command: str, show: Show) -> set[str] | No
     if program in _WORDS["rewriters"] or _PATTERNS["rewrites"].search(text):
         return None
     if program == "npx":
-        named = next((at for at, word in enumerate(rest) if not word.startswith("-")), len(rest))
-        program, rest = "".join(rest[named : named + 1]).partition("@")[0], rest[named + 1 :]
+        at = next((at for at, word in enumerate(rest) if not word.startswith("-")), len(rest))
+        program, rest = "".join(rest[at : at + 1]).partition("@")[0], rest[at + 1 :]
         if program not in {*_WORDS["npx_leaves_sources"], *_WORDS["interpreters"]}:
             return None
     if program in _WORDS["interpreters"]:
         if _PATTERNS["inline"].search(command):
             return find_written(command)
         program = next((word for word in rest if not word.startswith("-")), "")
-    is_file = program not in _WORDS["runners"] and _PATTERNS["script"].search(program)
-    if is_file:
-        # The code of a script is unknown, unless the session has shown it.
-        code = show(program)
+    if program not in _WORDS["runners"] and _PATTERNS["script"].search(program):
+        # The code of a script is unknown unless the session has shown it.
+        code = find_script(program)
         return None if code is None else find_written(code)
-    is_manager = stage.program in _WORDS["package_managers"]
-    changes_manifests = is_manager and _PACKAGES.search(text)
+    changes_manifests = stage.program in _WORDS["package_managers"] and _PACKAGES.search(text)
     return set(_WORDS["manifests"]) if changes_manifests else set()
 
 
 def _find_code(stage: Stage) -> set[str]:
-    """Return the words of sed and perl that are code rather than files, as far as is certain."""
+    """Return the arguments of sed and perl that are certainly code rather than files."""
     words = [word for word in stage.arguments if word]
     if stage.program not in {"sed", "gsed", "perl"}:
         return set()
-    given = {after for word, after in pairwise(words) if re.fullmatch(r"-[A-Za-z]*e", word)}
-    if given or stage.program == "perl" or any(re.match(r"-\w*[ef]|--", word) for word in words):
-        return given
+    scripts = {after for word, after in pairwise(words) if re.fullmatch(r"-[A-Za-z]*e", word)}
+    if scripts or stage.program == "perl" or any(re.match(r"-\w*[ef]|--", word) for word in words):
+        return scripts
     return set([word for word in words if not word.startswith("-")][:1])
 
 
 def find_written(code: str) -> set[str] | None:
-    r"""Return the texts in code that may be names of files it writes, None if it may write any.
+    r"""Return the string literals in code that may be names of files it writes, None if it may write any file.
 
     >>> sorted(find_written("python3 -c \"open('a.ts', 'w').write('x')\""))
     ['a.ts', 'x']
     """
     if not _PATTERNS["writes"].search(code):
         return set()
-    # It goes through folders, or puts paths together.
+    # It lists folders or builds paths.
     if _PATTERNS["any_path"].search(code):
         return None
-    named = _PATTERNS["literal"].findall(_PATTERNS["no_name"].sub("", code))
-    return {name for quoted in named for name in quoted if name}
+    literals = _PATTERNS["literal"].findall(_PATTERNS["no_name"].sub("", code))
+    return {name for groups in literals for name in groups if name}

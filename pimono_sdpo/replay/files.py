@@ -1,4 +1,4 @@
-"""What a session knows of one file, all of it or runs of lines, and how an edit of it would end."""
+"""Track what a session has seen of one file, and predict the outcome of an edit from it."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,10 @@ _ALIKE = str.maketrans(
 
 
 def join_runs(piece: list[str], start: int, lines: list[str], first: int) -> list[str] | None:
-    """Join two runs of lines that touch or overlap; None if they contradict each other."""
+    """Join two adjacent or overlapping runs of lines; None if they contradict each other.
+
+    `start` and `first` are the line numbers where `piece` and `lines` begin.
+    """
     if first < start:
         piece, start, lines, first = lines, first, piece, start
     common = start + len(piece) - first
@@ -31,18 +34,18 @@ def join_runs(piece: list[str], start: int, lines: list[str], first: int) -> lis
 
 
 def replace_text(text: str, old: str, new: str, everywhere: bool) -> str | None:
-    """Make one edit; None if the text cannot be what the harness edited."""
+    """Apply one edit; None if the text cannot be the one that the harness edited."""
     count = text.count(old) if old else 0
     return text.replace(old, new) if count == 1 or (count and everywhere) else None
 
 
 def replace_in_piece(piece: str, old: str, new: str, everywhere: bool) -> list[str]:
-    """Make one edit of a piece, or leave out the lines that it may have changed."""
+    """Apply one edit to a piece, or drop the lines that it may have changed."""
     if (changed := replace_text(piece, old, new, everywhere)) is not None:
         return [changed] if changed else []
-    touched = {line for line in old.split("\n") if len(line.strip()) >= MIN_GONE}
+    touched = {line for line in old.split("\n") if len(line.strip()) >= MIN_TOUCHED}
     lines = piece.split("\n")
-    # An edit may reach over the ends of what was seen.
+    # An edit may extend beyond the lines that were seen.
     edges = {*old.split("\n")}
     while lines and lines[0] in edges:
         lines.pop(0)
@@ -53,8 +56,8 @@ def replace_in_piece(piece: str, old: str, new: str, everywhere: bool) -> list[s
     return [run for run in runs if run.strip()]
 
 
-def count_alike(text: str, old: str) -> int:
-    """Count a text, ignoring kinds of quotes and dashes and spaces at the ends of lines."""
+def count_similar(text: str, old: str) -> int:
+    """Count how often `old` occurs in a text, ignoring kinds of quotes and dashes, and trailing spaces."""
     core = max((line.strip() for line in old.split("\n")), key=len)
     if core.isascii() and text.isascii():
         count = text.count(core)
@@ -64,13 +67,13 @@ def count_alike(text: str, old: str) -> int:
 
 
 def normalise_line_ends(text: str) -> str:
-    """Replace CRLF by LF, as harnesses do before they compare."""
+    """Replace CRLF by LF, as harnesses do before they compare texts."""
     return text.replace("\r\n", "\n")
 
 
 @lru_cache(maxsize=256)
 def normalise_loosely(text: str) -> str:
-    """Unify quotes, dashes and spaces, and strip the ends of lines."""
+    """Unify quotes, dashes and spaces, and strip trailing spaces."""
     if not text.isascii():
         text = text.translate(_ALIKE)
     return "\n".join(map(str.rstrip, text.split("\n")))
@@ -80,74 +83,73 @@ Outcome = Literal["ok", "not_found", "multiple", "no_change", "invalid"]
 
 
 @lru_cache(maxsize=1024)
-def _bare(text: str) -> str:
-    """Return the lines without what Codex ignores when it looks for them, each after a newline."""
+def _strip_lines(text: str) -> str:
+    """Normalise lines as Codex does when it searches for them, and put a newline before each."""
     text = normalise_line_ends(text)
     text = text if text.isascii() else text.translate(_ALIKE)
     return "".join(f"\n{line.strip()}" for line in text.split("\n")) + "\n"
 
 
-def _place(bare: str, old: str, start: int) -> tuple[int, int]:
-    """Return where lines begin and how many characters they have, as Codex looks for them.
+def _find_lines(stripped: str, old: str, start: int) -> tuple[int, int] | None:
+    """Return where lines begin and end at or after `start`, as Codex finds them, or None.
 
-    An empty last line may be missing; (-1, 0) if they do not follow `start`.
+    An empty last line may be missing.
     """
-    wanted = _bare(old)
-    at = bare.find(wanted, start)
+    wanted = _strip_lines(old)
+    at = stripped.find(wanted, start)
     if at < 0 and wanted.endswith("\n\n"):
         wanted = wanted[:-1]
-        at = bare.find(wanted, start)
-    return at, len(wanted) - 1 if at >= 0 else 0
+        at = stripped.find(wanted, start)
+    return None if at < 0 else (at, at + len(wanted) - 1)
 
 
-def _places(bare: str, hunks: Sequence["Edit"]) -> list[tuple[int, int]] | None:
-    """Return where the old lines of hunks begin and end, each after the one before, else None.
+def _find_hunks(stripped: str, hunks: Sequence["Edit"]) -> list[tuple[int, int]] | None:
+    """Return where the old lines of each hunk begin and end, each after the one before it, or None.
 
-    Hunks that only add go to the end.
+    Hunks that only add lines go to the end.
     """
-    at, found = 0, []
+    position, spans = 0, []
     for hunk in hunks:
         if hunk.after:
-            place, length = _place(bare, hunk.after, at)
-            if place < 0:
+            if (span := _find_lines(stripped, hunk.after, position)) is None:
                 return None
-            at = place + length
+            position = span[1]
         if hunk.old:
-            place, length = _place(bare, hunk.old, at)
-            if place < 0:
+            if (span := _find_lines(stripped, hunk.old, position)) is None:
                 return None
-            at = place + length
-            found.append((place, at))
+            position = span[1]
+            spans.append(span)
         else:
-            found.append((len(bare) - 1, len(bare) - 1))
-    return found
+            spans.append((len(stripped) - 1, len(stripped) - 1))
+    return spans
 
 
 _NOT_FOUND = re.compile(r"(?i)not found|could not find|failed to find")
-_AT = re.compile(r"edits\[(\d{1,4})\]")
+_EDIT_NUMBER = re.compile(r"edits\[(\d{1,4})\]")
 MIN_IN_PARTS = 10
-MIN_ALIKE = 30
-# What shows so many characters of a file as they were shows that nothing has changed it.
+MIN_SIMILAR = 30
+# A read that shows at least so many unchanged characters of a file shows that nothing has changed it.
 MIN_SAME = 100
-# No text that is looked for has this line.
+# Joins pieces; no text that is searched for contains this line.
 _GAP = "\n\ufffd\n"
-# Older texts beyond these are forgotten.
+# Only the newest of the older texts are kept.
 MOST_OLDER = 50
-MIN_GONE = 12
+# A shorter line may occur anywhere, so it does not count as changed by an edit.
+MIN_TOUCHED = 12
 
 
-def _stand_apart(old: str, one: str, other: str) -> bool:
-    """Whether a text stands among other lines in two runs, and not in what both have shown."""
+def _differ_around(old: str, one: str, other: str) -> bool:
+    """Return whether a text has different surroundings in two pieces, so that it occurs twice in the file."""
     (before, _, after), (before2, _, after2) = one.partition(old), other.partition(old)
     ends = (before[::-1], before2[::-1]), (after, after2)
-    # What was seen of both ends must agree, and be more than the text itself.
+    # The lines seen by both pieces must agree, and be more than the text itself.
     lengths = [min(map(len, pair)) for pair in ends]
     agree = all(left[:length] == right[:length] for (left, right), length in zip(ends, lengths, strict=True))
-    return not agree or (sum(lengths) < MIN_ALIKE and len(old) < MIN_ALIKE)
+    return not agree or (sum(lengths) < MIN_SIMILAR and len(old) < MIN_SIMILAR)
 
 
 class Edit(NamedTuple):
-    """Replace a text that occurs once in the file, every occurrence, or the first `after` a line."""
+    """Replace a text that occurs once in a file, every occurrence of it, or the first one `after` a line."""
 
     old: str
     new: str
@@ -159,119 +161,119 @@ class Edit(NamedTuple):
 class File:
     """What is known of one file.
 
-    whole     the text, if all of it is known
-    pieces    otherwise the runs of lines that were seen
-    hints     lines among others that something has shown since; where they stand is unknown
-    older     texts and runs of lines seen before something happened that may have changed the file
-    held      what held for sure before, until something shows that the file is as it was
+    whole       the text, if all of it is known
+    pieces      otherwise the runs of lines that were seen
+    hints       lines that were shown among others; their position in the file is unknown
+    older       texts and runs of lines that were seen before something may have changed the file
+    last_known  what was certain at that time; it is restored if the file turns out to be unchanged
     """
 
     whole: str | None = None
     pieces: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
     older: list[str] = field(default_factory=list)
-    held: "File | None" = None
-    # The user has spoken since it was seen, who may have changed it.
-    is_past: bool = False
-    # What the harness did not find in it.
-    missing: set[str] = field(default_factory=set)
-    # For some pieces the number of the first line, and whether the last is the file's last.
-    placed: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    last_known: "File | None" = None
+    # The user may have changed the file since it was seen.
+    is_doubtful: bool = False
+    # Texts that the harness did not find in the file.
+    not_found: set[str] = field(default_factory=set)
+    # For some pieces, the number of the first line and whether the last line ends the file.
+    positions: dict[str, tuple[int, bool]] = field(default_factory=dict)
 
     @property
     def is_known(self) -> bool:
-        """Whether anything known of it still holds for sure."""
+        """Whether anything is certain about the file."""
         return self.whole is not None or bool(self.pieces)
 
     @property
     def texts(self) -> list[str]:
-        """The whole text, or the runs of lines that hold for sure."""
+        """The whole text, or the runs of lines that are certain."""
         return self.pieces if self.whole is None else [self.whole]
 
     def see(self, text: str, is_whole: bool) -> None:
         """Learn the text, or some of its lines, from a read."""
         text = normalise_line_ends(text)
-        self.is_past = False
-        if self.holds([text]):
-            self.confirm()
-        elif self.held and self.held.whole is not None and text not in self.held.whole:
-            self.held = None
+        self.is_doubtful = False
+        if self.is_unchanged([text]):
+            self.restore()
+        elif self.last_known and self.last_known.whole is not None and text not in self.last_known.whole:
+            self.last_known = None
         if is_whole:
             self.forget()
             self.whole = text
         elif self.whole is not None and text not in self.whole:
-            # Something changed the file in between.
-            self.age(certainly=True)
+            # Something has changed the file since.
+            self.mark_stale(certainly=True)
         if self.whole is None and text not in self.pieces:
             self.pieces.append(text)
 
     def see_lines(self, text: str, first: int, is_end: bool) -> None:
-        """Learn lines whose position is known, and join them to adjacent ones."""
+        """Learn lines whose position is known, and join them with adjacent ones."""
         self.see(text, is_whole=first == 1 and is_end)
         if self.whole is not None:
             return
         lines = normalise_line_ends(text).split("\n")
-        for piece, (start, was_end) in list(self.placed.items()):
-            seen = piece.split("\n")
-            if start > first + len(lines) or first > start + len(seen):
+        for piece, (start, was_end) in list(self.positions.items()):
+            piece_lines = piece.split("\n")
+            if start > first + len(lines) or first > start + len(piece_lines):
                 continue
-            self.placed.pop(piece)
+            self.positions.pop(piece)
             self.pieces = [other for other in self.pieces if other != piece]
-            both = join_runs(seen, start, lines, first)
-            if both is not None:
-                lines, first, is_end = both, min(start, first), is_end or was_end
+            joined = join_runs(piece_lines, start, lines, first)
+            if joined is not None:
+                lines, first, is_end = joined, min(start, first), is_end or was_end
         joined_text = "\n".join(lines)
         if first == 1 and is_end and lines:
             self.see(joined_text, is_whole=True)
         else:
             self.pieces = [piece for piece in self.pieces if piece not in joined_text]
             self.pieces.append(joined_text)
-            self.placed[joined_text] = (first, is_end)
+            self.positions[joined_text] = (first, is_end)
 
     def write(self, text: str) -> None:
         """Learn the text from a write."""
         self.see(text, is_whole=True)
 
     def hint(self, text: str) -> None:
-        """Learn lines among others that something has shown; where they stand is unknown."""
+        """Learn lines that were shown among others, so that their position is unknown."""
         text = normalise_line_ends(text)
         if text.strip() and text not in self.hints:
             self.hints.append(text)
 
-    def age(self, certainly: bool = False) -> None:
-        """Note that something may have changed the file, or has `certainly` changed it."""
-        self.missing = set()
+    def mark_stale(self, certainly: bool = False) -> None:
+        """Record that something may have changed the file, or has `certainly` changed it."""
+        self.not_found = set()
         if certainly:
-            self.held = None
-        elif self.held is None and self.is_known:
-            self.held = File(self.whole, self.pieces, self.hints)
+            self.last_known = None
+        elif self.last_known is None and self.is_known:
+            self.last_known = File(self.whole, self.pieces, self.hints)
         if not self.is_known and not self.hints:
             return
         self.older = list(dict.fromkeys([*self.texts, *self.hints, *self.older]))[:MOST_OLDER]
-        self.whole, self.pieces, self.hints, self.placed = None, [], [], {}
+        self.whole, self.pieces, self.hints, self.positions = None, [], [], {}
 
-    def holds(self, texts: Sequence[str]) -> bool:
-        """Whether texts are long enough, and all in what held before, to show that nothing has changed."""
-        known = self.held.texts if self.held else []
+    def is_unchanged(self, texts: Sequence[str]) -> bool:
+        """Return whether texts are long enough and all occur in the last known state, so that it is still valid."""
+        known = self.last_known.texts if self.last_known else []
         return sum(map(len, texts)) >= MIN_SAME and all(any(text in one for one in known) for text in texts)
 
-    def confirm(self) -> None:
-        """Note that the file is as it was before something that may have changed it."""
-        if self.held and self.whole is None:
-            self.whole = self.held.whole
-            self.pieces = list(dict.fromkeys([*self.held.pieces, *self.pieces]))
-            self.hints = list(dict.fromkeys([*self.held.hints, *self.hints]))
-        self.held = None
+    def restore(self) -> None:
+        """Restore the last known state: nothing has changed the file."""
+        if self.last_known and self.whole is None:
+            self.whole = self.last_known.whole
+            self.pieces = list(dict.fromkeys([*self.last_known.pieces, *self.pieces]))
+            self.hints = list(dict.fromkeys([*self.last_known.hints, *self.hints]))
+        self.last_known = None
 
     def forget(self) -> None:
         """Forget everything."""
-        self.whole, self.pieces, self.hints, self.older, self.placed = None, [], [], [], {}
-        self.held = None
+        self.whole, self.pieces, self.hints, self.older, self.positions = None, [], [], [], {}
+        self.last_known = None
 
     def predict(self, edits: Sequence[Edit], in_turn: bool = False) -> Outcome | None:
-        """Predict how edits of the file end; None if what is known does not decide it.
+        """Predict the outcome of edits; None if what is known does not decide it.
 
-        Each is looked up in the original file, or (`in_turn`) in what those before it left.
+        Each text is searched for in the original file, or with `in_turn` in the result of the edits before.
         """
         if not edits:
             return None
@@ -283,11 +285,11 @@ class File:
                     return outcome
                 after.apply([edit])
             return "ok"
-        found = [self._find(edit) for edit in edits]
+        outcomes = [self._find(edit) for edit in edits]
         for outcome in ("not_found", "multiple"):
-            if outcome in found:
+            if outcome in outcomes:
                 return outcome
-        if None in found or self._may_overlap(edits):
+        if None in outcomes or self._may_overlap(edits):
             return None
         return "no_change" if all(edit.old == edit.new for edit in edits) else "ok"
 
@@ -296,60 +298,61 @@ class File:
         return deepcopy(self)
 
     def _find(self, edit: Edit) -> Outcome | None:
-        """Look up a text exactly, and as harnesses do that ignore kinds of quotes and spaces."""
+        """Search for a text exactly, and as harnesses do that ignore kinds of quotes and spaces."""
         old = normalise_line_ends(edit.old)
         if not old.strip() or "\ufffd" in old:
             return None
         count = max((text.count(old) for text in self.texts), default=0)
-        if count == 0 and not self.is_past and any(text in old for text in self.missing):
+        if count == 0 and not self.is_doubtful and any(text in old for text in self.not_found):
             return "not_found"
         if count > 1:
             return "ok" if edit.everywhere else "multiple"
         if count == 0:
             if self.whole is None:
                 return None
-            # Some harnesses take it for done where the new text is there.
+            # Some harnesses treat the edit as done if the new text is already there.
             is_done = bool(edit.new.strip()) and normalise_line_ends(edit.new) in self.whole
-            is_open = is_done or self._may_have_changed(old) or count_alike(self.whole, old)
+            is_open = is_done or self._may_have_changed(old) or count_similar(self.whole, old)
             return None if is_open else "not_found"
         if self.whole is None:
-            # A short text may also be in a part that is not known, and any in several.
-            holding = [piece for piece in self.pieces if old in piece]
-            is_twice = any(_stand_apart(old, *pair) for pair in combinations(holding, 2))
-            is_twice |= any(text.count(old) > 1 for text in (*self.hints, *self.older))
-            if is_twice or len(old.strip()) < MIN_IN_PARTS:
+            # A short text may also occur in an unknown part, and any text in several pieces.
+            matching = [piece for piece in self.pieces if old in piece]
+            is_repeated = any(_differ_around(old, *pair) for pair in combinations(matching, 2))
+            is_repeated |= any(text.count(old) > 1 for text in (*self.hints, *self.older))
+            if is_repeated or len(old.strip()) < MIN_IN_PARTS:
                 return None
-        return "ok" if max(count_alike(text, old) for text in self.texts if old in text) == 1 else None
+        return "ok" if max(count_similar(text, old) for text in self.texts if old in text) == 1 else None
 
     def _may_have_changed(self, old: str) -> bool:
-        """Whether somebody spoke since the file was seen, or its missing lines were seen elsewhere."""
-        there = set(map(str.strip, (self.whole or "").split("\n")))
-        missing = [line for line in map(str.strip, old.split("\n")) if line not in there]
+        """Return whether the user may have changed the file, or its missing lines were seen elsewhere."""
+        present = set(map(str.strip, (self.whole or "").split("\n")))
+        missing = [line for line in map(str.strip, old.split("\n")) if line not in present]
         others = (*self.hints, *self.older)
-        return self.is_past or any(all(line in text for line in missing or [old]) for text in others)
+        return self.is_doubtful or any(all(line in text for line in missing or [old]) for text in others)
 
-    def note_missing(self, edits: Sequence[Edit], error: str) -> None:
-        """Remember the text that the harness says not to have found: it is not there until the file changes."""
-        at = _AT.search(error[:200])
+    def note_not_found(self, edits: Sequence[Edit], error: str) -> None:
+        """Record the text that the harness did not find; it stays missing until the file changes."""
+        number = _EDIT_NUMBER.search(error[:200])
         named = [edit for edit in edits if edit.old.strip() and edit.old in error] or edits
-        if _NOT_FOUND.search(error[:200]) and (at or len(named) == 1):
-            edit = edits[int(at[1])] if at and int(at[1]) < len(edits) else named[0]
-            self.missing.add(normalise_line_ends(edit.old))
+        if _NOT_FOUND.search(error[:200]) and (number or len(named) == 1):
+            edit = edits[int(number[1])] if number and int(number[1]) < len(edits) else named[0]
+            self.not_found.add(normalise_line_ends(edit.old))
 
     def predict_lines(self, hunks: Sequence[Edit]) -> Outcome | None:
-        """Predict how a patch ends whose hunks are whole lines, each looked up after the last."""
+        """Predict the outcome of a patch; its hunks are whole lines, each searched for after the one before."""
+        is_unclear = any("\ufffd" in hunk.old for hunk in hunks)
         if self.whole is not None:
-            if _places(_bare(self.whole), hunks) is not None and not any("\ufffd" in hunk.old for hunk in hunks):
+            if not is_unclear and _find_hunks(_strip_lines(self.whole), hunks) is not None:
                 return "ok"
             return None if self._may_have_changed("\n".join(hunk.old for hunk in hunks)) else "not_found"
-        if any("\ufffd" in hunk.old for hunk in hunks):
+        if is_unclear:
             return None
-        placed = _GAP.join(sorted(self.placed, key=self.placed.__getitem__))
-        texts = (placed, *self.pieces, *self.hints)
-        if any(_places(_bare(text), hunks) is not None for text in texts):
+        in_order = _GAP.join(sorted(self.positions, key=self.positions.__getitem__))
+        texts = (in_order, *self.pieces, *self.hints)
+        if any(_find_hunks(_strip_lines(text), hunks) is not None for text in texts):
             return "ok"
-        is_missing = any(text in hunk.old for text in self.missing for hunk in hunks)
-        return "not_found" if is_missing and not self.is_past else None
+        is_missing = any(text in hunk.old for text in self.not_found for hunk in hunks)
+        return "not_found" if is_missing and not self.is_doubtful else None
 
     def apply_lines(self, hunks: Sequence[Edit]) -> None:
         """Apply a patch that the harness has applied."""
@@ -357,13 +360,13 @@ class File:
             self.apply([hunk for hunk in hunks if hunk.old])
             return
         lines = self.whole.split("\n")
-        bare = _bare(self.whole)
-        places = _places(bare, hunks)
-        if places is None:
-            self.age()  # where they went is unknown
+        stripped = _strip_lines(self.whole)
+        spans = _find_hunks(stripped, hunks)
+        if spans is None:
+            self.mark_stale()  # where the hunks were applied is unknown
             return
-        for (start, stop), hunk in sorted(zip(places, hunks, strict=True), reverse=True):
-            first, last = bare.count("\n", 0, start), bare.count("\n", 0, stop)
+        for (start, stop), hunk in sorted(zip(spans, hunks, strict=True), reverse=True):
+            first, last = stripped.count("\n", 0, start), stripped.count("\n", 0, stop)
             if not hunk.old and lines[-1:] == [""]:
                 first = last = len(lines) - 1
             lines[first:last] = hunk.new.split("\n")
@@ -371,33 +374,30 @@ class File:
 
     def _may_overlap(self, edits: Sequence[Edit]) -> bool:
         for text in (*self.texts, *self.hints, *self.older):
-            found = ((text.find(normalise_line_ends(edit.old)), len(edit.old)) for edit in edits)
-            spans = sorted((at, at + length) for at, length in found if at >= 0)
+            positions = ((text.find(normalise_line_ends(edit.old)), len(edit.old)) for edit in edits)
+            spans = sorted((at, at + length) for at, length in positions if at >= 0)
             if any(start < stop for (_, stop), (start, _) in pairwise(spans)):
                 return True
         return False
 
     def apply(self, edits: Sequence[Edit]) -> None:
         """Apply edits that the harness has made."""
-        self.is_past, self.missing = False, set()
+        self.is_doubtful, self.not_found = False, set()
         for edit in edits:
             old, new = normalise_line_ends(edit.old), normalise_line_ends(edit.new)
             if self.whole is not None:
                 self.whole = replace_text(self.whole, old, new, edit.everywhere)
             is_found = any(old in text for text in (*self.pieces, *self.hints, *self.older))
-            self.pieces, self.hints, self.older = (
-                [
-                    run
-                    for text in texts
-                    for run in (
-                        [text]
-                        if texts is self.pieces and is_found and old not in text
-                        else replace_in_piece(text, old, new, edit.everywhere)
-                    )
-                ]
-                for texts in (self.pieces, self.hints, self.older)
+            pieces = []
+            for piece in self.pieces:
+                # If the text was seen, the edit did not change pieces without it.
+                is_unchanged = is_found and old not in piece
+                pieces += [piece] if is_unchanged else replace_in_piece(piece, old, new, edit.everywhere)
+            self.pieces = pieces
+            self.hints, self.older = (
+                [run for text in texts for run in replace_in_piece(text, old, new, edit.everywhere)]
+                for texts in (self.hints, self.older)
             )
-            is_shown = any(new in piece for piece in self.pieces)
-            if self.whole is None and new.strip() and not is_shown:
+            if self.whole is None and new.strip() and not any(new in piece for piece in self.pieces):
                 self.pieces.append(new)
-        self.placed = {}
+        self.positions = {}

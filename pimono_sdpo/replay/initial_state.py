@@ -1,9 +1,9 @@
-"""Find out what the files of a workspace held when a request was made.
+"""Reconstruct the files of a workspace at the time of a request.
 
 A row's prompt ends with the request, so the files must be those before any change by the recorded
-answer. What the session saw before the request is known from replay. What the recorded answer reads
-afterwards was there at the request, too, unless something may have changed it in between; its calls
-are followed until the user speaks again, or until something may have changed any file.
+answer. What the session saw before the request is known from replay. Files that the answer reads
+later had the same content at the request, unless something may have changed them in between; its
+calls are followed until the next message of the user, or until any file may have changed.
 """
 
 import re
@@ -18,7 +18,7 @@ from pimono_sdpo.traces.events import Event, has_failed
 from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
 
-# Characters kept of a row's files and their paths, those nearest to the failure first.
+# The most characters of a row's files and their paths; files nearest to the failure come first.
 MAX_CHARS = 6_000
 MIN_PART = 200
 # How many events are followed before and after a request.
@@ -27,7 +27,7 @@ _READERS = (
     r"(?:cd|ls|cat|head|tail|grep|rg|wc|pwd|echo|tree|stat|file|which|sort|uniq|cut|nl|du|sed -n"
     r"|git (?:status|diff|log|show|branch|remote|blame|ls-files|rev-parse))\b"
 )
-# Most commands only look; this recognises them ten times as fast as parsing does.
+# Most commands only read; this pattern recognises them ten times as fast as parsing.
 _ONLY_LOOKS = re.compile(
     rf"\s*{_READERS}[^|;&<>`$\n]*(?:(?:\||&&|;)\s*{_READERS}[^|;&<>`$\n]*|2>&1\s*|2>/dev/null\s*){{0,8}}"
 )
@@ -36,18 +36,19 @@ _PATTERN = re.compile(r"[*?\[${`]")
 
 
 class Known(NamedTuple):
-    """What is known of one file: its whole text, or some runs of its lines."""
+    """What is known of one file: its whole text, or some of its lines."""
 
     path: str
     whole: bool
     texts: list[str]
 
 
+# A call that shows a file, its arguments and its result.
 Showing = tuple[Event, dict[str, Any], Event]
 
 
-class Beginnings:
-    """The files at the requests of a session, which must be visited in order."""
+class InitialState:
+    """The files at each request of a session; requests must be visited in order."""
 
     def __init__(
         self,
@@ -61,43 +62,42 @@ class Beginnings:
         self._most_before = most_before
         self._events, self._matched = events, matched
         self._before = Workspace(cwd, tools=tools)
-        self._at = 0
-        self._passed: list[int] = []
-        # The paths of all files that were known to exist at the last request.
-        self.nearest: list[str] = []
+        self._position = 0
+        self._skipped: list[int] = []
+        # The paths of all files that were known to exist at the last request, nearest to the failure first.
+        self.known_paths: list[str] = []
 
-    def pass_by(self, request: int) -> None:
-        """Visit a request whose files nobody asks for; it is followed once a later one depends on it."""
-        self._passed.append(request)
+    def skip(self, request: int) -> None:
+        """Visit a request whose files are not needed; its events are read only if a later request needs them."""
+        self._skipped.append(request)
 
-    def known_at(self, request: int, failure: int, first: str = "", chars: int = MAX_CHARS) -> list[Known]:
-        """Return the files at a request, by the indexes of the request and of what went wrong.
+    def files_at(self, request: int, failure: int, first: str = "", chars: int = MAX_CHARS) -> list[Known]:
+        """Return the files at a request, up to `chars` characters, given the indexes of the request and the failure.
 
-        They have at most so many `chars`; the file `first` comes before those that are nearer.
+        The file `first` comes first, then the others by their distance from the failure.
         """
         near = [request]
-        while self._passed and near[-1] - self._passed[-1] <= self._most_before:
-            near.append(self._passed.pop())
-        self._passed.clear()
+        while self._skipped and near[-1] - self._skipped[-1] <= self._most_before:
+            near.append(self._skipped.pop())
+        self._skipped.clear()
         for visited in reversed(near):
             self._follow(visited)
         seen: dict[str, list[Showing]] = {path: [] for path, file in self._before.files.items() if file.is_known}
         seen |= self._look_ahead(request)
 
-        wanted = self._before.absolute(first) if first else ""
+        first_path = self._before.absolute(first) if first else ""
 
         def distance(path: str) -> tuple[bool, int, str]:
-            places = (abs(call.index - failure) for call, _, _ in seen[path])
-            return path != wanted, min(places, default=failure - request), path
+            distances = (abs(call.index - failure) for call, _, _ in seen[path])
+            return path != first_path, min(distances, default=failure - request), path
 
-        self.nearest = sorted(seen, key=distance)
+        self.known_paths = sorted(seen, key=distance)
         kept = []
-        for path in self.nearest:
+        for path in self.known_paths:
             file = self._before.files.get(path, File()).copy()
-            for call, given, result in seen[path]:
-                _learn(call, given, result.text, self._before.tools, file)
-            known = _trim_to(chars - len(path), path, file)
-            if known:
+            for call, arguments, result in seen[path]:
+                _learn(call, arguments, result.text, self._before.tools, file)
+            if known := _trim_to(chars - len(path), path, file):
                 kept.append(known)
                 chars -= len(path) + sum(map(len, known.texts))
             if chars < MIN_PART:
@@ -106,93 +106,88 @@ class Beginnings:
 
     def _follow(self, request: int) -> None:
         """Learn what the session saw up to a request."""
-        begin = max(self._at, request - self._most_before)
-        if begin > self._at:
-            # The skipped events may have changed what was known.
+        begin = max(self._position, request - self._most_before)
+        if begin > self._position:
+            # The events in between may have changed any file.
             self._before.files.clear()
         for event in self._events[begin:request]:
             if event.kind != "tool_call":
-                self._before.hear(event)
+                self._before.observe_event(event)
             elif _is_harmless(event):
                 continue
             elif event.index in self._matched and event.on_active_branch:
                 self._before.observe(event, self._events[self._matched[event.index]])
             else:
-                self._before.lose(event.tool_name, decode_arguments(event))
-        self._at = max(self._at, request)
+                self._before.observe_unanswered(event.tool_name, decode_arguments(event))
+        self._position = max(self._position, request)
 
     def _look_ahead(self, request: int) -> dict[str, list[Showing]]:
         """Return, by path, the later calls that show a file as it was at the request."""
-        workspace = self._before
         seen: dict[str, list[Showing]] = {}
-        changed, tails = set[str](), tuple[str, ...]()
+        changed, suffixes = set[str](), tuple[str, ...]()
         for event in self._events[request + 1 : request + 1 + MOST_AFTER]:
             if event.kind in {"user", "bash", "custom_message"}:
                 break
             if event.kind != "tool_call" or _is_harmless(event):
                 continue
-            answer = self._matched.get(event.index)
-            result = self._events[answer] if answer is not None else None
-            given = decode_arguments(event)
-            path = _find_file(event, given)
-            path = workspace.absolute(path) if path else ""
-            may_have_changed = path in changed or path.endswith(tails) or any(f"{tail}/" in path for tail in tails)
-            has_worked = result and not has_failed(result) and not is_refusal(result.text)
-            shows = event.tool_name != "write" and event.on_active_branch and bool(path)
-            if result and shows and has_worked and not may_have_changed:
-                seen.setdefault(path, []).append((event, given, result))
+            result_index = self._matched.get(event.index)
+            result = self._events[result_index] if result_index is not None else None
+            arguments = decode_arguments(event)
+            path = _find_file(event, arguments)
+            path = self._before.absolute(path) if path else ""
+            may_have_changed = path in changed or path.endswith(suffixes) or any(f"{one}/" in path for one in suffixes)
+            shows = event.tool_name != "write" and event.on_active_branch and bool(path) and not may_have_changed
+            if shows and result and not has_failed(result) and not is_refusal(result.text):
+                seen.setdefault(path, []).append((event, arguments, result))
             if event.tool_name in {"edit", "write"} and path:
                 changed.add(path)
             elif event.tool_name == "bash":
-                output = result.text if result else ""
-                changes = find_changes(find_text(given, "command"), output)
-                is_pattern = any(_PATTERN.search(name) for name in changes.names)
-                if changes.anything or is_pattern:
+                changes = find_changes(find_text(arguments, "command"), result.text if result else "")
+                if changes.anything or any(map(_PATTERN.search, changes.names)):
                     break
                 names = ("/" + name.lstrip("./~").rstrip("/") for name in changes.names)
-                tails += tuple(tail for tail in names if tail != "/")
+                suffixes += tuple(name for name in names if name != "/")
             elif event.tool_name != "read":
                 break
         return seen
 
 
 def _is_harmless(call: Event) -> bool:
-    """Return whether a call neither shows nor changes a file, as most commands do."""
+    """Return whether a call neither shows nor changes a file, like most commands."""
     if call.tool_name != "bash":
         return call.tool_name != "read" and is_read_only(call.tool_name)
     command = find_text(decode_arguments(call), "command")
     return bool(_ONLY_LOOKS.fullmatch(command)) and not _SHOWS.fullmatch(command)
 
 
-def _find_file(call: Event, given: dict[str, Any]) -> str:
+def _find_file(call: Event, arguments: dict[str, Any]) -> str:
     """Return the file that a call shows or changes, or ""."""
     if call.tool_name != "bash":
-        patches = read_patch(given)
-        return patches[0].path if len(patches) == 1 else find_path(given)
-    command = find_text(given, "command")
+        patches = read_patch(arguments)
+        return patches[0].path if len(patches) == 1 else find_path(arguments)
+    command = find_text(arguments, "command")
     shown = find_shown_file(command) if _SHOWS.fullmatch(command) else None
     return shown.path if shown else ""
 
 
-def _learn(call: Event, given: dict[str, Any], text: str, tools: FileTools, file: File) -> None:
-    """Learn what a call shows of a file that has not changed since the request."""
+def _learn(call: Event, arguments: dict[str, Any], text: str, tools: FileTools, file: File) -> None:
+    """Learn the content of a file from a later call that shows it unchanged."""
     if call.tool_name == "edit":
-        hunks = [hunk for patch in read_patch(given) for hunk in patch.hunks]
-        for edit in hunks or read_edits(given):
+        hunks = [hunk for patch in read_patch(arguments) for hunk in patch.hunks]
+        for edit in hunks or read_edits(arguments):
             # The old text of an edit occurs once.
             if len(edit.old.strip()) >= MIN_LINE and file.whole is None and not edit.everywhere:
                 file.see(edit.old, is_whole=False)
     elif call.tool_name == "read" or (not tools.trims_output and not TRUNCATED.search(text)):
-        by = find_shown_file(find_text(given, "command")) if call.tool_name == "bash" else None
-        if by:
-            given = {"offset": by.first, "limit": by.last and by.last + 1 - by.first}
-        shown = parse_read(given, text, tools)
-        if shown:
+        lines = find_shown_file(find_text(arguments, "command")) if call.tool_name == "bash" else None
+        if lines:
+            arguments = {"offset": lines.first, "limit": lines.last and lines.last + 1 - lines.first}
+        if shown := parse_read(arguments, text, tools):
             learn_shown(file, shown)
 
 
 def _trim_to(chars: int, path: str, file: File) -> Known | None:
-    """Return as much of a file as fits into so many characters, in whole lines."""
+    """Return as many whole lines of a file as fit into `chars` characters, None for less than MIN_PART."""
     if not file.is_known:
         return None
     parts = []

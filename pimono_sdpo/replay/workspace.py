@@ -1,4 +1,4 @@
-"""Follow a session's reads, writes, edits and commands to know its files at any point.
+"""Follow a session's reads, writes, edits and commands to know the content of its files at any point.
 
 As JSON: {"cwd": "/w", "files": {"/w/a.ts": {"whole": "...", "pieces": [...], "stale": false}}}
 """
@@ -60,28 +60,29 @@ def split_name(name: str) -> set[str]:
     return {word.lower() for word in _WORD.findall(name)}
 
 
-REST_MINUTES = 30
+# After a longer pause, somebody may have changed the files.
+PAUSE_MINUTES = 30
 # A shorter line may occur in many places of a file.
 MIN_LINE = 12
 TRUNCATED = re.compile(r"\[(?:Showing|Truncated|Full output|Output truncated)[^\]]{0,300}\]\s*\Z")
-# Code in a message; the first MIN_LINE characters tell which lines it may be of.
+# Code in a message; it is matched with lines of files by its first MIN_LINE characters.
 _QUOTED = re.compile(r"\"[^\"\n]{16,200}\"|`[^`\n]{16,200}`|'[^'\n]{16,200}'")
-# Claude Code tells of what changed while it ran.
+# Claude Code's note about a file that changed during the session.
 _MODIFIED = re.compile(r"Note: ([^\n]+?) was modified, either by the user or by a linter")
 _UNREAD = re.compile(r"has not been read yet|modified since read|unexpectedly modified")
-# A user who says that they changed something themselves, or pastes a diff of it.
+# The user says that they changed something themselves, or pastes a diff.
 _CHANGED_BY_HAND = re.compile(
     r"(?i)\A(?:done|fixed)\b|\bI(?:'ve| have| just| already| manually){0,3} (?:changed|edited|fixed"
     r"|updated|added|removed|deleted|modified|renamed|replaced|moved|reverted|restored)\b"
     r"|(?m:^(?:diff --git|\+\+\+ |@@ -\d))"
 )
-_OF_FILES = frozenset({"read", "write", "edit"})
+_FILE_TOOLS = frozenset({"read", "write", "edit"})
 _NUMBER = re.compile(r"(?m)^ *\d{1,7}\t")
 _LINE = re.compile(r"(?m)^ *\d{1,7}[→\t](.+)")
 
 
 def learn_shown(file: File, shown: Shown) -> None:
-    """Learn the lines that a read or a command has shown."""
+    """Learn the lines that a read or a command showed."""
     if shown.first_line:
         file.see_lines(shown.runs[0], shown.first_line, shown.is_end)
     else:
@@ -91,24 +92,24 @@ def learn_shown(file: File, shown: Shown) -> None:
 
 @dataclass
 class Workspace:
-    """The files of a session by absolute path, as far as it has seen them.
+    """The files of a session by absolute path, as far as the session has seen them.
 
-    What a command may have changed is stale.
+    Files that a command may have changed are stale.
     """
 
     cwd: str
     files: dict[str, File] = field(default_factory=dict)
     tools: FileTools = pi.HARNESS.files
-    last_heard: str = ""
-    # The last call was answered in no time: a history that was copied into this file when the session was resumed.
+    last_timestamp: str = ""
+    # The last call and its result have the same time: they were copied from an older session that is resumed.
     is_copied: bool = False
 
     def file(self, path: str) -> File:
-        """Return what is known of a file; a relative path is resolved in the workspace."""
+        """Return the state of a file; a relative path is relative to the workspace."""
         return self.files.setdefault(self.absolute(path), File())
 
     def absolute(self, path: str) -> str:
-        """Return an absolute path; it may begin with `$HOME` or `$WORKSPACE`, as redacted.
+        """Return an absolute path; if it was redacted, it begins with `$HOME` or `$WORKSPACE`.
 
         >>> Workspace("/home/ann/app").absolute("~/a.ts")
         '/home/ann/a.ts'
@@ -126,20 +127,20 @@ class Workspace:
         return posixpath.normpath(posixpath.join(base, path))
 
     def predict_patch(self, patches: Sequence[Patch]) -> Outcome | None:
-        """Predict how a patch of several files ends."""
-        outcomes: list[Outcome | None] = []
+        """Predict the outcome of a patch of several files."""
         if any(patch.kind == "Bad" for patch in patches):
             return "invalid"
+        outcomes: list[Outcome | None] = []
         for patch in patches:
             file = self.files.get(self.absolute(patch.path))
-            known = file.predict_lines(patch.hunks) if file else None
-            outcomes.append("ok" if patch.kind == "Add" else known)
+            outcome = file.predict_lines(patch.hunks) if file else None
+            outcomes.append("ok" if patch.kind == "Add" else outcome)
         if "not_found" in outcomes:
             return "not_found"
         return None if None in outcomes else "ok"
 
-    def patched(self, patches: Sequence[Patch]) -> None:
-        """Learn from a patch that was applied."""
+    def apply_patch(self, patches: Sequence[Patch]) -> None:
+        """Apply a patch that the harness has applied."""
         for patch in patches:
             file = self.file(patch.path)
             if patch.kind == "Add":
@@ -147,97 +148,97 @@ class Workspace:
             elif patch.kind == "Delete":
                 file.forget()
             else:
-                if file.holds([hunk.old for hunk in patch.hunks]):
-                    file.confirm()
+                if file.is_unchanged([hunk.old for hunk in patch.hunks]):
+                    file.restore()
                 file.apply_lines(patch.hunks)
                 if patch.target:
                     self.files[self.absolute(patch.target)] = self.files.pop(self.absolute(patch.path))
 
     def observe(self, call: Event, result: Event) -> None:
-        """Learn from a call that was answered."""
+        """Learn from a call and its result."""
         if is_refusal(result.text) or is_veto(result.text):
             return
         self.is_copied = self.tools.reads_first and call.timestamp == result.timestamp != ""
-        given = decode_arguments(call)
-        path = find_path(given)
-        # Not every harness calls it `command`, nor every version the tool `bash`.
-        command = find_text(given, "command", "cmd", "input") if call.tool_name not in _OF_FILES else ""
+        arguments = decode_arguments(call)
+        path = find_path(arguments)
+        # Harnesses differ in the names of the tool and of its argument.
+        command = find_text(arguments, "command", "cmd", "input") if call.tool_name not in _FILE_TOOLS else ""
         if command or call.tool_name == "bash":
-            cwd, self.cwd = self.cwd, find_text(given, "workdir") or self.cwd
-            # The tools of a server wrap what a command has printed.
-            self.ran(command, result, is_wrapped="__" in call.tool_name)
+            cwd, self.cwd = self.cwd, find_text(arguments, "workdir") or self.cwd
+            # Tools of an MCP server put the output of a command into other text.
+            self._observe_command(command, result, is_wrapped="__" in call.tool_name)
             self.cwd = cwd
         elif call.tool_name == "read" and path:
             if not has_failed(result):
-                self._read(path, given, result)
-        elif call.tool_name == "write" and path and isinstance(given.get("content"), str):
+                self._observe_read(path, arguments, result)
+        elif call.tool_name == "write" and path and isinstance(arguments.get("content"), str):
             if not result.is_error:
-                self.file(path).write(given["content"])
+                self.file(path).write(arguments["content"])
         elif call.tool_name == "edit":
-            self._edited(given, result)
+            self._observe_edit(arguments, result)
         elif call.tool_name == "grep":
             self._hint(path, result.text)
         elif call.tool_name.startswith("gsd_"):
-            self._spoil(".gsd")
+            self._mark_stale(".gsd")
         elif not is_read_only(call.tool_name) or call.tool_name == "write":
-            self.spoil_all()
+            self.mark_all_stale()
 
-    def _edited(self, given: dict[str, Any], result: Event) -> None:
-        path, edits = find_path(given), read_edits(given)
-        patches = read_patch(given)
+    def _observe_edit(self, arguments: dict[str, Any], result: Event) -> None:
+        failed = has_failed(result)
+        path, edits, patches = find_path(arguments), read_edits(arguments), read_patch(arguments)
         if patches:
-            if not has_failed(result):
-                self.patched(patches)
+            if not failed:
+                self.apply_patch(patches)
             for patch in patches:
                 file = self.file(patch.path)
-                file.is_past = has_failed(result)
-                if has_failed(result) and len(patches) == 1:
-                    file.note_missing(patch.hunks, result.text)
-        elif not path:
-            self.spoil_all()
-        elif not edits and not has_failed(result):
-            self.file(path).age()
+                file.is_doubtful = failed
+                if failed and len(patches) == 1:
+                    file.note_not_found(patch.hunks, result.text)
+            return
+        if not path:
+            self.mark_all_stale()
+            return
+        file = self.file(path)
+        if not edits and not failed:
+            file.mark_stale()
+            return
+        predicted = file.predict(edits, apply_in_turn(arguments))
+        if failed:
+            file.note_not_found(edits, result.text)
+            if predicted == "ok" and not _UNREAD.search(result.text[:200]):
+                file.forget()  # our state of the file is wrong
+            return
+        if predicted not in {None, "ok"}:
+            file.forget()
+        olds = [normalise_line_ends(edit.old) for edit in edits]
+        # Harnesses that require a read first refuse the edit of a file that has changed since.
+        if self.tools.reads_first or file.is_unchanged(olds):
+            file.restore()
+        file.last_known = None
+        if all(olds):
+            file.apply(edits)
+            if file.whole is not None and any(line not in file.whole for line in _LINE.findall(result.text)):
+                file.mark_stale(certainly=True)
         else:
-            file = self.file(path)
-            predicted = file.predict(edits, apply_in_turn(given))
-            if has_failed(result):
-                file.note_missing(edits, result.text)
-                if predicted == "ok" and not _UNREAD.search(result.text[:200]):
-                    file.forget()  # what is known of the file is wrong
-                return
-            if predicted not in {None, "ok"}:
-                file.forget()
-            olds = [normalise_line_ends(edit.old) for edit in edits]
-            # Where files have to be read first, an edit is refused when the file has changed since.
-            if self.tools.reads_first or file.holds(olds):
-                file.confirm()
-            file.held = None
-            if all(olds):
-                file.apply(edits)
-                if file.whole is not None and any(line not in file.whole for line in _LINE.findall(result.text)):
-                    file.age(certainly=True)
-            else:
-                file.age()
-            self._hint(path, result.text)
+            file.mark_stale()
+        self._hint(path, result.text)
 
-    def _read(self, path: str, given: dict[str, Any], result: Event) -> None:
-        file, shown = self.file(path), parse_read(given, result.text, self.tools)
+    def _observe_read(self, path: str, arguments: dict[str, Any], result: Event) -> None:
+        file, shown = self.file(path), parse_read(arguments, result.text, self.tools)
         if shown:
             learn_shown(file, shown)
         if shown is None or not shown.first_line:
             self._hint(path, result.text)
 
-    def ran(self, command: str, result: Event, is_wrapped: bool = False) -> None:
-        """Learn from a command that has run."""
+    def _observe_command(self, command: str, result: Event, is_wrapped: bool = False) -> None:
         if "*** Begin Patch" in command and (patches := read_patch({"input": command})):
             if not has_failed(result):
-                self.patched(patches)
+                self.apply_patch(patches)
             return
         if not self.tools.reads_first and _DRIVE.match(_use_slashes(self.cwd)):
-            # PowerShell prints what is not ASCII in another encoding.
+            # PowerShell prints characters other than ASCII in another encoding.
             result = msgspec.structs.replace(result, text=_NOT_ASCII.sub("\ufffd", result.text))
-        changes = find_changes(command, result.text, self._show)
-        self._note(changes)
+        self._mark_changes(find_changes(command, result.text, self._find_script))
         if is_wrapped:
             return
         self._hint(command, result.text)
@@ -251,86 +252,84 @@ class Workspace:
             if read:
                 learn_shown(self.file(shown.path), read)
 
-    def _show(self, name: str) -> str | None:
-        """Return the text of a script, as far as the session knows it."""
+    def _find_script(self, name: str) -> str | None:
+        """Return the text of a script if the session has seen all of it."""
         return next((f.whole for path, f in self.files.items() if posixpath.basename(path) == name), None)
 
     def _hint(self, command: str, output: str) -> None:
         for path, text in find_shown_lines(command, output).items():
             self.file(path).hint(text)
 
-    def _note(self, changes: Changes) -> None:
+    def _mark_changes(self, changes: Changes) -> None:
         if changes.anything:
-            self.spoil_all()
+            self.mark_all_stale()
         for name in changes.names:
-            self._spoil(name)
+            self._mark_stale(name)
 
-    def spoil_all(self) -> None:
+    def mark_all_stale(self) -> None:
         """Mark all files as stale."""
         for file in self.files.values():
-            file.age()
+            file.mark_stale()
 
-    def _spoil(self, name: str) -> None:
-        """Mark the files that a word of a command may name: a file, a folder or a pattern."""
+    def _mark_stale(self, name: str) -> None:
+        """Mark the files that a word of a command may refer to: a file, a folder or a pattern."""
         if any(sign in name for sign in "*?[${`"):
-            self.spoil_all()
+            self.mark_all_stale()
             return
         path = self.absolute(name)
         tail = ("/" + name.lstrip("./~")).rstrip("/")
         for known, file in self.files.items():
             is_below = known.startswith(f"{path}/") or (tail and f"{tail}/" in known)
             if known == path or is_below or (tail and known.endswith(tail)):
-                file.age(certainly=True)
+                file.mark_stale(certainly=True)
 
-    def lose(self, tool_name: str, given: dict[str, Any]) -> None:
-        """Mark what a call with an unknown outcome may have changed."""
-        path = find_path(given)
-        if tool_name in _OF_FILES and path:
+    def observe_unanswered(self, tool_name: str, arguments: dict[str, Any]) -> None:
+        """Mark the files that a call with an unknown result may have changed."""
+        path = find_path(arguments)
+        if tool_name in _FILE_TOOLS and path:
             if tool_name != "read":
-                self.file(path).age(certainly=True)
+                self.file(path).mark_stale(certainly=True)
         elif tool_name == "bash":
-            self._note(find_changes(find_text(given, "command"), ""))
+            self._mark_changes(find_changes(find_text(arguments, "command"), ""))
         elif not is_read_only(tool_name):
-            self.spoil_all()
+            self.mark_all_stale()
 
-    def hear(self, event: Event) -> None:
-        """Learn from an event that is not a call."""
+    def observe_event(self, event: Event) -> None:
+        """Learn from an event other than a tool call."""
         if event.kind == "bash":
-            self.ran(event.arguments, event)
+            self._observe_command(event.arguments, event)
         elif event.kind == "user":
             for file in self.files.values():
-                file.is_past = True
-            # Somebody else may have worked on the files while the session rested.
-            rested = _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES
-            if rested or self.is_copied or _CHANGED_BY_HAND.search(event.text):
-                self.spoil_all()
+                file.is_doubtful = True
+            paused = _count_minutes(self.last_timestamp, event.timestamp) >= PAUSE_MINUTES
+            if paused or self.is_copied or _CHANGED_BY_HAND.search(event.text):
+                self.mark_all_stale()
             for quoted in map(str.strip, _QUOTED.findall(event.text)):
                 for file in self.files.values():
-                    # What is almost in the file was changed by hand.
-                    if any(quoted[:MIN_LINE] in text for text in file.texts) and not any(
-                        quoted in text for text in file.texts
-                    ):
-                        file.age(certainly=True)
+                    # If only the beginning of the quote is in the file, the line was changed by hand.
+                    has_start = any(quoted[:MIN_LINE] in text for text in file.texts)
+                    if has_start and not any(quoted in text for text in file.texts):
+                        file.mark_stale(certainly=True)
         elif note := _MODIFIED.match(event.text):
-            self.file(note[1]).age(certainly=True)
-        self.last_heard = event.timestamp or self.last_heard
+            self.file(note[1]).mark_stale(certainly=True)
+        self.last_timestamp = event.timestamp or self.last_timestamp
 
 
 def _count_minutes(start: str, stop: str) -> float:
-    """Return the time between two timestamps, 0 if one of them cannot be read."""
+    """Return the minutes between two timestamps, 0 if one of them cannot be read."""
     try:
         return (datetime.fromisoformat(stop) - datetime.fromisoformat(start)).total_seconds() / 60
-    except (ValueError, TypeError):  # not recorded, or only one with a time zone
+    except (ValueError, TypeError):  # not recorded, or only one of them has a time zone
         return 0.0
 
 
 _DRIVE = re.compile(r"[A-Za-z]:/")
-# The first bytes of an emoji become letters.
+# The first bytes of an emoji are printed as these letters.
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]|dY(?=[\"'?Z-]|[^\x00-\x7f])")
 
 
 def _use_slashes(path: str) -> str:
-    """Write a path of Windows in one way."""
+    """Normalise the slashes and the drive letter of a Windows path."""
     path = path.replace("\\", "/")
     return path[0].lower() + path[1:] if _DRIVE.match(path) else path
 
@@ -344,8 +343,9 @@ def _find_home(cwd: str) -> str:
 
 def load_workspace(state: dict[str, Any]) -> Workspace:
     """Load a workspace from JSON; raises KeyError or TypeError for anything else."""
-    files = {path: File(known["whole"], list(known["pieces"])) for path, known in state["files"].items()}
+    workspace = Workspace(state["cwd"])
     for path, known in state["files"].items():
+        file = workspace.files[path] = File(known["whole"], list(known["pieces"]))
         if known["stale"]:
-            files[path].age()
-    return Workspace(state["cwd"], files)
+            file.mark_stale()
+    return workspace

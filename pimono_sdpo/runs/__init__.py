@@ -1,1 +1,1 @@
-"""Runs of the filter: over all shards, resumed, in parallel, divided, put together."""
+"""Run the parts of a command in parallel, resume them, and write, deduplicate and publish their rows."""

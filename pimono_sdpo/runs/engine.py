@@ -1,12 +1,12 @@
-"""The engine under every command that writes rows: part by part, resumed after a kill.
+"""Run a command's work in parts, in this process, in worker processes or on Ray, and resume after a kill.
 
-FOLDER/KIND/NNNNN.parquet   what a part gives, a file for each kind of rows
+FOLDER/KIND/NNNNN.parquet   the output of a part, one file for each kind of rows
 FOLDER/done/NNNNN.json      its record: made_from, counts, error, rows and sha256 of each file
 FOLDER/attempts/            files that are being written
 
-A part ends with its record, which says what it was made from; a rerun skips the parts whose record
-still fits their input, code and options. An attempt writes into a folder of its own and renames its
-files at the end, so that a worker that outlives its run or its node cannot spoil anything.
+The record of a part is written last and says what the part was made from; a rerun skips the parts
+whose record matches their input, code and options. Each attempt writes into its own folder and
+renames its files at the end, so that a worker that outlives its run or its node does no harm.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from datasets.utils import are_progress_bars_disabled, disable_progress_bars, en
 from tqdm.auto import tqdm
 
 from pimono_sdpo.errors import EngineError, ShardError, SourceError, require_extra
-from pimono_sdpo.runs.folders import disk_trouble, writing
+from pimono_sdpo.runs.folders import explain_disk_error, writing
 from pimono_sdpo.stage import Stage, code_hash, module_of, source_hash
 
 DONE, ATTEMPTS = "done", "attempts"
@@ -42,24 +42,24 @@ Json = dict[str, Any]
 
 
 def _count_threads() -> int:
-    """Count the threads of this process, those of libraries too; 0 where that is unknown."""
+    """Count all threads of this process, including those of libraries; 0 if that is unknown."""
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.exists() else 0
 
 
-# What libraries start when they are imported is ready for a fork.
+# Threads that libraries start on import can be forked safely.
 _AT_IMPORT = _count_threads()
 
 
 class _Bar(tqdm):  # type: ignore[misc]
-    """A bar without the thread that refreshes slow ones, which `miniters=1` makes needless."""
+    """A bar without tqdm's monitor thread, which is unnecessary with `miniters=1`."""
 
     monitor_interval = 0
 
 
 @dataclass(frozen=True)
 class Output:
-    """The file that a part gives for one kind of rows; `schema` is None for that of its tables."""
+    """The file that a part writes for one kind of rows; without a `schema`, the schema is that of its tables."""
 
     path: str
     schema: pa.Schema | None = None
@@ -68,9 +68,9 @@ class Output:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a part yields: tables by kind of rows, counts to be added up, and how much of its units this was.
+    """What a part yields: tables by kind of rows, counts to be added up, and how many units are done.
 
-    With an `error` the part is written, and made again by the next run.
+    With an `error` the part is written, but the next run repeats it.
     """
 
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Part:
-    """A unit of work: what it reads and by which options and code, and what yields its pieces.
+    """A unit of work: its input, options and stages, and the function `run` that yields its pieces.
 
     `name` is for messages, `units` are for the bar. A part that runs in another process is pickled.
     """
@@ -96,19 +96,19 @@ class Part:
 
     @property
     def made_from(self) -> Json:
-        """What the files depend on; a change of any part makes them again."""
+        """What the files depend on; after any change they are written again."""
         return {"input": self.input, "options": self.options, "code": code_of(self.run, self.stages)}
 
 
 def code_of(run: Callable[..., object], stages: Sequence[Stage]) -> str:
-    """Return the hash of the code that reads a part, and of its stages."""
+    """Hash the code of a part's function and of its stages."""
     hashes = [code_hash(run), *(source_hash(stage.fn) for stage in stages)]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Job:
-    """A part, where it is written, and what it is made from by the code of the run."""
+    """A part, where it is written, and its `made_from`, which includes the code of the driver."""
 
     part: Part
     folder: Path
@@ -131,9 +131,9 @@ def run_parts(
     engine: Engine | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> dict[int, Json]:
-    """Run every part that is not done yet, under a bar if it has a `desc`; return all records.
+    """Run every part that is not done yet, with a progress bar if there is a `desc`; return all records.
 
-    Once `is_stopped`, no further part begins. ShardError comes after all other parts have been finished.
+    Once `is_stopped`, no further part begins. ShardError is raised after all other parts are finished.
     """
     _clear(folder, parts, outputs)
     records, jobs, changed = {}, [], 0
@@ -142,13 +142,13 @@ def run_parts(
         record = json.loads(done.read_text()) if done.exists() else {"made_from": None}
         made_from = part.made_from
         files = [folder / output.path.format(part.number) for output in outputs.values()]
-        is_whole = record.get("error") is None and all(file.exists() for file in files)
-        if is_whole and record["made_from"] == made_from:
+        is_complete = record.get("error") is None and all(file.exists() for file in files)
+        if is_complete and record["made_from"] == made_from:
             records[part.number] = record
             continue
         before = record["made_from"] or made_from
         changed += before["options"] == made_from["options"] and before.get("code") != made_from["code"]
-        # A record must never outlive the rows it speaks of.
+        # A record must not exist without its files.
         done.unlink(missing_ok=True)
         jobs.append(Job(part, folder, outputs, made_from))
     if changed:
@@ -158,7 +158,7 @@ def run_parts(
     run = engine or partial(run_here, is_stopped=is_stopped)
     hidden = True if desc is None else None
     with (
-        # What an earlier run finished does not count in the rate.
+        # Parts of an earlier run do not count in the rate.
         _Bar(total=total, initial=total - todo, unit=unit, desc=desc, disable=hidden, miniters=1) as bar,
         hide_bars() if desc is not None else nullcontext(),
     ):
@@ -179,60 +179,60 @@ def run_parts(
 
 @contextmanager
 def hide_bars() -> Iterator[None]:
-    """Hide the bars and warnings of `datasets`, where a bar or a sentence of our own says more."""
-    shown, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
+    """Hide the bars and warnings of `datasets` while we show a bar or a message of our own."""
+    were_enabled, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
     disable_progress_bars()
     logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
-        if shown:
+        if were_enabled:
             enable_progress_bars()
 
 
 def _clear(folder: Path, parts: Sequence[Part], outputs: Mapping[str, Output]) -> None:
-    """Remove attempts, and files of parts that this run does not have."""
-    kinds = (*(output.path for output in outputs.values()), f"{DONE}/{{:05}}.json")
+    """Remove attempts, and the files of parts that this run does not have."""
+    patterns = (*(output.path for output in outputs.values()), f"{DONE}/{{:05}}.json")
     with writing(folder):
         rmtree(folder / ATTEMPTS, ignore_errors=True)
         (folder / ATTEMPTS).mkdir(parents=True)
-        for kind in kinds:
-            (folder / kind).parent.mkdir(exist_ok=True)
-            ours = {folder / kind.format(part.number) for part in parts}
-            for path in set(folder.glob(kind.replace("{:05}", "*"))) - ours:
+        for pattern in patterns:
+            (folder / pattern).parent.mkdir(exist_ok=True)
+            expected = {folder / pattern.format(part.number) for part in parts}
+            for path in set(folder.glob(pattern.replace("{:05}", "*"))) - expected:
                 path.unlink()
 
 
 def finish_part(job: Job, progress: Callable[[int], object] = lambda _: None) -> Outcome:
-    """Write the files of a part, then its record, and return that, or why there is none."""
+    """Write the files of a part and then its record; return the record, or a clause that says what failed."""
     part, number = job.part, job.part.number
     attempt = job.folder / ATTEMPTS / f"{number:05}-{uuid4().hex}"
     paths = {kind: output.path.format(number) for kind, output in job.outputs.items()}
     try:
-        # Without parents: only a run makes the folder of a run.
+        # Without parents: the folder exists unless the run has been removed.
         attempt.mkdir()
         record = {"made_from": job.made_from, **_write(job, attempt, progress)}
         record["sha256"] = {kind: sha256(attempt / kind) for kind in paths}
         (attempt / DONE).write_text(json.dumps(record))
         for kind, path in {**paths, DONE: f"{DONE}/{number:05}.json"}.items():
             (attempt / kind).replace(job.folder / path)
-    except SourceError as problem:
-        return str(problem).rstrip(".")
+    except SourceError as error:
+        return str(error).rstrip(".")
     except OSError as error:
-        gone = f"`{job.folder}` is gone; run the command again"
-        trouble = disk_trouble(error) if job.folder.is_dir() else gone
-        if trouble is None:
+        removed = f"`{job.folder}` was removed; run the command again"
+        reason = explain_disk_error(error) if job.folder.is_dir() else removed
+        if reason is None:
             raise
-        return f"`{part.name}` could not be written: {trouble}"
+        return f"`{part.name}` could not be written: {reason}"
     finally:
-        # At once: on a full disk the other parts need the room.
+        # At once, since on a full disk the other parts need the space.
         rmtree(attempt, ignore_errors=True)
     return record
 
 
 def _write(job: Job, attempt: Path, progress: Callable[[int], object]) -> Json:
-    """Write the tables of all pieces; return their counts, the first error, and rows by kind."""
+    """Write the tables of all pieces; return their counts, the first error, and the number of rows by kind."""
     counts: Json = {}
     error: str | None = None
     rows = dict.fromkeys(job.outputs, 0)
@@ -242,7 +242,7 @@ def _write(job: Job, attempt: Path, progress: Callable[[int], object]) -> Json:
             compression = job.outputs[kind].compression
             return stack.enter_context(pq.ParquetWriter(attempt / kind, schema, compression=compression))
 
-        # A part without rows has files, too.
+        # A part without rows has files as well.
         writers = {kind: open_writer(kind, output.schema) for kind, output in job.outputs.items() if output.schema}
         for piece in job.part.run():
             for kind, table in piece.tables.items():
@@ -271,7 +271,7 @@ def add_counts(total: Json, more: Mapping[str, Any]) -> Json:
 
 
 def sum_counts(records: Iterable[Json]) -> Json:
-    """Add up the counts of the records of parts."""
+    """Add up the counts in the records of parts."""
     total: Json = {}
     for record in records:
         add_counts(total, record["counts"])
@@ -285,11 +285,11 @@ def sha256(path: Path) -> str:
 
 
 def engine_of(name: EngineName, workers: int) -> Engine:
-    """Return the engine of a name; raises EngineError when it cannot be used."""
+    """Return an engine by name; raises EngineError if it cannot be used."""
     if name == "local":
         return partial(run_in_processes, workers=workers)
     if workers != 1:
-        raise EngineError("--workers is for this machine; Ray takes every CPU, so leave it out.")
+        raise EngineError("--workers is for this machine; Ray uses all CPUs, so leave it out.")
     require_extra("ray", "ray", "--engine ray")
     from pimono_sdpo.runs.ray import run_on_ray
 
@@ -299,7 +299,7 @@ def engine_of(name: EngineName, workers: int) -> Engine:
 def run_here(
     jobs: list[Job], progress: Callable[[int], object], is_stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[Job, Outcome]]:
-    """Run one job after the other in this process."""
+    """Run the jobs in this process, one after the other."""
     for job in jobs:
         if is_stopped():
             return
@@ -309,17 +309,18 @@ def run_here(
 def run_in_processes(
     jobs: list[Job], progress: Callable[[int], object], workers: int
 ) -> Iterator[tuple[Job, Outcome]]:
-    """Run jobs in new processes; `progress` is called after each part."""
-    if min(workers, len(jobs)) < 2:
+    """Run the jobs in worker processes; `progress` is called after each part."""
+    workers = min(workers, len(jobs))
+    if workers < 2:
         yield from run_here(jobs, progress)
         return
-    # A fork spares the imports, but copies what another thread holds in whatever state it is; the
-    # server of forks has imported what the parts need, and nothing has run in it.
+    # A fork saves the imports, but copies locks that other threads hold at that moment. A fork server
+    # has only imported what the parts need, so that its forks are safe.
     is_alone = active_count() == 1 and 0 < _count_threads() == _AT_IMPORT
     context = get_context("fork" if is_alone else "forkserver")
     functions = [jobs[0].part.run, *(stage.fn for stage in jobs[0].part.stages)]
     context.set_forkserver_preload([__name__, *set(map(module_of, functions))])
-    pool = ProcessPoolExecutor(min(workers, len(jobs)), context, initializer=_prepare_worker)
+    pool = ProcessPoolExecutor(workers, context, initializer=_prepare_worker)
     try:
         with _delay_interrupts():
             futures = {pool.submit(finish_part, job): job for job in jobs}
@@ -328,23 +329,23 @@ def run_in_processes(
             try:
                 outcome = future.result()
             except BrokenProcessPool:
-                # The pool takes no more work and does not tell which job it was.
+                # The pool is broken for all jobs and does not say which of them was killed.
                 outcome = "a worker was killed, most likely for lack of memory; try fewer --workers"
             progress(job.part.units)
             yield job, outcome
     finally:
-        # After a bug or Ctrl-C nothing new begins.
+        # After a bug or Ctrl-C, no further part begins.
         pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
 def _delay_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back; processes that start meanwhile hold it back until they are ready for it."""
-    # Its own start would let signals through again.
+    """Delay Ctrl-C; processes started meanwhile block it until `_prepare_worker` runs in them."""
+    # Starting it later would unblock the signal.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    # Another thread of this process may still receive the signal; Python then handles it in this
-    # one, where it would break off what a starting worker reads.
+    # Another thread of this process may still receive the signal. Python then handles it in the
+    # main thread, where it would interrupt sending the data that a starting worker reads.
     interrupts: list[int] = []
     is_main = current_thread() is main_thread()
     handler = signal.signal(signal.SIGINT, lambda *_: interrupts.append(1)) if is_main else None
@@ -359,9 +360,9 @@ def _delay_interrupts() -> Iterator[None]:
 
 
 def _prepare_worker() -> None:
-    """Make this worker end at Ctrl-C, and when its run is gone."""
+    """Make this worker exit on Ctrl-C, and when its parent process exits."""
     disable_progress_bars()
-    # A lock among processes is a semaphore, which a worker that is killed would leave behind.
+    # The default lock is a semaphore of the system, which a killed worker would leave behind.
     tqdm.set_lock(RLock())
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

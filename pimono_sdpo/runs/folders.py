@@ -1,8 +1,8 @@
-"""The folder that a run writes: locked, replaced as a whole, and only if a run published it.
+"""Lock the output folder of a run, and replace it atomically if an earlier run wrote it.
 
-NAME            what the last finished run published
-.NAME.partial   where the present run works; it stays after a kill
-.NAME.old       the earlier output, for the moment in which the new one takes its name
+NAME            the output of the last finished run
+.NAME.partial   the working folder of the current run; it stays after a kill
+.NAME.old       the earlier output while the new one is renamed
 """
 
 import errno
@@ -26,7 +26,7 @@ REPORT = "report.json"
 PART = "part.json"
 SUITE = "suite.json"
 PICTURES = ("funnel.svg", "scores.svg", "categories.svg", "report.svg")
-# The file that tells a folder is ours, and all other files that a run puts there.
+# The mark of a published folder, and the pattern of all other files that a run writes into it.
 PUBLISHED = {
     REPORT: re.compile(
         rf"(README|report)\.md|{SUITE}|{'|'.join(PICTURES)}|traces/[^/]+\.jsonl"
@@ -36,16 +36,16 @@ PUBLISHED = {
     SUITE: re.compile(r"repos/.+"),
 }
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
-# As libraries in Rust, such as safetensors, end their own errors, and what PyTorch says when it could not write all.
+# How Rust libraries such as safetensors report errors of the system, and how PyTorch reports a failed write.
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _TORCH_ERROR = re.compile(r"inline_container.*unexpected pos|PytorchStreamWriter failed writing")
 
 
 @contextmanager
 def only_run(out: Path, mark: str = REPORT, stage: str | None = None) -> Iterator[Path]:
-    """Hold the folder to work in for this run alone.
+    """Lock and yield the working folder of `out`.
 
-    Only what an earlier run published under the same mark and stage may be there and be replaced.
+    Raises OutputError unless `out` is new, empty or the output of a run with the same mark and stage.
     """
     work = require_replaceable(out, mark)
     require_stage(out, stage)
@@ -61,7 +61,7 @@ def only_run(out: Path, mark: str = REPORT, stage: str | None = None) -> Iterato
 
 @contextmanager
 def writing(out: Path, advice: str = "use another folder") -> Iterator[None]:
-    """Explain why a file or folder cannot be written."""
+    """Turn an OSError into an OutputError that names the file or folder."""
     try:
         yield
     except OSError as error:
@@ -70,56 +70,56 @@ def writing(out: Path, advice: str = "use another folder") -> Iterator[None]:
 
 @contextmanager
 def lock(file: Path, out: Path) -> Iterator[None]:
-    """Hold a lock file, whose folder is made, until the process ends; also explains a full disk."""
-    held = FileLock(file, timeout=0)
+    """Hold a lock file, creating its folder; errors of the disk become an OutputError about `out`."""
+    file_lock = FileLock(file, timeout=0)
     with writing(out):
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            held.acquire()
+            file_lock.acquire()
         except Timeout as error:
             raise OutputError(f"Another run is writing `{out}`; wait for it, or use another folder.") from error
     try:
         yield
     except Exception as error:
-        if (trouble := disk_trouble(error)) is None:
+        if (reason := explain_disk_error(error)) is None:
             raise
         raise OutputError(
-            f"`{out}` could not be written: {trouble}. Run the same command again to resume; what is finished is kept."
+            f"`{out}` could not be written: {reason}. Run the same command again to resume; finished work is kept."
         ) from error
     finally:
-        held.release()
+        file_lock.release()
 
 
 def require_replaceable(out: Path, mark: str = REPORT) -> Path:
-    """Return the folder in which a run of `out` works; raises OutputError like `only_run`."""
+    """Return the working folder of `out`; raises OutputError like `only_run`."""
     if not out.name or (out.exists() and not out.is_dir()):
         raise OutputError(f"`{out}` is not a folder that can be replaced; use the name of one.")
     if replace_surrogates(str(out)) != str(out):
-        raise OutputError(f"The path `{out}` is not UTF-8, which Arrow cannot write to; use another folder.")
+        raise OutputError(f"The path `{out}` is not UTF-8, so Arrow cannot write to it; use another folder.")
     work = out.with_name(f".{out.name}.partial")
     for folder in (out, _old_folder(out), work):
         if not (folder == work and (work / LOCK).is_file()):
             _refuse_foreign(folder)
-    if (found := mark_of(out)) not in (None, mark):
-        raise OutputError(f"`{out}` holds another command's {found}; use another folder, or remove it.")
+    if (other := mark_of(out)) not in (None, mark):
+        raise OutputError(f"`{out}` holds another command's {other}; use another folder, or remove it.")
     return work
 
 
 def require_stage(out: Path, stage: str | None) -> None:
-    """Refuse a folder that has the output of another stage; rows of the filter are of None."""
+    """Raise OutputError if a folder has the output of another stage; the stage of the filter is None."""
     report = read_json(out / REPORT)
     if report and report.get("stage") != stage:
         raise OutputError(f"`{out}` has the output of another command; give another folder.")
 
 
 def mark_of(folder: Path) -> str | None:
-    """Return the file by which a published folder is known, None when it holds anything else."""
+    """Return the mark of a published folder, None for any other folder or one with other files."""
     mark, foreign = _inspect(folder)
     return None if foreign else mark
 
 
 def _inspect(folder: Path) -> tuple[str | None, str]:
-    """Return the file by which a folder is known as published, and one that no run puts into such a folder."""
+    """Return the mark of a published folder, and a file in it that no run writes, or ""."""
     mark = next((name for name in PUBLISHED if (folder / name).is_file()), None)
     if not mark or ("tasks" if mark == SUITE else "pimono_sdpo") not in read_json(folder / mark):
         return None, ""
@@ -128,19 +128,19 @@ def _inspect(folder: Path) -> tuple[str | None, str]:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Raise OutputError when a folder holds a file that no run has put there."""
+    """Raise OutputError if a folder contains a file that no run wrote."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     mark, foreign = _inspect(folder)
     if mark is None or foreign:
-        such = f", such as `{foreign}`; move them, or" if foreign else ";"
+        advice = f", such as `{foreign}`; move them, or" if foreign else ";"
         raise OutputError(
-            f"`{folder}` holds files that no earlier run of this command wrote{such} use another folder."
+            f"`{folder}` holds files that no earlier run of this command wrote{advice} use another folder."
         )
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file; an empty one for a file that is missing, cut off or holds no object."""
+    """Return the JSON object in a file; {} if the file is missing, truncated or holds something else."""
     try:
         content = json.loads(path.read_bytes()) if path.is_file() else None
     except ValueError:
@@ -148,22 +148,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def disk_trouble(error: Exception) -> str | None:
+def explain_disk_error(error: Exception) -> str | None:
     """Return why the disk cannot be written and what to do; None for any other error."""
     if isinstance(error, sqlite3.Error):
         # SQLite reports a full disk as either.
-        full = getattr(error, "sqlite_errorname", "").startswith(("SQLITE_FULL", "SQLITE_IOERR"))
-        return f"{error}; make room" if full else None
-    found = _OS_ERROR.search(str(error))
-    number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
-    if number is None and _TORCH_ERROR.search(str(error)):
-        number = errno.EIO
+        is_full = getattr(error, "sqlite_errorname", "").startswith(("SQLITE_FULL", "SQLITE_IOERR"))
+        return f"{error}; make room" if is_full else None
+    if isinstance(error, OSError):
+        number = error.errno
+    elif match := _OS_ERROR.search(str(error)):
+        number = int(match[1])
+    else:
+        number = errno.EIO if _TORCH_ERROR.search(str(error)) else None
     return f"{os.strerror(number)}; make room, or check the disk" if number in DISK_ERRORS else None
 
 
-def require_disjoint(given: Path, out: Path) -> None:
-    """Raise OutputError when the source and the output lie inside each other."""
-    if out.is_relative_to(given) or given.is_relative_to(out):
+def require_disjoint(source: Path, out: Path) -> None:
+    """Raise OutputError if the source and the output are the same folder or one contains the other."""
+    if out.is_relative_to(source) or source.is_relative_to(out):
         raise OutputError(
             f"`{out}` and the source lie inside each other, so a run would read or replace the "
             "wrong files; use another folder."
@@ -175,7 +177,7 @@ def _old_folder(out: Path) -> Path:
 
 
 def _recover(out: Path) -> None:
-    """Finish what a kill between the two renames of `publish_folder` interrupted."""
+    """Complete `publish_folder` if it was killed between its two renames."""
     old = _old_folder(out)
     if old.exists() and out.exists():
         remove(old, mark_of(old) or REPORT)
@@ -184,7 +186,7 @@ def _recover(out: Path) -> None:
 
 
 def remove(folder: Path, mark: str) -> None:
-    """Remove a folder, its mark last: after a kill in between, it is still known as ours."""
+    """Remove a folder, its mark last, so that it is still recognised as ours after a kill."""
     if not folder.is_dir():
         return
     for path in sorted(folder.iterdir(), key=lambda path: path.name == mark):
@@ -196,7 +198,7 @@ def remove(folder: Path, mark: str) -> None:
 
 
 def make_output(work: Path, *folders: str) -> Path:
-    """Return WORK/out with these empty folders, without what a run that was killed left there."""
+    """Return a new folder WORK/out with these empty folders; files of a killed run are removed."""
     finished = work / "out"
     shutil.rmtree(finished, ignore_errors=True)
     for name in ("", *folders):
@@ -205,11 +207,11 @@ def make_output(work: Path, *folders: str) -> Path:
 
 
 def publish_folder(finished: Path, out: Path, report: object = None) -> None:
-    """Give WORK/out its name, with its report, in place of an earlier output; remove WORK."""
+    """Write the report, rename WORK/out to `out` in place of an earlier output, and remove WORK."""
     if report is not None:
         (finished / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     if out.exists():
-        # What came there during the run.
+        # Files may have appeared there during the run.
         _refuse_foreign(out)
         out.replace(_old_folder(out))
     finished.replace(out)

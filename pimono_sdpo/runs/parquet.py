@@ -1,4 +1,4 @@
-"""Read and write parquet files: the files of parts become data/SPLIT-NNNNN-of-NNNNN.parquet."""
+"""Read and write parquet files, and join the files of parts to data/SPLIT-NNNNN-of-NNNNN.parquet."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 def read_tables(path: Path, rows: int = READ_ROWS, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Yield the rows of a file, so many at a time, with these columns or all; raises SourceError."""
+    """Yield tables of up to `rows` rows of a file, with these columns or all; raises SourceError."""
     try:
         with pq.ParquetFile(path) as parquet:
             for batch in parquet.iter_batches(rows, columns=columns and list(columns)):
@@ -34,14 +34,14 @@ def read_tables(path: Path, rows: int = READ_ROWS, columns: Sequence[str] | None
 
 
 def read_rows(files: Iterable[Path], columns: Sequence[str] | None = None, rows: int = READ_ROWS) -> Iterator[Json]:
-    """Yield the decoded rows of files, of which so many are in memory at a time."""
+    """Yield the decoded rows of files; up to `rows` of them are in memory at a time."""
     for file in files:
         for table in read_tables(file, rows, columns):
             yield from iterate_rows(table, Features.from_arrow_schema(table.schema))
 
 
 def write_tables(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
-    """Write tables to a file, a row group each."""
+    """Write tables to a file, one row group each."""
     with pq.ParquetWriter(path, schema) as writer:
         for table in tables:
             writer.write_table(table)
@@ -53,7 +53,7 @@ def write_rows(path: Path, rows: list[Json], schema: pa.Schema) -> None:
 
 
 def number_files(files: Iterable[Path], folder: Path, name: str) -> list[Path]:
-    """Move the files that hold rows to FOLDER/NAME-NNNNN-of-NNNNN.parquet, in their order."""
+    """Rename the files that have rows to FOLDER/NAME-NNNNN-of-NNNNN.parquet, in order."""
     folder.mkdir(parents=True, exist_ok=True)
     filled = [file for file in files if pq.read_metadata(file).num_rows]
     return [
@@ -61,17 +61,17 @@ def number_files(files: Iterable[Path], folder: Path, name: str) -> list[Path]:
     ]
 
 
-def link_or_copy(here: Path, there: Path) -> None:
-    """Give a file a second name, or copy it where the disk has no hard links."""
+def link_or_copy(source: Path, target: Path) -> None:
+    """Create a hard link to a file, or copy it if the file system has no hard links."""
     try:
-        os.link(here, there)
+        os.link(source, target)
     except OSError:
-        # A full disk fails again here.
-        shutil.copyfile(here, there)
+        # On a full disk, the copy fails as well.
+        shutil.copyfile(source, target)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write under a temporary name, then rename."""
+    """Write to a temporary file and rename it."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         temporary.write_bytes(content)
@@ -84,7 +84,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 def join_parts(work: Path, parts: int, rows: Features, rejects: Features) -> tuple[Path, Json]:
     """Write the rows of all parts to WORK/out/data by split, and their rejects to WORK/out/rejects.
 
-    Returns the folder, and the rows of each split, the rejects and the sha256 of all files.
+    Returns the folder, and for the report the rows of each split, the rejects and the sha256 of all files.
     """
     out = make_output(work)
 
@@ -110,19 +110,19 @@ def join_parts(work: Path, parts: int, rows: Features, rejects: Features) -> tup
 
 
 def _write_shards(tables: Iterable[pa.Table], folder: Path, name: str, features: Features) -> tuple[int, list[str]]:
-    """Write tables to files of about SHARD_BYTES; return how many rows, and the files' sha256."""
+    """Write tables to files of about SHARD_BYTES; return the number of rows and the sha256 of each file."""
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     count = 0
     filled = (table for table in tables if table.num_rows)
     for first in filled:
-        written.append(folder / f"{name}-{len(written):05}.tmp")
-        schema = features.arrow_schema
-        with pq.ParquetWriter(written[-1], schema, compression="zstd") as writer:
+        file = folder / f"{name}-{len(written):05}.tmp"
+        written.append(file)
+        with pq.ParquetWriter(file, features.arrow_schema, compression="zstd") as writer:
             for table in chain([first], filled):
                 writer.write_table(table)
                 count += table.num_rows
-                if written[-1].stat().st_size > SHARD_BYTES:
+                if file.stat().st_size > SHARD_BYTES:
                     break
-    # They are named when their number is known.
+    # The final names contain the number of files.
     return count, list(map(sha256, number_files(written, folder, name)))

@@ -1,4 +1,4 @@
-"""Parts that read recorded sessions: the tables of a shard, each a `Dataset` run through stages."""
+"""Build the parts that run stages over recorded sessions, one part for each shard."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ OUTPUTS = {
     PRINTS: Output("prints/{:05}.parquet", PRINT.arrow_schema),
     REJECTS: Output("rejects/{:05}.parquet", REJECT.arrow_schema),
 }
-# What a part counts besides what `counts` say of rows: the files that cannot be read.
+# The key under which the counts of a part list the files that cannot be read.
 UNREADABLE = "unreadable"
 REJECTED = Features({**REJECT, "harness": SDPO_ROW["harness"], "score": SDPO_ROW["score"]})
 # A session can become hundreds of rows that each hold most of it.
@@ -33,16 +33,16 @@ Json = dict[str, Any]
 
 
 def files_of(folder: Path, index: int) -> dict[str, Path]:
-    """Find the files of a shard, by its number in the source, in the folder of a run or a part."""
+    """Return the files of a shard by kind, in the folder of a run or a part."""
     return {kind: folder / output.path.format(index) for kind, output in OUTPUTS.items()}
 
 
 def session_parts(
     shards: Mapping[int, Shard], stages: Sequence[Stage], options: Json, table: tuple[Features, Features] | None = None
 ) -> list[Part]:
-    """Return a part for each shard, by its number in the source.
+    """Return a part for each shard; shards are by number in the source.
 
-    It gives the rows, prints and rejects of the filter, or rows and rejects of the columns in `table`.
+    A part yields the rows, prints and rejects of the filter, or rows and rejects with the columns in `table`.
     """
     parts = []
     for number, shard in shards.items():
@@ -52,15 +52,14 @@ def session_parts(
         run = partial(filter_shard, absolute, tuple(stages))
         if table is not None:
             run = partial(_cut_shard, absolute, tuple(stages), *table)
-        # Times only mean something on one machine.
-        times = [path.stat().st_mtime_ns for _, path in _files(shard)]
-        given = {"shard": describe(shard), "times": times}
-        parts.append(Part(number, shard.path, shard.sessions, given, options, run, tuple(stages)))
+        # Times are comparable only on one machine, so they are not part of `describe`.
+        source = {"shard": describe(shard), "times": [path.stat().st_mtime_ns for _, path in _files(shard)]}
+        parts.append(Part(number, shard.path, shard.sessions, source, options, run, tuple(stages)))
     return parts
 
 
 def describe(shard: Shard) -> Json:
-    """Describe a shard as any machine would: no times, no path outside of the source."""
+    """Describe a shard identically on every machine: no times, no paths outside of the source."""
     sizes = [[name, path.stat().st_size] for name, path in _files(shard)]
     names = ("path", "layout", "sessions", "bytes", "revision")
     files = hashlib.sha256(json.dumps(sizes).encode()).hexdigest()
@@ -68,13 +67,13 @@ def describe(shard: Shard) -> Json:
 
 
 def _files(shard: Shard) -> Iterator[tuple[str, Path]]:
-    """Yield the files that hold the data, named from the source; none for the Hub."""
+    """Yield each file of a shard with its name relative to the source; none for the Hub."""
     for path in shard.files:
         yield path.relative_to(shard.root).as_posix() if shard.kind == "jsonl" else path.name, path
 
 
 def filter_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Piece]:
-    """Yield the rows of each table of a shard, their PRINT columns in the same order, and the rejects."""
+    """Yield the rows of a shard table by table, their PRINT columns in the same order, and the rejects."""
     order = pa.array([name_of(stage) for stage in stages])
     fused = Fused(tuple(stages), SESSION, REJECTED)
     unreadable: Unreadable = {}
@@ -100,21 +99,21 @@ def filter_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Piece]:
 def _cut_shard(shard: Shard, stages: Sequence[Stage], rows: Features, rejects: Features) -> Iterator[Piece]:
     unreadable: Unreadable = {}
     for table in read_sessions(shard, unreadable):
-        for few in slice_table(table):
-            yield rows_and_rejects(few, stages, rows, rejects, "runs")
+        for part in slice_table(table):
+            yield rows_and_rejects(part, stages, rows, rejects, "runs")
     yield _count_unreadable(unreadable)
 
 
 def _count_unreadable(found: Unreadable) -> Piece:
-    # What can be read the next time is read then.
+    # With an error, the next run tries these files again.
     error = "a file cannot be read" if found else None
     return Piece(units=len(found), counts={UNREADABLE: found} if found else {}, error=error)
 
 
 def list_unreadable(counts: Json) -> dict[str, int]:
-    """Return the session files that could not be read, each with the reason, and their sizes."""
-    found = sorted(counts.get(UNREADABLE, {}).items())
-    return {f"{name} ({why})": size for name, sizes in found for why, size in sizes.items()}
+    """Return the sizes of the session files that could not be read; a key is the name and the reason."""
+    files = sorted(counts.get(UNREADABLE, {}).items())
+    return {f"{name} ({reason})": size for name, reasons in files for reason, size in reasons.items()}
 
 
 def slice_table(table: pa.Table) -> Iterator[pa.Table]:
@@ -124,9 +123,8 @@ def slice_table(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def rows_and_rejects(table: pa.Table, stages: Sequence[Stage], rows: Features, rejects: Features, noun: str) -> Piece:
-    """Run stages over a table; `counts` are its rows as `noun`, and the reasons of its rejects."""
-    given = Features.from_arrow_schema(table.schema)
-    done = run_on_table(table, Fused(tuple(stages), given, rejects))
+    """Run stages over a table; `counts` has the number of its rows as `noun`, and the drop reasons."""
+    done = run_on_table(table, Fused(tuple(stages), Features.from_arrow_schema(table.schema), rejects))
     rejected = done.filter(pc.invert(done[KEPT])).select(list(rejects))
     reasons = {one["values"]: one["counts"] for one in rejected[REASON].value_counts().to_pylist()}
     tables = {ROWS: done.filter(done[KEPT]).select(list(rows)), REJECTS: rejected}
@@ -135,32 +133,32 @@ def rows_and_rejects(table: pa.Table, stages: Sequence[Stage], rows: Features, r
 
 def run_on_table(table: pa.Table, fused: Fused) -> pa.Table:
     """Run stages over a table in memory: one `Dataset.map`, with the columns of `Fused`."""
-    # A fingerprint that is given spares `datasets` from hashing every trace.
+    # With a fixed fingerprint, `datasets` does not hash every trace.
     dataset = Dataset(InMemoryTable(table), fingerprint="0" * 16)
     dataset.set_format("arrow")
     done = fused.map(dataset, None, keep_in_memory=True, load_from_cache_file=False, new_fingerprint="1" * 16)
     return done.data.table
 
 
-def count_rows(done: pa.Table, given: int, stages: Sequence[Stage]) -> Json:
-    """Count what each stage took of `given` rows, kept and dropped, and add up its tallies."""
+def count_rows(done: pa.Table, rows: int, stages: Sequence[Stage]) -> Json:
+    """Count how many of `rows` input rows enter and leave each stage, and why rows are dropped; sum up tallies."""
     rejected = done.filter(pc.invert(done[KEPT]))
     dropped: dict[str, dict[str, int]] = {}
     for one in rejected.group_by([STAGE, REASON]).aggregate([([], "count_all")]).to_pylist():
         dropped.setdefault(one[STAGE], {})[one[REASON]] = one["count_all"]
-    taken: Json = {}
-    # Every row that a FlatMap made is kept or rejected later.
-    before = done.num_rows if isinstance(stages[0], FlatMap) else given
+    counts: Json = {}
+    # Every row from a FlatMap is kept or rejected by a later stage.
+    before = done.num_rows if isinstance(stages[0], FlatMap) else rows
     for number, stage in enumerate(stages):
         assert number == 0 or not isinstance(stage, FlatMap), "a FlatMap has to be the first stage"
         name = name_of(stage)
         after = before - sum(dropped.get(name, {}).values())
-        taken[name] = {"in": before if number else given, "out": after}
+        counts[name] = {"in": before if number else rows, "out": after}
         before = after
     tallies = {
         name.removeprefix("tally_"): _tally(done[name]) for name in done.column_names if name.startswith("tally_")
     }
-    return {"stages": taken, "dropped": dropped, "columns": tallies}
+    return {"stages": counts, "dropped": dropped, "columns": tallies}
 
 
 def _tally(column: pa.ChunkedArray) -> dict[str, int]:

@@ -1,1 +1,1 @@
-"""Recorded sessions: finding them, reading them, and the events in them."""
+"""Find and read recorded sessions, and parse them into events."""

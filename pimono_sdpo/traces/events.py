@@ -1,4 +1,4 @@
-"""The `Event`: one step of a session, in the same form for every harness."""
+"""Define the `Event`, one step of a session in the same form for every harness."""
 
 import re
 from typing import Any, Literal
@@ -19,8 +19,8 @@ class Event(msgspec.Struct, gc=False):
     `arguments` is JSON text (tool_call) or the command line (bash); `exit_code` is None if it was
     not recorded; `on_active_branch` is False on abandoned branches and in subagents; `kept_from` is
     the index of the first event that a compaction kept, None for other events; `is_veto` marks a
-    message with which the user refused a call, `is_nudge` one in the middle of a run that an
-    extension had asked for: it never begins a request.
+    message with which the user refused a call; `is_nudge` marks a message during a run that an
+    extension started, which never begins a request.
     """
 
     index: int
@@ -43,7 +43,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 def has_failed(result: Event) -> bool:
-    """Whether a call ended with an error, also where only its text says so."""
+    """Return whether a call failed, according to its error flag or to its text."""
     return bool(result.is_error) or bool(_ERROR_STATUS.match(result.text))
 
 
@@ -52,10 +52,10 @@ def decode_json(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        # Models write broken arguments, half a character too; such a call is treated like one without any.
+        # Models write broken arguments, even half a character; such a call counts as one without arguments.
         return None
 
 
 def strip_colours(text: str) -> str:
-    """Remove the escape sequences of terminals."""
+    """Remove the escape sequences of a terminal."""
     return _ANSI.sub("", text) if "\x1b" in text else text

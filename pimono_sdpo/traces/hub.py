@@ -1,4 +1,4 @@
-"""Read from the Hub: `hf://` addresses, and a dataset's parquet export at a pinned commit; explain its errors.
+"""Read datasets and files of the Hub at a pinned commit, retry its requests and explain its errors.
 
 The viewer's export lives on the revision `refs/convert/parquet` as `{config}/{split}/0000.parquet`.
 `load_dataset("ns/name")` never uses it, so it is read explicitly.
@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 CONFLICTS = (409, 412)
 # The Hub is busy or restarting.
 BUSY = (408, 429, 500, 502, 503, 504)
-# For how many seconds an upload is tried again.
+# How many seconds an upload is retried.
 PATIENCE = 600.0
 
 
 def is_transient(error: Exception) -> bool:
-    """Return whether trying again may help."""
+    """Return whether a retry may help."""
     error = _unwrap(error)
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in (*CONFLICTS, *BUSY)
@@ -49,7 +49,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def _unwrap(error: Exception) -> Exception:
-    """Return why the upload of a file failed, which the client wraps."""
+    """Return the cause of a failed upload, which the client wraps in a RuntimeError."""
     while isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     return error
@@ -58,8 +58,8 @@ def _unwrap(error: Exception) -> Exception:
 def retry_hub(connected: bool = True) -> Iterator[stamina.Attempt]:
     """Yield attempts while the Hub is busy or drops connections, for at most PATIENCE seconds.
 
-    Between them it waits as long as the Hub says, or else longer each time. An attempt that cannot
-    succeed in time raises at once, and so does one without a network if not `connected` before.
+    It waits as long as the Hub asks for, otherwise longer after each attempt. If the wait would
+    exceed PATIENCE, the error is raised at once; so is a missing network unless `connected`.
     """
     end = monotonic() + PATIENCE
 
@@ -73,22 +73,21 @@ def retry_hub(connected: bool = True) -> Iterator[stamina.Attempt]:
         reason = type(error).__name__
         if isinstance(error, HfHubHTTPError):
             reason = f"answer {error.response.status_code}"
-        until = "" if wait is None else f" in {wait:g} s"
-        logger.warning("The Hub is busy (%s); trying again%s.", reason, until)
+        logger.warning("The Hub is busy (%s); trying again%s.", reason, "" if wait is None else f" in {wait:g} s")
         return True if wait is None else wait
 
-    # With jitter: those who collided must not try again at the same moment.
+    # `stamina` adds jitter, so that clients that collided do not retry at the same moment.
     return iter(stamina.retry_context(on=should_retry, attempts=None, timeout=PATIENCE, wait_initial=0.5, wait_max=60))
 
 
 def _read_wait(error: HfHubHTTPError) -> float | None:
-    """Return after how many seconds the Hub wants to be asked again, if it says so."""
+    """Return how many seconds the Hub asks to wait, None if it does not say."""
     headers = error.response.headers
     limit = parse_ratelimit_headers(headers)
     if error.response.status_code == 429 and limit is not None and limit.remaining == 0:
         return float(limit.reset_in_seconds)
-    given = headers.get("retry-after", "").strip()
-    return float(given) if given.isdecimal() else None
+    seconds = headers.get("retry-after", "").strip()
+    return float(seconds) if seconds.isdecimal() else None
 
 
 def explain_error(error: Exception) -> str:
@@ -112,7 +111,7 @@ def explain_error(error: Exception) -> str:
         case 404 if isinstance(error, RepositoryNotFoundError):
             return "the repository does not exist or is not visible to this account; check its name"
         case 409 | 412:
-            return f"others kept committing to it ({answer}); wait for them"
+            return f"others kept committing to it ({answer}); try again later"
         case 413:
             return f"{answer}; it is too large for this account's storage, so free some space"
     return f"{answer}; wait, or fix what it names"
@@ -132,56 +131,54 @@ def find_export(repo_id: str) -> tuple[str, dict[str, int], Json | None]:
     """
     api = HfApi()
     with translate_errors(repo_id):
-        exports, heads = _list_commits(api, repo_id)
-        files = _list_parquet(api, repo_id, exports[0]) if exports else {}
-        if not files:
+        export, head = _find_commits(api, repo_id)
+        files = _list_parquet(api, repo_id, export) if export else {}
+        if export is None or not files:
             raise SourceError(
                 f"`{repo_id}` has no parquet export at {EXPORT_REF}; wait for the dataset viewer "
                 "to build it, or download the raw files and use their folder."
             )
-        if not heads:
-            return exports[0], files, None
-        made, since = (
-            api.list_repo_commits(repo_id, repo_type="dataset", revision=commit) for commit in (exports[0], heads[0])
+        if head is None:
+            return export, files, None
+        export_commits, main_commits = (
+            api.list_repo_commits(repo_id, repo_type="dataset", revision=commit) for commit in (export, head)
         )
-        card = api.dataset_info(repo_id, revision=heads[0]).card_data
-    lag: Json = {"commit": heads[0], "licence": card.get("license") if card else None}
+        card = api.dataset_info(repo_id, revision=head).card_data
+    lag: Json = {"commit": head, "licence": card.get("license") if card else None}
     lag |= {"commits_behind": None, "days_behind": None}
-    if made and since:
+    if export_commits and main_commits:
         # Both lists begin with the newest commit.
-        exported = made[0].created_at
-        newer = [commit.created_at for commit in since if commit.created_at > exported]
+        exported = export_commits[0].created_at
+        newer = [commit.created_at for commit in main_commits if commit.created_at > exported]
         lag["commits_behind"] = len(newer)
         lag["days_behind"] = (newer[0] - exported).days if newer else 0
-    return exports[0], files, lag
+    return export, files, lag
 
 
-def _list_commits(api: HfApi, repo_id: str) -> tuple[list[str], list[str]]:
-    """Return the commit of a dataset's export and that of its main branch, each if there is one."""
+def _find_commits(api: HfApi, repo_id: str) -> tuple[str | None, str | None]:
+    """Return the commit of a dataset's export and that of its main branch, each None if missing."""
     refs = api.list_repo_refs(repo_id, repo_type="dataset")
-    exports = [ref.target_commit for ref in refs.converts if ref.ref == EXPORT_REF]
-    return exports, [ref.target_commit for ref in refs.branches if ref.name == "main"]
+    export = next((ref.target_commit for ref in refs.converts if ref.ref == EXPORT_REF), None)
+    return export, next((ref.target_commit for ref in refs.branches if ref.name == "main"), None)
 
 
 def _list_parquet(api: HfApi, repo_id: str, commit: str) -> dict[str, int]:
     tree = api.list_repo_tree(repo_id, recursive=True, revision=commit, repo_type="dataset")
-    files = [entry for entry in tree if isinstance(entry, RepoFile)]
-    return {
-        file.path: file.size for file in sorted(files, key=lambda file: file.path) if file.path.endswith(".parquet")
-    }
+    files = [entry for entry in tree if isinstance(entry, RepoFile) and entry.path.endswith(".parquet")]
+    return {file.path: file.size for file in sorted(files, key=lambda file: file.path)}
 
 
 def find_parquet(repo_id: str) -> tuple[str, list[str]]:
     """Return the commit and the names of a dataset's parquet files; raises SourceError.
 
-    The export is used if there is a complete one, otherwise the repository's own files.
+    A complete export is preferred to the repository's own files.
     """
     api = HfApi()
     with translate_errors(repo_id):
-        exports, heads = _list_commits(api, repo_id)
-        for commit in (*exports, *heads):
+        export, head = _find_commits(api, repo_id)
+        for commit in filter(None, (export, head)):
             names = list(_list_parquet(api, repo_id, commit))
-            is_partial = commit in exports and any("/partial-" in name for name in names)
+            is_partial = commit == export and any("/partial-" in name for name in names)
             if names and not is_partial:
                 return commit, names
     raise SourceError(f"`{repo_id}` has no parquet files; use a dataset that does.")
@@ -189,56 +186,55 @@ def find_parquet(repo_id: str) -> tuple[str, list[str]]:
 
 @contextmanager
 def open_parquet(repo_id: str, name: str, revision: str) -> Iterator[pq.ParquetFile]:
-    """Open a file of a dataset on the Hub; only the parts that are read are downloaded."""
+    """Open a dataset's file on the Hub; only the parts that are read are downloaded."""
     with translate_errors(repo_id), HfFileSystem().open(f"datasets/{repo_id}@{revision}/{name}", "rb") as remote:
         yield pq.ParquetFile(remote, pre_buffer=True)
 
 
 def download(repo_id: str, name: str, revision: str | None) -> Path:
-    """Fetch a file of a dataset at a commit into the local cache; interrupted downloads are resumed."""
+    """Download a dataset's file at a commit into the local cache; interrupted downloads are resumed."""
     with translate_errors(repo_id):
         return Path(hf_hub_download(repo_id, name, repo_type="dataset", revision=revision))
 
 
 def fetch_files(address: str, endings: tuple[str, ...]) -> tuple[str, str | None, Path, list[Path]]:
-    """Download what `hf://datasets/...` or `hf://buckets/...` holds with these endings.
+    """Download the files with these endings from `hf://datasets/...` or `hf://buckets/...`.
 
-    An address is that of a file, a folder or a glob. Returns the name of the repository, its commit,
-    and the folder with the files. Raises SourceError.
+    The address is that of a file, a folder or a glob. Returns the name of the repository, its commit
+    (None for a bucket), the local folder and the files in it. Raises SourceError.
     """
-    place = address.removeprefix("hf://").rstrip("/")
-    if not re.match(r"(datasets|buckets)/[^/]+/[^/]+", place):
+    path = address.removeprefix("hf://").rstrip("/")
+    if not re.match(r"(datasets|buckets)/[^/]+/[^/]+", path):
         raise SourceError(
             f"`{address}` is not a source; use hf://datasets/ns/name[@rev]/path or hf://buckets/ns/name/path."
         )
     hub_files = HfFileSystem(use_listings_cache=False)
     with translate_errors(address):
         try:
-            found: Any = hub_files.resolve_path(place)
-            listed = hub_files.glob(place) if has_magic(place) else [place]
-            inside = [name for one in listed for name in hub_files.find(one)]
+            resolved: Any = hub_files.resolve_path(path)
+            matches = hub_files.glob(path) if has_magic(path) else [path]
+            listed = [name for match in matches for name in hub_files.find(match)]
         except (FileNotFoundError, NotImplementedError) as error:
             if isinstance(error, HTTPError):
                 raise
-            inside = []
-        names = sorted(hub_files.resolve_path(one).path for one in inside if one.endswith(endings))
+            listed = []
+        names = sorted(hub_files.resolve_path(one).path for one in listed if one.endswith(endings))
         if not names:
-            raise SourceError(f"`{address}` holds no file with the ending {', '.join(endings)}; check the address.")
-        if place.startswith("buckets/"):
-            name, revision = str(found.bucket_id), None
+            raise SourceError(f"`{address}` has no file that ends with {', '.join(endings)}; check the address.")
+        if path.startswith("buckets/"):
+            name, revision = str(resolved.bucket_id), None
             root = Path(HF_HUB_CACHE) / "pimono-sdpo" / name
-            pairs: list[Any] = [(one, root / one) for one in names]
-            HfApi().download_bucket_files(name, pairs, raise_on_missing_files=True)
+            targets: list[Any] = [(one, root / one) for one in names]
+            HfApi().download_bucket_files(name, targets, raise_on_missing_files=True)
         else:
-            name = str(found.repo_id)
-            revision = HfApi().dataset_info(name, revision=found.revision).sha
-            kept = snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=names)
-            root = Path(kept)
+            name = str(resolved.repo_id)
+            revision = HfApi().dataset_info(name, revision=resolved.revision).sha
+            root = Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=names))
     return name, revision, root, [root / one for one in names]
 
 
 def fetch_repository(repo_id: str, patterns: Sequence[str]) -> Path:
-    """Download the files of a dataset, or else of a model; raises SourceError."""
+    """Download the files of a dataset, or of a model if there is no such dataset; raises SourceError."""
     with translate_errors(repo_id):
         is_dataset = HfApi().repo_exists(repo_id, repo_type="dataset")
         kind = "dataset" if is_dataset else "model"
@@ -253,17 +249,17 @@ def translate_errors(repo_id: str) -> Iterator[None]:
     except (pa.ArrowInvalid, HTTPError, OSError) as error:
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
         if isinstance(error, GatedRepoError):
-            why = "is gated: accept its terms on the Hub and set HF_TOKEN"
+            problem = "is gated: accept its terms on the Hub and set HF_TOKEN"
         elif isinstance(error, RepositoryNotFoundError) and not (status == 401 and get_token()):
-            why = (
+            problem = (
                 "is neither a local path nor a dataset this account can see on the Hub; check the "
                 "name, or set HF_TOKEN if it is private"
             )
         elif isinstance(error, pa.ArrowInvalid):
-            why = (
+            problem = (
                 f"is damaged ({str(error).splitlines()[0]}); wait for the dataset viewer to build "
                 "its export again, or download the raw files"
             )
         else:
-            why = f"is not a local path, and cannot be read: {explain_error(error)}"
-        raise SourceError(f"`{repo_id}` {why}.") from error
+            problem = f"is not a local path, and cannot be read: {explain_error(error)}"
+        raise SourceError(f"`{repo_id}` {problem}.") from error

@@ -1,10 +1,10 @@
-"""Convert parquet that holds sessions (the layouts of the Hub, or rollouts) to one table of sessions.
+"""Convert parquet tables of sessions, in any layout of the Hub or as rollouts, to the SESSION columns.
 
 traces_list   harness, session_id, traces: list<json>, file_name
 trace_list    harness, session_id, trace: list<json>, file_path, ...
 trace_text    harness, session_id, trace: json or text, file_path, messages, tools, ...
 
-Rollouts, of `rollout` and `import`, are read as sessions, too.
+Rollouts, as `rollout` and `import` write them, are converted to sessions as well.
 """
 
 import json
@@ -30,19 +30,19 @@ def detect_layout(schema: pa.Schema, where: str) -> Layout:
     """Detect the layout by its columns; raises SourceError naming the columns found."""
     for name in READ_COLUMNS:
         if schema.names.count(name) > 1:
-            raise SourceError(f"`{where}` has {schema.names.count(name)} columns named `{name}`; leave one.")
-    held = _trace_columns(schema)
-    if not held and set(schema.names).issuperset(ROLLOUT_COLUMNS):
+            raise SourceError(f"`{where}` has {schema.names.count(name)} columns named `{name}`; leave one of them.")
+    columns = _trace_columns(schema)
+    if not columns and set(schema.names).issuperset(ROLLOUT_COLUMNS):
         return "rollouts"
-    if not held:
+    if not columns:
         raise SourceError(
             f"`{where}` has the columns {', '.join(schema.names)} but neither `trace` nor "
             "`traces`; give the viewer's parquet export of a dataset of agent traces."
         )
-    name, kind = held[0], schema.field(held[0]).type
+    name, kind = columns[0], schema.field(columns[0]).type
     if not _holds_traces(kind):
         raise SourceError(
-            f"`{where}` has a column `{name}` of type {kind} where JSON text is expected; "
+            f"`{where}` has a column `{name}` of type {kind} instead of JSON text; "
             "give the viewer's parquet export, where traces are JSON."
         )
     if not _is_list(kind):
@@ -58,13 +58,13 @@ def convert_table(table: pa.Table, origin: str = "") -> pa.Table:
     if detect_layout(table.schema, origin) == "rollouts":
         return _convert_rollouts(table, origin)
     columns = (table.column(name) for name in _trace_columns(table.schema))
-    recorded = [_read_traces(column) for column in columns if _holds_traces(column.type)]
-    trace, not_utf8 = recorded[0]
-    for other, not_utf8_of_other in recorded[1:]:
+    candidates = [_read_traces(column) for column in columns if _holds_traces(column.type)]
+    trace, not_utf8 = candidates[0]
+    for other, not_utf8_of_other in candidates[1:]:
         # After schema drift, old rows have `traces` and new ones `trace`.
-        is_here = pc.greater(pc.binary_length(trace), 0)
-        trace = pc.if_else(is_here, trace, other)
-        not_utf8 = pc.if_else(is_here, not_utf8, not_utf8_of_other)
+        is_filled = pc.greater(pc.binary_length(trace), 0)
+        trace = pc.if_else(is_filled, trace, other)
+        not_utf8 = pc.if_else(is_filled, not_utf8, not_utf8_of_other)
     name = next((n for n in NAME_COLUMNS if n in table.column_names), "")
     source = [origin + value for value in _read_strings(table, name)]
     harness, session_id = _read_strings(table, "harness"), _read_strings(table, "session_id")
@@ -112,7 +112,7 @@ def unwrap_json(text: str) -> str:
 
 
 def _trace_columns(schema: pa.Schema) -> list[str]:
-    """Return the columns that can hold traces; schema drift leaves some that hold only nulls."""
+    """Return the columns that can hold traces; after schema drift, some hold only nulls."""
     return [
         name for name in ("traces", "trace") if name in schema.names and not pa.types.is_null(schema.field(name).type)
     ]

@@ -1,7 +1,7 @@
-"""Read JSON lines, and repair those that are glued together, cut off or badly escaped.
+"""Read JSON lines, and repair lines that are glued together, cut off or badly escaped.
 
 Recorders append without locks and redactors rewrite text without knowing JSON, so broken lines are
-normal. Only what cannot be read of a line is lost, and every byte is counted.
+normal. Only the unreadable part of a line is lost, and every byte is counted.
 """
 
 import json
@@ -35,8 +35,9 @@ class Lines(Generic[T]):
     """The JSON objects of a trace in order, and how many of its lines and bytes could be read.
 
     `parsed` lines were valid, `repaired` lines yielded at least one object after a repair,
-    `skipped` lines none. `bytes_repaired` and `bytes_skipped` count the UTF-8 bytes of broken lines
-    that were read and lost: all of a skipped line, the unread rest of a repaired one.
+    `skipped` lines none. `bytes_repaired` counts the bytes of broken lines that were read, in
+    UTF-8, `bytes_skipped` those that were lost: all of a skipped line, and the unread part of a
+    repaired one.
     """
 
     objects: list[T] = field(default_factory=list)
@@ -49,7 +50,7 @@ class Lines(Generic[T]):
 
 
 def read_objects(trace: bytes) -> Lines[Json]:
-    r"""Read lines of any shape as dicts.
+    r"""Read all JSON objects as dicts.
 
     >>> lines = read_objects(b'{"a": 1}{"b": 2}\n{"c": "\\*"}\n{"cut')
     >>> lines.objects, lines.parsed, lines.repaired, lines.skipped
@@ -61,9 +62,9 @@ def read_objects(trace: bytes) -> Lines[Json]:
 
 
 def read_lines(trace: bytes, decoder: msgspec.json.Decoder[T], build: Callable[[Json], T]) -> Lines[T]:
-    """Split UTF-8 at newlines and decode every line that can be decoded.
+    """Split UTF-8 at newlines and decode every line.
 
-    If `decoder` refuses a line that is valid or can be repaired, `build` gets it as a dict.
+    If `decoder` refuses a line that is valid or can be repaired, `build` converts it from a dict.
     """
     try:
         objects = list(map(decoder.decode, _split(trace)))
@@ -74,14 +75,14 @@ def read_lines(trace: bytes, decoder: msgspec.json.Decoder[T], build: Callable[[
 
 def _split(trace: bytes) -> Iterator[memoryview]:
     """Yield the lines without copying them, which would cost as much as decoding."""
-    whole = memoryview(trace)
+    view = memoryview(trace)
     start = 0
     # bytes.splitlines would also cut at a carriage return, str.splitlines at U+2028 and U+0085.
     while (stop := trace.find(b"\n", start)) >= 0:
-        yield whole[start:stop]
+        yield view[start:stop]
         start = stop + 1
     if start < len(trace):
-        yield whole[start:]
+        yield view[start:]
 
 
 def _read_each(trace: bytes, decoder: msgspec.json.Decoder[T], build: Callable[[Json], T]) -> Lines[T]:
@@ -98,7 +99,7 @@ def _read_each(trace: bytes, decoder: msgspec.json.Decoder[T], build: Callable[[
 
 
 def _read_line(line: str, build: Callable[[Json], T], out: Lines[T]) -> None:
-    """Read a line that is empty, broken, or an object of another shape than expected."""
+    """Read a line that the decoder refused: empty, broken, or of another shape."""
     line = line.strip("\0\ufeff \t\r")
     if not line:
         return
@@ -122,9 +123,9 @@ def _read_line(line: str, build: Callable[[Json], T], out: Lines[T]) -> None:
 
 
 def _repair(line: str) -> tuple[list[Json], int]:
-    """Decode one object after the other, with the backslashes of invalid escapes doubled.
+    """Decode one object after the other after doubling the backslashes of invalid escapes.
 
-    Returns the objects, and how many bytes of the line belong to none of them.
+    Returns the objects, and how many bytes of the line are outside all of them.
     """
     wrong = [match.start() for match in _ESCAPE.finditer(line) if not match[1]]
     cuts = pairwise([0, *wrong, len(line)])
@@ -138,19 +139,19 @@ def _decode_all(line: str) -> tuple[list[tuple[int, int]], list[Json]]:
     spans: list[tuple[int, int]] = []
     objects: list[Json] = []
     position = tries = 0
-    begins = "{"
-    while (start := line.find(begins, position)) >= 0 and tries <= MAX_TRIES:
+    opening = "{"
+    while (start := line.find(opening, position)) >= 0 and tries <= MAX_TRIES:
         try:
             value, position = _LENIENT.raw_decode(line, start)
         except (ValueError, RecursionError):
             # This object was cut off; the next one may begin inside it.
-            position, begins, tries = start + 1, _ENTRY, tries + 1
+            position, opening, tries = start + 1, _ENTRY, tries + 1
             continue
-        if begins == _ENTRY and not _IN_ENTRIES & value.keys():
+        if opening == _ENTRY and not _IN_ENTRIES & value.keys():
             # A nested part of the broken object rather than an entry.
             tries += 1
             continue
-        begins = "{"
+        opening = "{"
         spans.append((start, position))
         objects.append(value)
     return spans, objects

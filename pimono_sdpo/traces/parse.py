@@ -1,6 +1,6 @@
-"""Parse a trace into events: detect its harness by its lines, then read it.
+"""Detect which harness recorded a trace and parse the trace into events.
 
-File names and columns are never used to detect the harness.
+The harness is detected by the lines of the trace, never by file names or columns.
 """
 
 import gc
@@ -25,7 +25,7 @@ CONVERSATION = frozenset({"user", "assistant", "tool_call", "tool_result", "bash
 class Trace:
     """One session in memory: its events, where it ran, and how many of its lines could be read.
 
-    `lines` holds only counts. `problem` is set when there is nothing to work on: `no_messages`, or
+    `lines` holds only counts. `problem` is set for a trace that cannot be used: `no_messages`, or
     `unknown_harness` when no harness recognises any of the JSON objects.
     """
 
@@ -39,13 +39,13 @@ class Trace:
 
 def read_trace(trace: str | bytes) -> Trace:
     """Parse a trace, as text or as UTF-8; never raises on its content."""
-    # Looking for cycles among the many new objects, which have none, costs a fifth of the time.
-    collects = gc.isenabled()
+    # The many new objects contain no cycles; searching for them takes a fifth of the time.
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         return _read_trace(trace)
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
@@ -66,7 +66,7 @@ def _read_trace(trace: str | bytes) -> Trace:
 
 
 def detect_harness(trace: bytes) -> Harness | None:
-    """Return the harness that recognises the first line that any of them recognises.
+    """Return the harness of the first line that any harness recognises, None if there is no such line.
 
     >>> detect_harness(b'{"type": "message", "message": {"role": "user", "content": "hi"}}').name
     'pi'
@@ -75,8 +75,8 @@ def detect_harness(trace: bytes) -> Harness | None:
     while start < len(trace):
         stop = trace.find(b"\n", start) + 1 or len(trace)
         for entry in read_objects(trace[start:stop]).objects:
-            if found := next((harness for harness in HARNESSES if harness.recognises(entry)), None):
-                return found
+            if harness := next((one for one in HARNESSES if one.recognises(entry)), None):
+                return harness
         start = stop
     return None
 
@@ -98,7 +98,7 @@ def match_results(events: tuple[Event, ...]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Branch:
-    """An abandoned branch and where the active path goes on beside it, as indexes of events.
+    """An abandoned branch and the continuation that replaced it, as indexes of events.
 
     `fork` is the last event that both share, or -1; `kept` is the first event of the active path
     after it, or None when the session ends at the fork.
@@ -110,9 +110,9 @@ class Branch:
 
 
 def find_branches(events: Sequence[Event]) -> list[Branch]:
-    """Return the abandoned branches in the order they begin, without the work of subagents.
+    """Return the abandoned branches in order, without the work of subagents.
 
-    What replaced a branch is a correction of it; both make a preference pair.
+    A branch and the continuation that replaced it make a preference pair.
     """
     parent_of = {event.id: event.parent_id for event in events if event.id}
     last_active = {event.id: event.index for event in events if event.on_active_branch}
@@ -122,7 +122,7 @@ def find_branches(events: Sequence[Event]) -> list[Branch]:
     for event in events:
         if not event.id or event.on_active_branch or event.is_subagent:
             continue
-        # Climb to the first event of the branch; a cycle of parents counts from where it is entered.
+        # Go up to the first event of the branch; a cycle of parents begins where it is entered.
         first, climbed = event.id, set[str]()
         while first not in first_of and first not in climbed:
             climbed.add(first)
@@ -135,7 +135,7 @@ def find_branches(events: Sequence[Event]) -> list[Branch]:
     branches = []
     for first, indexes in abandoned.items():
         parent = parent_of.get(first, "")
-        # Where the beginning of the branch is lost, its fork is unknown.
+        # If the beginning of the branch is missing, its fork is unknown.
         if not parent or parent in last_active:
             fork = last_active.get(parent, -1)
             after = bisect_right(active, fork)

@@ -1,4 +1,4 @@
-"""Open sources of traces (folder, file, glob, Hub id), one or several as one: shards, or `load_sessions`.
+"""Find the session files of a folder, file, glob or Hub dataset, divide them into shards and read them.
 
 The kind of a source is detected by its files and their columns:
 
@@ -40,7 +40,7 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 class ParquetFiles:
     """Parquet files in order; those of the Hub are pinned to `revision`.
 
-    `names` are relative to the source, so that they do not depend on where it is.
+    `names` are relative to the source, so that they are the same on every machine.
     """
 
     source: str
@@ -65,13 +65,13 @@ class ParquetFiles:
 def find_parquet_files(source: str) -> ParquetFiles:
     """Find the parquet files of a source; raises SourceError.
 
-    For a Hub dataset they are those of the viewer's export, or else the repository's own.
+    A Hub dataset gives the files of the viewer's export if there is one, otherwise its own.
     """
-    found = _find_local(source)
-    if found is None:
+    local = _find_local(source)
+    if local is None:
         revision, names = hub.find_parquet(source)
         return ParquetFiles(source, tuple(names), revision=revision)
-    root, files = found
+    root, files = local
     names = [file.relative_to(root).as_posix() for file in files if file.suffix == ".parquet"]
     if not names:
         raise SourceError(f"`{source}` contains no .parquet files; use a folder that does.")
@@ -79,7 +79,7 @@ def find_parquet_files(source: str) -> ParquetFiles:
 
 
 def _find_local(source: str) -> tuple[Path, list[Path]] | None:
-    """Return a folder and the sorted files of a path or glob below it; None for an id of the Hub.
+    """Return the root folder and the sorted files of a path or glob; None for a Hub dataset id.
 
     Raises SourceError for anything else.
     """
@@ -105,21 +105,21 @@ def list_files(folder: Path) -> list[Path]:
     """List all files below a folder; a warning names each folder that cannot be read."""
 
     def warn(error: OSError) -> None:
-        logger.warning("`%s` is left out (%s).", error.filename, error.strerror)
+        logger.warning("`%s` is skipped (%s).", error.filename, error.strerror)
 
-    return [Path(place, name) for place, _, names in os.walk(folder, onerror=warn) for name in names]
+    return [Path(parent, name) for parent, _, names in os.walk(folder, onerror=warn) for name in names]
 
 
 Kind = Literal["viewer_export", "jsonl", "dataset", "hub", "several"]
 
 SESSION_FILES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-# OpenClaw keeps a session under such a name when the next one begins.
+# OpenClaw renames a session to `.jsonl.reset.TIME` when the next one begins.
 _SESSION_NAME = re.compile(r"\.jsonl(?:\.reset\.[\w.-]+)?(?:\.gz|\.zst)?$")
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 # The size of each session file that cannot be read, by its name and the reason.
 Unreadable = dict[str, dict[str, int]]
 JSONL_PER_SHARD = 64
-# About how many bytes of a session one compressed byte holds.
+# The typical compression ratio of sessions.
 COMPRESSION = 10
 BATCH_BYTES = 16 * 2**20
 MAX_BATCH_ROWS = 512
@@ -129,7 +129,7 @@ GROUP_BYTES = 180_000_000
 
 @dataclass(frozen=True)
 class Shard:
-    """A unit of work: one parquet file, one saved split, or a run of raw session files.
+    """A unit of work: one parquet file, one saved split, or up to 64 raw session files.
 
     `path` is relative to the source; `files` are on disk (empty for the Hub, whose shards are
     downloaded when they are read); names of raw sessions are relative to `root`.
@@ -149,8 +149,8 @@ class Shard:
 class Source:
     """An opened input: its name without machine paths, its kind and its shards in order.
 
-    `upstream` says how far an export of the Hub is behind its dataset, see `hub.find_export`;
-    `recorder` are names to redact, see `processors.identity`.
+    `upstream` says how far the viewer's export is behind its dataset, see `hub.find_export`;
+    `recorder` holds names to redact, see `processors.identity`.
     """
 
     name: str
@@ -161,7 +161,7 @@ class Source:
     recorder: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
-        """Return what a report says of the input."""
+        """Return the description of the input for a report."""
         return {
             "source": self.name,
             "kind": self.kind,
@@ -182,40 +182,40 @@ def open_source(source: str) -> Source:
     if source.startswith("~"):
         source = str(Path(source).expanduser())
     path = Path(source)
-    # Raw sessions may lie beside one of the last two.
-    saved = [(path / f"{name}.json").exists() for name in ("dataset_dict", "state", "dataset_info")]
-    if saved[0] or all(saved[1:]):
+    # A folder of raw sessions may contain one of these two files, but not both.
+    is_saved = (path / "state.json").exists() and (path / "dataset_info.json").exists()
+    if is_saved or (path / "dataset_dict.json").exists():
         return _open_saved(path)
     if source.startswith("hf://"):
         name, revision, root, files = hub.fetch_files(source, (".parquet", *SESSION_FILES))
     else:
-        found = _find_local(source)
-        if found is None:
+        local = _find_local(source)
+        if local is None:
             return _open_hub(source)
-        root, files = found
+        root, files = local
         name, revision = _make_readable((path if path.is_file() else root).resolve().name), None
     if path.is_dir():
-        # Agents keep sessions in hidden folders such as .claude; nothing else there is a source.
+        # Agents keep sessions in hidden folders such as .claude; other files there are not read.
         files = [
             f
             for f in files
             if f.name[0] != "." and (is_session(f) or "/." not in f"/{f.relative_to(root).as_posix()}")
         ]
-        written = [file for file in files if file.parent == path / "data" and file.suffix == ".parquet"]
-        for first in written[:1]:
+        data = [file for file in files if file.parent == path / "data" and file.suffix == ".parquet"]
+        for first in data[:1]:
             with _open_parquet(first, first.name) as parquet:
                 if set(parquet.schema_arrow.names).issuperset(ROLLOUT_COLUMNS):
-                    # Beside them lie their rejects and what else was written of the same runs.
-                    files = written
+                    # The folder also contains the rejects and traces of the same rollouts.
+                    files = data
     parquet = [file for file in files if file.suffix == ".parquet"]
     raw = [file for file in files if is_session(file)]
     if not parquet and not raw:
-        what = (
+        problem = (
             "is neither a .parquet nor a .jsonl file"
             if path.is_file()
             else "contains neither .parquet nor .jsonl files"
         )
-        raise SourceError(f"`{source}` {what}; use a viewer export, raw session files or a saved dataset.")
+        raise SourceError(f"`{source}` {problem}; use a viewer export, raw session files or a saved dataset.")
     shards = [_describe_parquet(file, _name_relative(file, root)) for file in parquet]
     shards += shard_sessions((root, file) for file in raw)
     kind: Kind = "viewer_export" if parquet else "jsonl"
@@ -223,13 +223,13 @@ def open_source(source: str) -> Source:
 
 
 def join_sources(sources: Sequence[Source]) -> Source:
-    """Return all sources as one, and one as it is; a file that several hold is read once."""
+    """Combine several sources into one; a file that occurs in several of them is read once."""
     first = sources[0]
     if len(sources) == 1:
         return first
-    found = dict.fromkeys(shard for source in sources for shard in source.shards)
-    shards = [shard for shard in found if shard.kind != "jsonl"]
-    raw = [(shard.root, file) for shard in found if shard.kind == "jsonl" for file in shard.files]
+    all_shards = dict.fromkeys(shard for source in sources for shard in source.shards)
+    shards = [shard for shard in all_shards if shard.kind != "jsonl"]
+    raw = [(shard.root, file) for shard in all_shards if shard.kind == "jsonl" for file in shard.files]
     shards += shard_sessions(dict.fromkeys(raw))
     kinds = {source.kind for source in sources}
     revisions = ", ".join(source.revision for source in sources if source.revision)
@@ -243,24 +243,23 @@ def join_sources(sources: Sequence[Source]) -> Source:
 
 
 def is_session(file: Path) -> bool:
-    """Return whether a file is a raw session by its name."""
+    """Return whether a file has the name of a raw session."""
     return bool(_SESSION_NAME.search(file.name)) and file.is_file()
 
 
-def _is_hidden(name: Path) -> bool:
-    return any(part.startswith(".") for part in name.parts)
-
-
 def shard_sessions(files: Iterable[tuple[Path, Path]]) -> list[Shard]:
-    """Make shards of session files, each given with the folder that its name is relative to."""
-    roots: dict[Path, list[Path]] = {}
+    """Group session files into shards; each file comes with the folder that its name is relative to."""
+    by_root: dict[Path, list[Path]] = {}
     for root, file in files:
-        roots.setdefault(root, []).append(file)
-    return [
-        _describe_raw(found[start : start + JSONL_PER_SHARD], root)
-        for root, found in roots.items()
-        for start in range(0, len(found), JSONL_PER_SHARD)
-    ]
+        by_root.setdefault(root, []).append(file)
+    shards = []
+    for root, sessions in by_root.items():
+        for start in range(0, len(sessions), JSONL_PER_SHARD):
+            part = sessions[start : start + JSONL_PER_SHARD]
+            name = _name_relative(part[0], root) + (f" and {len(part) - 1} more" if len(part) > 1 else "")
+            size = sum(file.stat().st_size for file in part)
+            shards.append(Shard("jsonl", name, "jsonl", len(part), size, tuple(part), root))
+    return shards
 
 
 def load_sessions(source: str | Path | Sequence[str | Path], *, streaming: bool = False) -> Dataset | IterableDataset:
@@ -268,16 +267,15 @@ def load_sessions(source: str | Path | Sequence[str | Path], *, streaming: bool 
 
     Args:
         source: A folder, file or glob of session JSONL or of the viewer's parquet export, a dataset
-            saved by `save_to_disk`, or a Hub dataset id (`ns/name`); or a list of these. For what
-            the command calls `claude`, give `~/.claude/projects`.
-        streaming: Return an `IterableDataset`, which reads the files when it is iterated over. A
-            `Dataset` is written to the cache of `datasets` first, and read from there until a file
-            changes.
+            saved by `save_to_disk`, or a Hub dataset id (`ns/name`); or a list of these. Use
+            `~/.claude/projects` for the `claude` of the command line.
+        streaming: Return an `IterableDataset`, which reads the files while you iterate over it. A
+            `Dataset` is first written to the cache of `datasets` and reused until a file changes.
 
     Returns:
-        Columns `harness` and `session_id` (empty where the source does not tell), `source` (the
-        name of the session's file), `trace` (its JSONL, as bytes in UTF-8) and `bytes_not_utf8`
-        (how many bytes had to be replaced).
+        Columns `harness` and `session_id` (empty if the source has none), `source` (the name of the
+        session's file), `trace` (its JSONL, as bytes in UTF-8) and `bytes_not_utf8` (how many bytes
+        had to be replaced).
 
     Raises:
         SourceError: There are no sessions, or a file cannot be read.
@@ -286,16 +284,17 @@ def load_sessions(source: str | Path | Sequence[str | Path], *, streaming: bool 
     if not isinstance(sources, Sequence) or not all(isinstance(one, str | Path) for one in sources):
         raise SourceError(f"{source!r:.80} is not a source; give a path, a Hub id or a list of these.")
     shards = list(join_sources([open_source(str(one)) for one in sources]).shards)
-    given: dict[str, Any] = {"shards": shards}
+    arguments: dict[str, Any] = {"shards": shards}
     if streaming:
-        return IterableDataset.from_generator(_session_rows, SESSION, gen_kwargs=given)
-    given["changed"] = tuple(file.stat().st_mtime_ns for one in shards for file in one.files)
-    dataset = Dataset.from_generator(_session_rows, SESSION, gen_kwargs=given)
+        return IterableDataset.from_generator(_session_rows, SESSION, gen_kwargs=arguments)
+    # The times become part of the cache key.
+    arguments["modified"] = tuple(file.stat().st_mtime_ns for shard in shards for file in shard.files)
+    dataset = Dataset.from_generator(_session_rows, SESSION, gen_kwargs=arguments)
     assert isinstance(dataset, Dataset)
     return dataset
 
 
-def _session_rows(shards: list[Shard], changed: object = None) -> Iterator[dict[str, Any]]:
+def _session_rows(shards: list[Shard], modified: object = None) -> Iterator[dict[str, Any]]:
     for shard in shards:
         for table in read_sessions(shard):
             yield from iterate_rows(table, SESSION)
@@ -304,19 +303,19 @@ def _session_rows(shards: list[Shard], changed: object = None) -> Iterator[dict[
 def read_sessions(shard: Shard, unreadable: Unreadable | None = None) -> Iterator[pa.Table]:
     """Yield tables of the SESSION columns, about BATCH_BYTES of traces at a time.
 
-    A session file that cannot be read is left out, and entered in `unreadable`, else a warning
-    names it. Raises SourceError for other files.
+    A session file that cannot be read is skipped and added to `unreadable`, or logged as a warning
+    if that is None. Raises SourceError for other files.
     """
-    missing: Unreadable = {} if unreadable is None else unreadable
+    skipped: Unreadable = {} if unreadable is None else unreadable
     rows = _count_batch_rows(shard.bytes, shard.sessions)
     if shard.kind == "jsonl":
         if any(file.suffix in _COMPRESSIONS for file in shard.files):
             rows = _count_batch_rows(COMPRESSION * shard.bytes, shard.sessions)
         for start in range(0, len(shard.files), rows):
-            yield _read_raw(shard.root, shard.files[start : start + rows], missing)
+            yield _read_raw(shard.root, shard.files[start : start + rows], skipped)
         if unreadable is None:
-            for name, reasons in missing.items():
-                logger.warning("`%s` cannot be read (%s) and is left out.", name, *reasons)
+            for name, reasons in skipped.items():
+                logger.warning("`%s` cannot be read (%s) and is skipped.", name, *reasons)
     elif shard.kind == "dataset":
         dataset = load_from_disk(str(shard.files[0]))
         assert isinstance(dataset, Dataset)
@@ -333,12 +332,11 @@ def read_sessions(shard: Shard, unreadable: Unreadable | None = None) -> Iterato
 
 def _read_parquet(file: Path, name: str, origin: str = "") -> Iterator[pa.Table]:
     with _open_parquet(file, name) as parquet:
-        is_of_rollouts = detect_layout(parquet.schema_arrow, name) == "rollouts"
-        known = ROLLOUT_COLUMNS if is_of_rollouts else READ_COLUMNS
+        layout = detect_layout(parquet.schema_arrow, name)
+        known = ROLLOUT_COLUMNS if layout == "rollouts" else READ_COLUMNS
         columns = [name for name in parquet.schema_arrow.names if name in known]
-        size = sum(_list_group_sizes(parquet))
-        rows = _count_batch_rows(size, parquet.metadata.num_rows)
-        # Threads decode one column each, and only one column is large.
+        rows = _count_batch_rows(sum(_list_group_sizes(parquet)), parquet.metadata.num_rows)
+        # Threads decode one column each, but only one column is large.
         for batch in parquet.iter_batches(rows, columns=columns, use_threads=False):
             yield convert_table(pa.Table.from_batches([batch]), origin)
 
@@ -379,19 +377,12 @@ def _open_parquet(file: Path, name: str) -> Iterator[pq.ParquetFile]:
 
 def _explain(error: Exception) -> str:
     """Return why a file cannot be read, without its path."""
-    named = getattr(error, "strerror", None) or str(error)
-    return next(iter(named.splitlines()), type(error).__name__)
-
-
-def _describe_raw(files: Sequence[Path], root: Path) -> Shard:
-    name = _name_relative(files[0], root)
-    name += f" and {len(files) - 1} more" if len(files) > 1 else ""
-    size = sum(file.stat().st_size for file in files)
-    return Shard("jsonl", name, "jsonl", len(files), size, tuple(files), root)
+    message = getattr(error, "strerror", None) or str(error)
+    return next(iter(message.splitlines()), type(error).__name__)
 
 
 def open_raw(file: Path) -> Any:
-    """Open a raw session file, whose name need not be UTF-8, and decompress it."""
+    """Open a raw session file and decompress it; its name may be other than UTF-8."""
     compression = _COMPRESSIONS.get(file.suffix)
     stream = file.open("rb")
     return pa.input_stream(stream, compression=compression) if compression else stream
@@ -400,24 +391,24 @@ def open_raw(file: Path) -> Any:
 def _read_raw(root: Path, files: tuple[Path, ...], unreadable: Unreadable) -> pa.Table:
     names, ends = [], [0]
     sizes = [file.stat().st_size if file.exists() else 0 for file in files]
-    is_packed = any(file.suffix in _COMPRESSIONS for file in files)
-    room = pa.allocate_buffer(0 if is_packed else sum(sizes))
-    # A stream that grows copies what it holds again and again.
-    content = pa.BufferOutputStream() if is_packed else pa.FixedSizeBufferWriter(room)
+    is_compressed = any(file.suffix in _COMPRESSIONS for file in files)
+    buffer = pa.allocate_buffer(0 if is_compressed else sum(sizes))
+    # A growing stream would copy its content again and again.
+    content = pa.BufferOutputStream() if is_compressed else pa.FixedSizeBufferWriter(buffer)
     for file, size in zip(files, sizes, strict=True):
         name = _name_relative(file, root)
         try:
             with open_raw(file) as stream:
                 # Another process may be writing to it.
-                content.write(stream.read(None if is_packed else size))
+                content.write(stream.read(None if is_compressed else size))
             names.append(name)
             ends.append(content.tell())
         except (pa.ArrowException, OSError) as error:
             unreadable[name] = {_explain(error): size}
-    # An array of the bytes of each file would be another copy of all.
+    # Building an array from the bytes of each file would copy all of them once more.
     offsets = pa.array(ends, pa.int64()).buffers()[1]
-    held = content.getvalue() if is_packed else room
-    traces = pa.Array.from_buffers(pa.large_binary(), len(names), [None, offsets, held])
+    data = content.getvalue() if is_compressed else buffer
+    traces = pa.Array.from_buffers(pa.large_binary(), len(names), [None, offsets, data])
     empty = [""] * len(names)
     values = (empty, empty, names, *ensure_utf8(traces))
     return pa.table(dict(zip(SESSION, values, strict=True)), SESSION.arrow_schema)
@@ -427,7 +418,7 @@ def _open_saved(path: Path) -> Source:
     try:
         loaded = load_from_disk(str(path))
     except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
-        # `datasets` does not check what it reads back.
+        # `datasets` does not validate what it loads.
         raise SourceError(
             f"`{path}` looks like a saved dataset that cannot be opened ({type(error).__name__}); "
             "save it again, or remove its `dataset_dict.json` or `state.json`."
@@ -459,5 +450,5 @@ def _name_relative(file: Path, root: Path) -> str:
 
 
 def _make_readable(name: str) -> str:
-    """Replace the bytes of a file name that are not UTF-8."""
+    """Replace the bytes of a file name that are invalid UTF-8."""
     return os.fsencode(name).decode("utf-8", "replace")

@@ -158,12 +158,12 @@ def _find_fixed_edits(trace: Trace, turns: Sequence[Turn], turn_of: Mapping[int,
     known = Workspace(trace.cwd, tools=find_harness(trace.harness).files)
     for event in trace.events:
         if event.kind != "tool_call":
-            known.hear(event)
+            known.observe_event(event)
             continue
         if not event.on_active_branch or event.is_subagent:
             continue
         if event.index not in matched:
-            known.lose(event.tool_name, decode_arguments(event))
+            known.observe_unanswered(event.tool_name, decode_arguments(event))
             continue
         result = trace.events[matched[event.index]]
         is_failed = event.tool_name in EDITS and result.is_error

@@ -76,7 +76,7 @@ def _check_patch(workspace: Workspace, call: Call) -> CallVerdict:
     patches = read_patch(call.arguments)
     outcome = workspace.predict_patch(patches)
     if outcome == "ok":
-        workspace.patched(patches)
+        workspace.apply_patch(patches)
         return True
     names = ", ".join(patch.path for patch in patches)
     problem = "read the patch of" if outcome == "invalid" else "find the expected lines of the patch in"
@@ -113,7 +113,7 @@ def _check_write(workspace: Workspace, call: Call) -> CallVerdict:
 
 def _check_other(workspace: Workspace, call: Call) -> CallVerdict:
     """Forget the files that a command or an unknown tool may change."""
-    workspace.lose(call.name, call.arguments)
+    workspace.observe_unanswered(call.name, call.arguments)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Objects shaped roughly like entries, and what must hold for the events of any of them."""
+"""Random objects similar to entries, and invariants of their events."""
 
 import json
 from typing import Any
@@ -43,7 +43,7 @@ ENTRIES = st.lists(st.dictionaries(_KEYS, JSON, max_size=8), max_size=8)
 
 
 def check(events: list[Event]) -> None:
-    """Hold for every reader: numbered in order, results name a call, arguments are JSON."""
+    """Check for every reader that events are numbered, results have a call and arguments are JSON."""
     assert [event.index for event in events] == list(range(len(events)))
     calls = {event.call_id for event in events if event.kind == "tool_call"}
     for event in events:
@@ -55,7 +55,7 @@ def check(events: list[Event]) -> None:
 
 
 def kinds(events: list[Event]) -> list[str]:
-    """Return the kinds of the events that say something."""
+    """Return the kinds of all events but `other`."""
     return [event.kind for event in events if event.kind != "other"]
 
 

@@ -60,7 +60,7 @@ def test_odd_entries_never_raise(entries: list[Entry]) -> None:
         ({"type": "session", "version": 3, "id": "s"}, False),
     ],
 )
-def test_a_line_is_told_by_its_content(entry: Entry, own: bool) -> None:
+def test_a_line_is_recognised_by_its_content(entry: Entry, own: bool) -> None:
     assert claude_code.recognises(entry) is own
 
 
@@ -106,17 +106,17 @@ def test_results(content: Any, error: bool, tool: str, seen: str | None, is_erro
     assert seen is None or event.text == seen
 
 
-def test_a_refusal_aborts_the_turn_and_its_words_are_the_users() -> None:
-    said = f"{REFUSED} To tell you how to proceed, the user said:\nuse tabs\n\nNote: The user's next message"
-    read = claude_code.read([user("Go on"), answer(use("Edit")), user([result(said, True)])])
+def test_a_refusal_aborts_the_turn_and_its_message_is_from_the_user() -> None:
+    text = f"{REFUSED} To tell you how to proceed, the user said:\nuse tabs\n\nNote: The user's next message"
+    read = claude_code.read([user("Go on"), answer(use("Edit")), user([result(text, True)])])
     assert kinds(read) == "user assistant tool_call tool_result user".split()
     assert (read[1].stop_reason, read[-1].text) == ("aborted", "use tabs")
     assert [event.is_veto for event in read if event.kind == "user"] == [False, True]
 
 
-def test_the_words_of_a_refusal_are_no_request() -> None:
-    said = f"{REFUSED} To tell you how to proceed, the user said:\nno, rename the branch first"
-    before = [user("yep"), answer(use("Edit")), user([result(said, True)])]
+def test_the_message_of_a_refusal_does_not_begin_a_request() -> None:
+    text = f"{REFUSED} To tell you how to proceed, the user said:\nno, rename the branch first"
+    before = [user("yep"), answer(use("Edit")), user([result(text, True)])]
     # A bare name answers the agent's question.
     after = [
         user("ent-95-add-folders"),
@@ -137,7 +137,7 @@ def test_the_words_of_a_refusal_are_no_request() -> None:
     assert (correction["text"], correction["kind"]) == ("no, rename the branch first", "correction")
 
 
-def test_an_interruption_aborts_the_turn_it_breaks_off() -> None:
+def test_an_interruption_aborts_its_turn() -> None:
     mark = [text("[Request interrupted by user]")]
     read = claude_code.read([user("One"), answer(text("Yes")), user(mark), user("No, stop")])
     assert kinds(read) == "user assistant custom_message user".split()
@@ -174,11 +174,11 @@ def test_an_interruption_aborts_the_turn_it_breaks_off() -> None:
         ),
     ],
 )
-def test_only_what_was_typed_is_the_users(entry: Entry, typed: list[str]) -> None:
+def test_only_typed_text_is_a_user_message(entry: Entry, typed: list[str]) -> None:
     assert texts(claude_code.read([entry]), "user") == typed
 
 
-def test_what_is_written_twice_counts_once() -> None:
+def test_repeated_lines_count_once() -> None:
     queued = {"type": "queued_command", "prompt": "And b", "source_uuid": "q1"}
     twice = {"type": "attachment", "attachment": queued}
     read = claude_code.read([user("Fix a", uuid="u1"), user("Fix a", uuid="u1"), twice, twice])
@@ -221,8 +221,8 @@ def test_the_active_path() -> None:
             answer(text("End"), uuid="i", parentUuid="g", name="m3"),
         ]
     )
-    said = [e for e in read if e.kind != "other"]
-    off = [(e.text, e.is_subagent) for e in said if not e.on_active_branch]
+    shown = [e for e in read if e.kind != "other"]
+    off = [(e.text, e.is_subagent) for e in shown if not e.on_active_branch]
     assert off == [("Went back from", False), ("Subagent's task", True)]
 
 
@@ -235,7 +235,7 @@ def test_the_active_path() -> None:
         "# always use uv",
     ],
 )
-def test_a_line_that_is_hung_on_an_early_parent_abandons_nothing(words: str) -> None:
+def test_a_line_with_an_early_parent_abandons_nothing(words: str) -> None:
     read = claude_code.read(
         [
             user("Ask", uuid="a", parentUuid=None),
@@ -277,7 +277,7 @@ def test_only_a_prompt_that_was_edited_is_abandoned() -> None:
     assert off == ["Analyse the thrid", "No such project"]
 
 
-def test_a_command_before_any_request_stands_for_the_text_below_it() -> None:
+def test_the_text_below_a_first_command_is_the_request() -> None:
     plan = [text("# Implement the following plan\n\nspecs/dark-mode.md")]
     command = "<command-name>/implement</command-name>\n<command-args>specs/a.md</command-args>"
     lines = [
@@ -321,7 +321,7 @@ def test_the_first_versions_did_not_mark_a_compaction() -> None:
     assert all(event.on_active_branch for event in read)
 
 
-def test_a_file_of_a_subagent_alone_is_a_session_of_its_own() -> None:
+def test_a_file_with_only_a_subagent_is_a_session() -> None:
     own: dict[str, Any] = {"isSidechain": True, "agentId": "a1"}
     lines = [user("Look for the parser", **own), answer(text("so"), **own)]
     alone = claude_code.read(lines)

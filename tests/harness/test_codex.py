@@ -34,20 +34,20 @@ def call(name: str, given: Any, call_id: str = "c1") -> Entry:
     return item("function_call", name=name, arguments=json.dumps(given), call_id=call_id)
 
 
-def output(told: Any, call_id: str = "c1", kind: str = "function_call_output") -> Entry:
-    return item(kind, call_id=call_id, output=told)
+def output(recorded: Any, call_id: str = "c1", kind: str = "function_call_output") -> Entry:
+    return item(kind, call_id=call_id, output=recorded)
 
 
-def one_result(told: Any) -> Event:
-    read = codex.read([call("exec_command", {"cmd": "make"}), output(told)])
+def one_result(recorded: Any) -> Event:
+    read = codex.read([call("exec_command", {"cmd": "make"}), output(recorded)])
     return next(step for step in read if step.kind == "tool_result")
 
 
 @given(ENTRIES)
 def test_odd_entries_never_raise(entries: list[Entry]) -> None:
     wrapped = [{"type": "response_item", "payload": entry} for entry in entries]
-    told = [{"type": "event_msg", "payload": entry} for entry in entries]
-    for shapes in (entries, wrapped, told, wrapped + told):
+    recorded = [{"type": "event_msg", "payload": entry} for entry in entries]
+    for shapes in (entries, wrapped, recorded, wrapped + recorded):
         for entry in shapes:
             codex.recognises(entry)
         codex.read_header(shapes)
@@ -68,18 +68,18 @@ def test_odd_entries_never_raise(entries: list[Entry]) -> None:
         ({"type": "compacted"}, False),
     ],
 )
-def test_a_line_is_told_by_its_content(entry: Entry, own: bool) -> None:
+def test_a_line_is_recognised_by_its_content(entry: Entry, own: bool) -> None:
     assert codex.recognises(entry) is own
 
 
 def test_headers() -> None:
-    told = says("user", "<environment_context>\n  <cwd>/old</cwd>\n</environment_context>")
+    context = says("user", "<environment_context>\n  <cwd>/old</cwd>\n</environment_context>")
     old = {"id": "s-0", "timestamp": "t", "instructions": None}
-    assert codex.read_header([META, told]) == ("s-1", "/w")
-    assert codex.read_header([old, told["payload"]]) == ("s-0", "/old")
+    assert codex.read_header([META, context]) == ("s-1", "/w")
+    assert codex.read_header([old, context["payload"]]) == ("s-0", "/old")
 
 
-def test_what_items_and_events_both_tell_counts_once() -> None:
+def test_messages_in_items_and_events_count_once() -> None:
     read = codex.read(
         [
             META,
@@ -98,7 +98,7 @@ def test_what_items_and_events_both_tell_counts_once() -> None:
     assert len(texts(read, "custom_message")) == 3
 
 
-def test_an_editors_context_and_pictures_are_not_the_users_words() -> None:
+def test_editor_context_and_images_are_not_typed_text() -> None:
     words = "# Context from my IDE setup:\n- a.py\n\n## My request for Codex:\nFix it"
     shown = says("user", "<image name=[Image #1]>", "</image>", "And this")
     read = codex.read([*typed(words), shown, event("user_message", message="And this")])
@@ -145,7 +145,7 @@ HEAD = "Chunk ID: ab12\nWall time: 0.1 seconds\n"
 
 
 @pytest.mark.parametrize(
-    ("told", "text", "is_error", "code"),
+    ("recorded", "text", "is_error", "code"),
     [
         (f"{HEAD}Process exited with code 0\nOutput:\nok", "ok", False, 0),
         (f"{HEAD}Process exited with code 2\nOutput:\nbad\n", "bad\n\nCommand exited with code 2", True, 2),
@@ -166,12 +166,12 @@ HEAD = "Chunk ID: ab12\nWall time: 0.1 seconds\n"
         ('{"output_of": "the command"}', '{"output_of": "the command"}', False, None),
     ],
 )
-def test_outputs(told: Any, text: str, is_error: bool, code: int | None) -> None:
-    read = one_result(told)
+def test_outputs(recorded: Any, text: str, is_error: bool, code: int | None) -> None:
+    read = one_result(recorded)
     assert (read.text, read.is_error, read.exit_code) == (text, is_error, code)
 
 
-def test_a_command_goes_on_under_its_session() -> None:
+def test_a_running_command_continues_by_its_session_id() -> None:
     ended = f"{HEAD}Process exited with code 1\nOutput:\n1 failed"
     read = codex.read(
         [
@@ -227,14 +227,14 @@ def test_bare_items_of_the_first_versions() -> None:
     assert kinds(read) == "user tool_call tool_result assistant".split()
 
 
-def test_of_a_subagents_session_the_task_is_the_request() -> None:
+def test_the_task_of_a_subagent_is_the_request() -> None:
     meta = envelope(type="session_meta", payload={"id": "s", "source": {"subagent": "review"}})
     read = codex.read([meta, *typed("Review it"), says("assistant", "Ok"), says("user", "Go on"), *typed("No")])
     assert texts(read, "user") == ["Review it"]
     assert all(step.on_active_branch for step in read)
 
 
-def test_a_command_that_the_user_rejected_is_no_error() -> None:
+def test_a_command_that_the_user_rejected_is_not_an_error() -> None:
     said = "exec_command failed for `/bin/zsh -lc 'ls'`: CreateProcess { message: "
     output = said + r'"Rejected(\"rejected by user\")" }'
     called = item("function_call", name="shell", arguments='{"command":"ls"}', call_id="c")

@@ -50,7 +50,7 @@ def test_odd_entries_never_raise(entries: list[Entry]) -> None:
         ({"type": "user", "message": {"content": [use("Read")]}}, False),
     ],
 )
-def test_a_line_is_told_by_its_content(entry: Entry, own: bool) -> None:
+def test_a_line_is_recognised_by_its_content(entry: Entry, own: bool) -> None:
     assert droid.recognises(entry) is own
 
 
@@ -134,7 +134,7 @@ def test_a_compaction_keeps_what_comes_after_its_anchor() -> None:
     assert droid.read([lines[0], {"type": "compaction_state"}])[1].kept_from == 1
 
 
-def test_of_a_session_that_another_one_started_the_task_is_the_request() -> None:
+def test_the_task_of_a_subagent_is_the_request() -> None:
     start = {**START, "callingSessionId": "s-0"}
     read = droid.read([start, says("user", "Look around"), says("user", "Stop", id="b")])
     assert [event.kind for event in read] == ["other", "user", "custom_message"]

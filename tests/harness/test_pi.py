@@ -1,4 +1,4 @@
-"""Pi's own versions, the forks that write its entries, and the stream it prints."""
+"""Test the versions of Pi, the forks that write its entries, and its JSON mode."""
 
 import json
 from typing import Any
@@ -21,14 +21,14 @@ def events(*entries: Entry) -> tuple[Event, ...]:
 @pytest.mark.parametrize("kept", [{"firstKeptEntryIndex": 3}, {"firstKeptEntryId": "b"}], ids=["v1", "v3"])
 def test_a_compaction_says_what_it_kept(kept: dict[str, Any]) -> None:
     ids = "v3" if "firstKeptEntryId" in kept else ""
-    said = [user("one"), user("two"), user("three")]
+    messages = [user("one"), user("two"), user("three")]
     if ids:
         parents = [None, "x", "a"]
-        said = [{**e, "id": i, "parentId": p} for e, i, p in zip(said, "xab", parents, strict=True)]
+        messages = [{**e, "id": i, "parentId": p} for e, i, p in zip(messages, "xab", parents, strict=True)]
     compaction = {"type": "compaction", "summary": "what was", **kept}
     if ids:
         compaction |= {"id": "c", "parentId": "b"}
-    found = events(HEADER, *said, compaction)
+    found = events(HEADER, *messages, compaction)
     summary = found[-1]
     assert (summary.kind, summary.text) == ("compaction", "what was")
     assert summary.kept_from is not None
@@ -42,7 +42,7 @@ def test_a_compaction_that_names_nothing_kept_nothing(kept: dict[str, Any]) -> N
     assert found[1].kept_from == 1
 
 
-def test_what_an_extension_wrote_is_the_request_when_nobody_spoke() -> None:
+def test_a_message_of_an_extension_is_the_request_without_a_user_message() -> None:
     asked = {"type": "custom_message", "customType": "gsd-auto", "content": "Build the parser"}
     nudge = {"type": "custom_message", "customType": "gsd-auto", "content": "Go on"}
     found = events(asked, assistant("so"), nudge)
@@ -51,7 +51,7 @@ def test_what_an_extension_wrote_is_the_request_when_nobody_spoke() -> None:
     assert [event.kind for event in spoken] == ["custom_message", "user"]
 
 
-def test_a_nudge_in_the_middle_of_an_extensions_run_begins_no_request() -> None:
+def test_a_nudge_during_an_extensions_run_does_not_begin_a_request() -> None:
     asked = {"type": "custom_message", "customType": "gsd-auto", "content": "Build the parser"}
     found = events(asked, *bash("make", "ok"), user("Use the other lexer"), assistant("so"))
     nudge = next(event for event in found if event.text == "Use the other lexer")
@@ -61,7 +61,7 @@ def test_a_nudge_in_the_middle_of_an_extensions_run_begins_no_request() -> None:
     assert [event.is_nudge for event in after if event.kind == "user"] == [False, False]
 
 
-def test_results_beside_their_calls_are_results() -> None:
+def test_results_stored_with_calls_are_read() -> None:
     made = {"type": "toolCall", "id": "c", "name": "Bash", "arguments": {"command": "make"}}
     wrong = {"content": [{"type": "text", "text": "make: *** No rule"}], "isError": True}
     blocks = [{**made, "externalResult": wrong}, {**made, "id": "d"}]
@@ -85,7 +85,7 @@ def test_version_2_hooks_and_anthropic_blocks() -> None:
 
 
 def stream(*messages: dict[str, Any]) -> list[Entry]:
-    """What Pi prints in JSON mode for messages: begun, ended, and all again at the end."""
+    """Return the output of Pi's JSON mode: each message at its start and end, and all again at the end."""
     steps: list[Entry] = [{"type": "agent_start"}, {"type": "turn_start"}]
     for message in messages:
         begun = {**message, "content": []} if message["role"] == "assistant" else message
@@ -133,7 +133,7 @@ def test_what_a_tool_adds_to_its_result_may_be_anything(details: object, code: i
 
 @given(ENTRIES)
 def test_typed_entries_are_those_built_from_dicts(entries: list[Entry]) -> None:
-    """Those with other types are empty either way."""
+    """Entries with unexpected types are empty in both cases."""
     lines = [json.dumps(entry).encode() for entry in entries]
     built = [pi.build_entry(json.loads(line)) for line in lines]
     read = read_lines(b"\n".join(lines), pi.DECODER, pi.build_entry).objects
@@ -144,7 +144,7 @@ def test_typed_entries_are_those_built_from_dicts(entries: list[Entry]) -> None:
 
 
 def plain_events(found: list[Event]) -> list[Event]:
-    """Spell arguments alike: as recorded, they keep the recorder's spaces."""
+    """Normalise the whitespace of arguments, which are kept as recorded."""
     for event in found:
         if event.kind == "tool_call":
             event.arguments = json.dumps(json.loads(event.arguments))

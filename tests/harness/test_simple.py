@@ -26,12 +26,12 @@ def test_odd_entries_never_raise(entries: list[Entry]) -> None:
         simple.recognises(entry)
     simple.read_header(entries)
     check(simple.read(entries))
-    told = [{"type": "message", "message": entry} for entry in entries]
-    if not any(map(simple._is_pi, told)):
-        check(simple.read(told))
+    messages = [{"type": "message", "message": entry} for entry in entries]
+    if not any(map(simple._is_pi, messages)):
+        check(simple.read(messages))
 
 
-def test_only_the_header_is_unmistakable() -> None:
+def test_only_the_header_is_recognised() -> None:
     assert simple.recognises(HEADER)
     assert not simple.recognises({"type": "session", "version": 3, "id": "s"})
     assert not simple.recognises(says("user", "hi"))
@@ -69,12 +69,12 @@ def test_a_session(key: str) -> None:
         ({"exitCode": 1}, True),
     ],
 )
-def test_marks_of_an_error(message: Entry, is_error: bool) -> None:
+def test_error_flags(message: Entry, is_error: bool) -> None:
     read = simple.read([calls("look", "{}"), says("tool", "x", tool_call_id="c1", **message)])
     assert (read[-1].call_id, read[-1].is_error) == ("c1", is_error)
 
 
-def test_a_result_without_its_call_names_none() -> None:
+def test_a_result_without_its_call_has_no_tool_name() -> None:
     assert simple.read([says("tool", "x", toolCallId="lost")])[0].call_id == ""
 
 

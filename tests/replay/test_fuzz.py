@@ -1,4 +1,4 @@
-"""Made-up sessions on a file that really changes: no edit may end otherwise than predicted."""
+"""Test predictions with random sessions on a file that really changes."""
 
 import json
 from typing import Any
@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from pimono_sdpo.replay.calls import decode_arguments, read_edits
 from pimono_sdpo.replay.files import File, Outcome
-from pimono_sdpo.replay.initial_state import Beginnings
+from pimono_sdpo.replay.initial_state import InitialState
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import pi
 from pimono_sdpo.traces.parse import match_results
-from tests.predictions import Foretold, predictions
+from tests.predictions import Predicted, predictions
 
-# Few and alike, so that texts occur twice, touch, and reach over the ends of what was read.
+# Few and similar lines, so that texts repeat, touch, and extend beyond what was read.
 LINES = ["a", "b", "  a", "ab", "", "x = 1", "x = 1;", "}", "let a = b", "end "]
 PATH = "/w/a.ts"
 texts = st.lists(st.sampled_from(LINES), max_size=12).map("\n".join)
@@ -33,7 +33,7 @@ steps = st.one_of(
 
 
 def outcome(text: str, edits: list[tuple[str, str]]) -> tuple[Outcome, str]:
-    """How Pi makes edits, each looked up in the text as it was."""
+    """Apply edits as Pi does, searching for each in the original text."""
     spans = []
     for old, new in edits:
         if text.count(old) != 1:
@@ -49,14 +49,14 @@ def outcome(text: str, edits: list[tuple[str, str]]) -> tuple[Outcome, str]:
     return ("ok", after) if after != text else ("no_change", text)
 
 
-def agrees(expected: Foretold | None, truth: Outcome, is_whole: bool = False) -> bool:
-    """Where a file is known in part, a short text may stand in another part, too."""
+def agrees(expected: Predicted | None, truth: Outcome, is_whole: bool = False) -> bool:
+    """A short text may also occur in an unknown part of a file."""
     is_open = expected is None or (expected == "ok" and truth == "multiple" and not is_whole)
     return is_open or (expected == "ok") == (truth == "ok")
 
 
 class Session:
-    """A file, and what a session records of it; `truth` has how each edit really ended."""
+    """A file and the session that records it; `truth` has the real outcome of each edit."""
 
     def __init__(self, text: str) -> None:
         self.text, self.events = text, [Event(0, "user", "go")]
@@ -120,14 +120,12 @@ def test_no_prediction_is_wrong(text: str, done: list[tuple[str, Any, Any]]) -> 
 
 @settings(max_examples=400, deadline=None)
 @given(texts, st.lists(steps, max_size=14), st.lists(old_texts, min_size=4, max_size=4))
-def test_what_stood_at_the_request_is_told_rightly(
-    text: str, done: list[tuple[str, Any, Any]], asked: list[str]
-) -> None:
+def test_files_at_the_request_are_correct(text: str, done: list[tuple[str, Any, Any]], asked: list[str]) -> None:
     session = Session(text)
     for step in done:
         session.do(*step)
     matched = match_results(tuple(session.events))
-    known = Beginnings(session.events, matched, "/w", pi.HARNESS.files).known_at(0, 0)
+    known = InitialState(session.events, matched, "/w", pi.HARNESS.files).files_at(0, 0)
     file = File()
     for one in known:
         assert one.path == PATH

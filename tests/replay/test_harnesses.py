@@ -1,4 +1,4 @@
-"""Files as other harnesses show and edit them, and what makes knowledge of them void."""
+"""Test how other harnesses show and edit files, and what makes files stale."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from pimono_sdpo.replay.files import Edit, File
 from pimono_sdpo.replay.workspace import is_read_only
 from pimono_sdpo.traces.events import Event, Kind
 from pimono_sdpo.traces.harness import find_harness
-from tests.predictions import Foretold, predictions
+from tests.predictions import Predicted, predictions
 
 TEXT = "import a\n\nlet x = 1\nlet y = x\n"
 NUMBERED = "     1→import a\n     2→\n     3→let x = 1\n     4→let y = x\n     5→"
@@ -26,9 +26,9 @@ def read(text: str = NUMBERED, **given: Any) -> Step:
 
 
 def edit(old: str, new: str = "new", failed: str = "", **given: Any) -> Step:
-    told = failed or "The file has been updated."
+    output = failed or "The file has been updated."
     call = {"file_path": "/w/a.ts", "old_string": old, "new_string": new, **given}
-    return ("edit", call, told, bool(failed))
+    return ("edit", call, output, bool(failed))
 
 
 def bash(command: str, output: str = "") -> Step:
@@ -39,7 +39,7 @@ def tool(name: str, **given: Any) -> Step:
     return (name, given, "done", False)
 
 
-def last(steps: list[Step], harness: str) -> Foretold | None:
+def last(steps: list[Step], harness: str) -> Predicted | None:
     events = []
     for number, (name, given, text, failed) in enumerate(steps):
         at, call_id, asked = 2 * number, f"c{number}", json.dumps(given)
@@ -74,29 +74,29 @@ def last(steps: list[Step], harness: str) -> Foretold | None:
         ([read("   3→let x = 1\n   4→let y = x", offset=3, limit=2), edit("let z")], None),
         ([read("import a\n\nlet x = 1"), edit("let z")], None),
         ([read("File unchanged since last read."), edit("let z")], None),
-        # The user may have brought an older text back.
+        # The user may have restored an older text.
         ([read(), ("user", {}, "Please go on", False), edit("let z = x")], None),
         # It has to be read before it is edited.
         ([bash("cat /w/a.ts", TEXT), edit("let y = x")], None),
         ([edit("let y = x")], "unread"),
         ([("edit", {"file_path": "/w/CLAUDE.md", "old_string": "a", "new_string": "b"}, "ok", False)], None),
         ([("user", {}, "Look at @src/a.ts", False), edit("let y = x")], None),
-        # After "No response requested." the session goes on without what it had read.
+        # After "No response requested." the session continues without the files that it had read.
         ([read(), ("other", {}, "No response requested.", False), edit("let y = x")], None),
         ([("other", {}, "No response requested.", False), edit("let y = x")], None),
-        # What a command has shown may count as read, also after a refusal.
+        # A file that a command has shown may count as read, even after a refusal.
         ([bash("rg -l let", "src/a.ts\nsrc/b.ts"), edit("let y = x")], None),
         ([read(), edit("let", failed="File has been modified since read."), bash("grep let a.ts", "let y = x"), edit("let y = x")], None),
-        # The harness tells that somebody has changed it, or that the user is about to.
+        # The harness says that somebody has changed the file, or that the user has it open.
         ([read(), ("other", {}, f"Note: /w/a.ts{MODIFIED}", False), edit("let y = x")], None),
         ([read(), ("other", {}, f"Note: /w/b.ts{MODIFIED}", False), edit("let y = x")], "ok"),
         ([read(), ("other", {}, f"Note: /w/b.ts{MODIFIED}", False), ("user", {}, "Go on", False), edit("let y = x")], None),
         ([("other", {}, "<ide_opened_file>The user opened it", False), read(), edit("let y = x")], "ok"),
         ([("other", {}, "<ide_opened_file>The user opened it", False), read(), ("user", {}, "Go on", False), edit("let y = x")], None),
-        # The file after the edit is not what was known.
+        # The file after the edit differs from what was known.
         ([read(), ("edit", {"file_path": "/w/a.ts", "old_string": "let x = 1", "new_string": "q"}, "     3→q\n     4→let y = z", False), edit("let y = x")], None),
         ([read(), edit("let", failed="File has been modified since read."), edit("let y = x")], "unread"),
-        # What somebody else has changed once, they may change again.
+        # A file that somebody else has changed may be changed again.
         ([read(), edit("let", failed="File has been modified since read."), read(), edit("let y = x")], None),
         ([edit("let", failed="File has not been read yet."), read(), edit("let y = x")], "ok"),
         ([edit("let", failed="File has not been read yet."), edit("let y = x", "a longer new text"), edit("a longer new text")], "ok"),
@@ -111,7 +111,7 @@ def last(steps: list[Step], harness: str) -> Foretold | None:
         ([read(), tool("TodoWrite", todos=[]), edit("let y = x")], "ok"),
         ([read(), tool("edit", input="*** Begin Patch\n*** Update File: a.ts\n@@\n-x\n+y"), edit("let y = x")], None),
         ([read(), tool("edit", input="*** Begin Patch\n*** Update File: b.ts\n@@\n-x\n+y"), edit("let y = x")], "ok"),
-        # Each of several edits sees what those before it have done.
+        # Each edit sees the result of the edits before it.
         ([read(), ("edit", {"file_path": "/w/a.ts", "edits": [
             {"old_string": "let x = 1", "new_string": "let q = 1"},
             {"old_string": "let q", "new_string": "let r"}]}, "ok", False)], "ok"),
@@ -120,13 +120,13 @@ def last(steps: list[Step], harness: str) -> Foretold | None:
             {"old_string": "let x", "new_string": "let r"}]}, "no", True)], "not_found"),
     ],
 )  # fmt: skip
-def test_claude_codes_files(steps: list[Step], expected: Foretold | None) -> None:
+def test_claude_codes_files(steps: list[Step], expected: Predicted | None) -> None:
     assert last(steps, "claude_code") == expected
 
 
-def test_what_the_user_refused_was_not_done() -> None:
-    told = "The user doesn't want to proceed with this tool use. The tool use was rejected."
-    refused: Step = ("edit", {"file_path": "/w/a.ts", "old_string": "let x", "new_string": "q"}, told, False)  # fmt: skip
+def test_refused_calls_have_no_effect() -> None:
+    output = "The user doesn't want to proceed with this tool use. The tool use was rejected."
+    refused: Step = ("edit", {"file_path": "/w/a.ts", "old_string": "let x", "new_string": "q"}, output, False)  # fmt: skip
     assert last([read(), refused, edit("let x = 1")], "claude_code") == "ok"
 
 
@@ -141,7 +141,7 @@ def test_what_the_user_refused_was_not_done() -> None:
         "  1|let x\n  2|let y",
     ],
 )
-def test_what_is_no_text_of_a_file_teaches_nothing(text: str) -> None:
+def test_results_without_file_content_are_ignored(text: str) -> None:
     assert parse_read({}, text, find_harness("pi").files) is None
 
 
@@ -155,13 +155,13 @@ def test_what_is_no_text_of_a_file_teaches_nothing(text: str) -> None:
         ("a = 1\n\n... (2 more lines not shown)", ["a = 1"]),
     ],
 )
-def test_what_was_left_out_makes_it_parts(text: str, runs: list[str]) -> None:
+def test_omitted_lines_split_a_read_into_runs(text: str, runs: list[str]) -> None:
     shown = parse_read({}, text, find_harness("pi").files)
     assert shown is not None
     assert (shown.runs, shown.is_end) == (runs, False)
 
 
-def test_two_reads_that_touch_are_one() -> None:
+def test_adjacent_reads_are_joined() -> None:
     file = File()
     file.see_lines("a\nb", 1, is_end=False)
     file.see_lines("b\nc\nd", 2, is_end=True)
@@ -187,23 +187,23 @@ def test_two_reads_of_two_versions_are_not_joined() -> None:
         ("a\n“a”\n", "a", "multiple"),
     ],
 )
-def test_what_some_version_may_forgive_is_left_open(whole: str, old: str, expected: Foretold | None) -> None:
+def test_edits_that_some_versions_accept_are_undecided(whole: str, old: str, expected: Predicted | None) -> None:
     assert File(whole.replace("\r\n", "\n")).predict([Edit(old, "q")]) == expected
 
 
-def test_edits_that_overlap_are_left_open() -> None:
+def test_overlapping_edits_are_undecided() -> None:
     file = File("one two three\n")
     assert file.predict([Edit("one two", "1"), Edit("two three", "2")]) is None
     assert file.predict([Edit("one", "1"), Edit("three", "2")]) == "ok"
 
 
-def test_an_edit_reaches_into_the_parts_it_touches() -> None:
+def test_an_edit_changes_the_pieces_that_it_touches() -> None:
     file = File(pieces=["a1\nb2\nc3", "x7\ny8"])
     file.apply([Edit("b2\nc3\nd4", "q")])
     assert file.pieces == ["a1", "x7\ny8", "q"]
 
 
-def test_a_malformed_edit_voids_the_call() -> None:
+def test_a_malformed_edit_invalidates_the_call() -> None:
     good = {"oldText": "a", "newText": "b"}
     assert read_edits({"edits": [good, {"oldText": "a"}]}) == []
     assert len(read_edits({"edits": [good, good]})) == 2
@@ -246,12 +246,12 @@ def test_a_malformed_edit_voids_the_call() -> None:
         ("python3 -c \"p = 'a.ts'; Path(p).write_text('x')\"", "", False, {"a.ts", "x"}),
     ],
 )
-def test_what_more_commands_may_change(command: str, output: str, anything: bool, names: set[str]) -> None:
+def test_more_commands_that_may_change_files(command: str, output: str, anything: bool, names: set[str]) -> None:
     changes = find_changes(command, output)
     assert (changes.anything, changes.names) == (anything, names)
 
 
-def test_installing_changes_what_names_the_packages() -> None:
+def test_installing_packages_changes_manifests() -> None:
     assert "package.json" in find_changes("npm install left-pad", "").names
 
 
@@ -272,7 +272,7 @@ def test_installing_changes_what_names_the_packages() -> None:
         ("docker compose run web black .", ""),
     ],
 )
-def test_scripts_and_what_is_hidden_may_change_any_file(command: str, output: str) -> None:
+def test_scripts_and_hidden_commands_may_change_any_file(command: str, output: str) -> None:
     changes = find_changes(command, output)
     assert changes.anything
 
@@ -287,7 +287,7 @@ def test_scripts_and_what_is_hidden_may_change_any_file(command: str, output: st
         ("sed -n 3p a.ts", ""),
     ],
 )
-def test_what_only_reads_or_builds_leaves_the_sources(command: str, output: str) -> None:
+def test_commands_that_only_read_or_build_do_not_change_sources(command: str, output: str) -> None:
     assert not find_changes(command, output).anything
 
 
@@ -307,7 +307,7 @@ def test_a_tool_whose_name_only_contains_a_harmless_word_may_change_files(name: 
 
 
 def test_a_session_that_goes_on_below_another_may_have_read_the_file() -> None:
-    def first(parent: str) -> Foretold | None:
+    def first(parent: str) -> Predicted | None:
         given = json.dumps({"file_path": "/w/a.ts", "old_string": "let y", "new_string": "q"})
         events = [
             Event(0, "user", "Go on", parent_id=parent),
@@ -319,8 +319,8 @@ def test_a_session_that_goes_on_below_another_may_have_read_the_file() -> None:
     assert (first(""), first("an event of another session")) == ("unread", None)
 
 
-def test_a_copied_history_does_not_tell_where_the_session_was_resumed() -> None:
-    def second(answered: str) -> Foretold | None:
+def test_a_copied_history_makes_all_files_stale() -> None:
+    def second(answered: str) -> Predicted | None:
         given = json.dumps({"file_path": "/w/a.ts", "old_string": "let y", "new_string": "q"})
         read, change = (Event(0, "tool_call", call_id=c, timestamp="2026-01-02T03:04:05.678Z") for c in "ab")
         events = [
@@ -342,7 +342,7 @@ def test_a_command_runs_in_the_folder_that_its_call_names() -> None:
         assert last([shown, change], "codex") == expected
 
 
-def test_runs_of_lines_are_in_the_order_of_the_file() -> None:
+def test_runs_of_lines_are_in_file_order() -> None:
     file = File()
     file.see_lines("let y = 1\nlet z = 1", 40, is_end=False)
     file.see_lines("import a\nimport b", 1, is_end=False)
@@ -354,24 +354,24 @@ def test_runs_of_lines_are_in_the_order_of_the_file() -> None:
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
-        # Whatever became of a call without an answer, it may have read or changed the file.
+        # A call without a result may have read or changed the file.
         ([edit("let", failed="File has not been read yet."), tool(UNANSWERED, of="read"), edit("let y = x")], None),
         ([tool(UNANSWERED, of="write"), edit("let y = x")], None),
         ([read(), tool(UNANSWERED, of="edit"), edit("let x = 1", "let q"), edit("let z")], None),
         ([tool("Batch", calls=["/w/a.ts"]), edit("let y = x")], None),
         ([tool("Agent", prompt="Look at /w/a.ts"), edit("let y = x")], "unread"),
-        # Where an edit is refused after a change, one that works shows that there was none.
+        # If edits are refused after a change, a successful one shows that there was none.
         ([read(), bash("git checkout ."), edit("let x = 1"), edit("let y = x")], "ok"),
         ([read(), bash("git checkout ."), read("     3→let x = 1", offset=3, limit=1), edit("let z = 1")], None),
         ([read(), edit("let", failed="File has been modified since read."), read(), edit("let x = 1"), edit("let y = x")], "ok"),
         ([read(), edit("let", failed="File has been modified since read."), read(), edit("let x = 1"), ("user", {}, "Go on", False), edit("let y = x")], None),
     ],
 )  # fmt: skip
-def test_what_an_edit_of_claude_code_depends_on(steps: list[Step], expected: Foretold | None) -> None:
+def test_what_an_edit_of_claude_code_depends_on(steps: list[Step], expected: Predicted | None) -> None:
     assert last(steps, "claude_code") == expected
 
 
 @pytest.mark.parametrize("path", ["REDACTED.md", "/home/ann/.claude/settings.json", "/w/.claude/settings.local.json"])
-def test_redacted_names_and_settings_that_the_harness_checks_are_left_open(path: str) -> None:
+def test_redacted_names_and_checked_settings_are_undecided(path: str) -> None:
     given = {"file_path": path, "old_string": "let y = x", "new_string": "q"}
     assert last([("read", {"file_path": path}, NUMBERED, False), tool("edit", **given)], "claude_code") is None

@@ -1,4 +1,4 @@
-"""What a session knows of its files, told by predictions of its edits."""
+"""Test what a session knows of its files by predicting its edits."""
 
 import json
 from typing import Any
@@ -24,8 +24,8 @@ def write(path: str, text: str) -> list[Entry]:
 
 
 def edit(path: str, old: str, new: str = "new", failed: bool = False) -> list[Entry]:
-    told = "Could not find the exact text" if failed else f"Successfully replaced text in {path}"
-    return [call("edit", path=path, oldText=old, newText=new), result("edit", told, error=failed)]
+    output = "Could not find the exact text" if failed else f"Successfully replaced text in {path}"
+    return [call("edit", path=path, oldText=old, newText=new), result("edit", output, error=failed)]
 
 
 def expected(*steps: list[Entry], header: Entry = HEADER) -> list[str | None]:
@@ -53,14 +53,14 @@ def expected(*steps: list[Entry], header: Entry = HEADER) -> list[str | None]:
         # Only parts of the file were seen.
         ([read("a.ts", TEXT + MORE), edit("a.ts", "let z")], None),
         ([read("a.ts", TEXT + MORE), edit("a.ts", LONG)], "ok"),
-        # A short text may stand elsewhere, too.
+        # A short text may also occur elsewhere.
         ([read("a.ts", TEXT + MORE), edit("a.ts", "let y = x")], None),
         ([read("a.ts", TEXT, offset=40), edit("a.ts", "let z")], None),
         ([read("a.ts", TEXT, limit=6), edit("a.ts", "let z")], None),
         ([bash("sed -n '1,5p' a.ts", TEXT), edit("a.ts", "let z")], None),
         ([edit("a.ts", "let z")], None),
         ([edit("a.ts", "let z", LONG), edit("a.ts", LONG)], "ok"),
-        # Somebody else may have been there.
+        # Somebody else may have changed it.
         ([read("a.ts", TEXT), bash("sed -i s/y/z/ a.ts", ""), edit("a.ts", "let y = x")], None),
         ([read("a.ts", TEXT), bash("sed -i s/y/z/ b.ts", ""), edit("a.ts", "let y = x")], "ok"),
         ([read("a.ts", TEXT), bash("git checkout .", ""), edit("a.ts", "let y = x")], None),
@@ -73,7 +73,7 @@ def expected(*steps: list[Entry], header: Entry = HEADER) -> list[str | None]:
         ([read("a.ts", TEXT), edit("a.ts", "let x2 = 1", "let w"), bash("npm run check", "Fixed 1 file."), edit("a.ts", "let w")], None),
     ],
 )  # fmt: skip
-def test_an_edit_is_predicted_or_left_open(steps: list[list[Entry]], last: str | None) -> None:
+def test_an_edit_is_predicted_or_undecided(steps: list[list[Entry]], last: str | None) -> None:
     assert expected(*steps)[-1] == last
 
 
@@ -87,7 +87,7 @@ def test_an_edit_is_predicted_or_left_open(steps: list[list[Entry]], last: str |
             "src/b.ts-3-let q\nsrc/a.ts:4:let y = x\nsrc/a.ts-5-let x2 = 1",
             {"src/a.ts": LONG, "src/b.ts": "let q"},
         ),
-        # Between them the file has lines that were not shown.
+        # The file has lines between them that were not shown.
         ("grep -n 'let' src/a.ts", "4:let y = x\n9:let x2 = 1", {"src/a.ts": "let y = x\n\ufffd\nlet x2 = 1"}),
     ],
 )
@@ -95,7 +95,7 @@ def test_lines_that_a_command_has_shown(command: str, output: str, shown: dict[s
     assert find_shown_lines(command, output) == shown
 
 
-def test_several_edits_of_one_call_stand_or_fall_together() -> None:
+def test_the_edits_of_one_call_succeed_or_fail_together() -> None:
     good, bad = {"oldText": "let y", "newText": "q"}, {"oldText": "gone", "newText": "q"}
     calls = [
         [call("edit", path="a.ts", edits=edits), result("edit", "no", error=True)]
@@ -121,7 +121,7 @@ def test_several_edits_of_one_call_stand_or_fall_together() -> None:
         '{\n  "status": "error",\n  "tool": "edit",\n  "error": "EACCES: permission denied"\n}',
     ],
 )
-def test_what_an_extension_or_a_queue_stopped_is_no_prediction(text: str) -> None:
+def test_calls_that_an_extension_or_a_queue_stopped_are_not_predicted(text: str) -> None:
     stopped = [call("edit", path="a.ts", oldText="let y = x", newText="q"), result("edit", text, error=True)]
     again = edit("a.ts", "let y = x")
     assert expected(read("a.ts", TEXT), stopped, again) == ["ok"]
@@ -133,11 +133,11 @@ def test_a_call_without_what_it_needs_is_refused_before_the_file_is_read() -> No
     mixed = [call("edit", path="a.ts", old_string="let y = x", newText="q"), result("edit", "ok")]
     assert expected(read("a.ts", TEXT), mixed) == ["ok"]
     empty = [call("edit", path="/w/.openclaw/a.ts", oldText="let x = 1", newText=""), result("edit", "no", error=True)]  # fmt: skip
-    # Some versions of OpenClaw refuse an empty text, others take it.
+    # Some versions of OpenClaw refuse an empty text, others accept it.
     assert expected(read("/w/.openclaw/a.ts", TEXT), empty) == [None]
     other = [call("edit", path="new.ts", find="x", replace="y"), result("edit", "no", error=True)]
     assert expected(other) == ["invalid"]
-    # Only some versions of OpenClaw take these names.
+    # Only some versions of OpenClaw accept these names.
     named = [call("edit", path="a.ts", old_text="let y = x", new_text="q"), result("edit", "ok")]
     assert expected(read("a.ts", TEXT), named) == [None]
     of_lines = [call("edit", path="new.ts", edits=[{"op": "delete", "line": 3}]), result("edit", "ok")]  # fmt: skip
@@ -145,9 +145,9 @@ def test_a_call_without_what_it_needs_is_refused_before_the_file_is_read() -> No
 
 
 def patch(text: str, failed: bool = False) -> list[Entry]:
-    told = "Failed to find expected lines" if failed else "Success. Updated the following files"
+    output = "Failed to find expected lines" if failed else "Success. Updated the following files"
     given = f"*** Begin Patch\n{text}\n*** End Patch"
-    return [call("edit", input=given), result("edit", told, error=failed)]
+    return [call("edit", input=given), result("edit", output, error=failed)]
 
 
 @pytest.mark.parametrize(
@@ -156,19 +156,19 @@ def patch(text: str, failed: bool = False) -> list[Entry]:
         ([patch("*** Update File: a.ts\n@@\n let x = 1\n-let y = x\n+let y = 2")], "ok"),
         ([patch("*** Update File: a.ts\n@@\n-let z\n+let y")], "not_found"),
         ([bash("./run.sh", ""), patch("*** Update File: a.ts\n@@\n-let y = x\n@@\n-import a\n+q", failed=True)], None),
-        # Each hunk is looked up after the one before it.
+        # Each hunk is searched for after the one before it.
         ([patch("*** Update File: a.ts\n@@\n-let y = x\n@@\n-import a\n+q")], "not_found"),
         ([patch("*** Update File: a.ts\n@@\n-let y = x\n+let q = x"), patch("*** Update File: a.ts\n@@\n-let y = x")], "not_found"),
         ([patch("*** Update File: a.ts\n@@\n-let y = x\n+let q = x"), patch("*** Update File: a.ts\n@@\n-  let q = x  ")], "ok"),
         ([patch("*** Add File: b.ts\n+one\n+two"), patch("*** Update File: b.ts\n@@\n one\n-three")], "not_found"),
         ([patch("*** Update File: unseen.ts\n@@\n-let z\n+let y")], None),
-        # The line behind @@ comes first, and what is only added goes to the end.
+        # The line after @@ comes first; hunks that only add lines go to the end.
         ([patch("*** Update File: a.ts\n@@ let y = x\n-import a\n+q")], "not_found"),
         ([patch("*** Update File: a.ts\n@@ import a\n-let x = 1\n+q")], "ok"),
         ([patch("*** Update File: a.ts\n@@\n+end"), patch("*** Update File: a.ts\n@@\n let x2 = 1\n-end")], "ok"),
         ([patch("*** Update File: a.ts\n*** Move to: b.ts\n@@\n-let y = x\n+q"), patch("*** Update File: b.ts\n@@\n-q")], "ok"),
         ([bash("apply_patch <<'E'\n*** Begin Patch\n*** Update File: a.ts\n@@\n-let y = x\n+q\n*** End Patch\nE", "Success"), patch("*** Update File: a.ts\n@@\n-q")], "ok"),
-        # Nobody can read these.
+        # No harness can read these.
         ([patch("*** Update File: a.ts\nlet y = x\n+q", failed=True)], "invalid"),
         ([patch("*** Update File: a.ts", failed=True)], "invalid"),
         ([patch("*** Update File: a.ts\n@@\n-let z\n+q\n*** Update File: unseen.ts\n@@\n-x", failed=True)], "not_found"),
@@ -199,7 +199,7 @@ def test_patches_are_judged_by_their_lines(steps: list[list[Entry]], last: str |
         ("gradlew.bat clean 2>nul", False, set()),
     ],
 )
-def test_what_a_command_may_change(command: str, anything: bool, names: set[str]) -> None:
+def test_files_that_a_command_may_change(command: str, anything: bool, names: set[str]) -> None:
     changes = find_changes(command, "")
     assert (changes.anything, changes.names) == (anything, names)
 
@@ -218,7 +218,7 @@ def test_a_command_that_may_have_changed_a_file_leaves_it_undecided_until_it_is_
     begin, one = read("a.ts", SOURCE), edit("a.ts", "let total = count(items)", "let sum = 0")
     assert expected(begin, bash("python -m pytest -q", "1 passed"), one) == ["ok"]
     assert expected(begin, bash("./run.sh", ""), one) == [None]
-    # What is shown again, or is long and can be edited, is as it was, and so is the rest.
+    # If a long part is shown again unchanged, or can be edited, the whole file is unchanged.
     again, long = edit("a.ts", "let y = x", "let y = z"), "// and so on\n" * 9
     most = edit("a.ts", long + "import a", "import b")
     assert expected(begin, bash("./run.sh", ""), bash("cat a.ts", SOURCE), one) == ["ok"]
@@ -228,47 +228,47 @@ def test_a_command_that_may_have_changed_a_file_leaves_it_undecided_until_it_is_
     assert expected(begin, bash("npm run check", "> biome check --write .\nerror"), one) == [None]
 
 
-def test_what_the_harness_did_not_find_is_not_there_until_the_file_changes() -> None:
+def test_a_text_that_was_not_found_is_missing_until_the_file_changes() -> None:
     begin, again = read("a.ts", TEXT + MORE), edit("a.ts", "let z", failed=True)
     assert expected(begin, again, again) == [None, "not_found"]
     assert expected(begin, again, bash("./run.sh", ""), again) == [None, None]
     assert expected(begin, again, [user("Go on")], again) == [None, None]
     several = [{"oldText": old, "newText": "q"} for old in ("let y = x", "let z")]
-    told = "Could not find edits[1] in a.ts."
-    both = [call("edit", path="a.ts", edits=several), result("edit", told, error=True)]
+    output = "Could not find edits[1] in a.ts."
+    both = [call("edit", path="a.ts", edits=several), result("edit", output, error=True)]
     assert expected(begin, both, again)[-1] == "not_found"
 
 
-def test_a_line_that_the_user_quotes_otherwise_was_changed_by_hand() -> None:
+def test_a_line_that_the_user_quotes_differently_was_changed_by_hand() -> None:
     text = TEXT + 'DONE: "color-mix(in oklab, 25%)",\n'
     line = 'DONE: "color-mix(in oklab, 25%)",'
     changed = [user('DONE: "color-mix(in oklab, 100%)", shall be grey')]
     same = [user('Why is it "color-mix(in oklab, 25%)"?')]
-    for said, outcome in ((changed, None), (same, "ok")):
-        steps = read("a.ts", text), said, edit("a.ts", line)
+    for event, outcome in ((changed, None), (same, "ok")):
+        steps = read("a.ts", text), event, edit("a.ts", line)
         assert expected(*steps)[-1] == outcome
 
 
-def test_other_lines_in_the_place_of_a_text_do_not_tell_that_it_stands_nowhere() -> None:
+def test_other_lines_at_the_position_of_a_text_do_not_show_that_it_is_missing() -> None:
     shown = ["const first = readFile(name)", "const second = parse(first)", "return second"]
     seen = read("a.ts", "\n".join(shown) + MORE)
-    # The same lines may stand elsewhere, and go on otherwise.
+    # The same lines may occur elsewhere and continue differently.
     assert expected(seen, edit("a.ts", "\n".join([*shown[:2], "return one"])))[-1] is None
 
 
-def test_a_script_that_the_session_has_written_tells_what_it_changes() -> None:
+def test_a_script_that_the_session_wrote_shows_which_files_it_changes() -> None:
     begin, one = read("a.ts", SOURCE), edit("a.ts", "let total = count(items)", "let sum = 0")
     for code, outcome in (("open('b.ts', 'w').write(x)", "ok"), ("open('a.ts', 'w').write(x)", None)):
         assert expected(begin, write("go.py", code), bash("python3 go.py", ""), one) == [outcome]
 
 
-def test_what_the_tool_of_a_server_wraps_is_not_the_text_of_a_file() -> None:
+def test_wrapped_output_of_an_mcp_tool_is_not_file_content() -> None:
     shown = '{"stdout": "let total = 1\\nlet y = x"}'
     ran = [call("serena__execute_shell_command", command="cat a.ts"), result("serena__execute_shell_command", shown)]
     assert expected(ran, edit("a.ts", "let total = 1"))[-1] is None
 
 
-def test_what_windows_garbles_is_not_known() -> None:
+def test_text_garbled_by_windows_is_unknown() -> None:
     console = HEADER | {"cwd": "C:\\app"}
     text = "const name = 'first value'\nconst other = '\u00e9t\u00e9 and more'\n"
     known = edit("a.ts", "const name = 'first value'"), edit("a.ts", "const other = '\u00e9t\u00e9 and more'")
@@ -276,7 +276,7 @@ def test_what_windows_garbles_is_not_known() -> None:
     assert [expected(shown, one, header=console)[0] for one in known] == ["ok", None]
 
 
-def test_other_sessions_write_the_memories_of_openclaw() -> None:
+def test_openclaw_memories_may_be_changed_by_other_sessions() -> None:
     change = "let total = count(items)"
     for path, outcome in (("/w/.openclaw/agent/memory/a.md", None), ("/w/.openclaw/agent/a.md", "ok")):
         begin, one = read(path, SOURCE), edit(path, change)
@@ -284,7 +284,7 @@ def test_other_sessions_write_the_memories_of_openclaw() -> None:
         assert expected(begin, [user("Go on")], one) == [outcome]
 
 
-def test_what_somebody_changed_by_hand_is_undecided() -> None:
+def test_edits_of_files_changed_by_hand_are_undecided() -> None:
     begin, one = read("a.ts", SOURCE), edit("a.ts", "let total = count(items)", "let sum = 0")
     for text, outcome in (("I have just renamed total", None), ("Please rename it", "ok")):
         assert expected(begin, [user(text)], one) == [outcome]

@@ -18,7 +18,7 @@ def spec() -> dict[str, Any]:
     workspace.file("a.ts").see(TEXT, is_whole=True)
     workspace.file("part.ts").see(TEXT, is_whole=False)
     workspace.file("old.ts").see(TEXT, is_whole=True)
-    workspace.file("old.ts").age()
+    workspace.file("old.ts").mark_stale()
     workspace.file("a.json").see('{"a": 1}', is_whole=True)
     workspace.file("b.json").see('{"a": 1', is_whole=True)
     workspace.file("part.json").see('"a": 1, "b": 2, "c": 3, "d": 4', is_whole=False)

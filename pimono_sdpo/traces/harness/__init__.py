@@ -1,4 +1,4 @@
-"""The harnesses whose sessions are read: one `Harness` object per file; adding one is a line here.
+"""The harnesses whose sessions are read; to add one, add its `HARNESS` to the list here.
 
 A trace belongs to the first harness that recognises one of its lines.
 """
@@ -17,5 +17,5 @@ _BY_NAME = {harness.name: harness for harness in HARNESSES}
 
 
 def find_harness(name: str) -> Harness:
-    """Return a harness by its name; what the simple format names may be any other."""
+    """Return a harness by its name; any other name was given by a trace in the simple format."""
     return _BY_NAME.get(name, simple.HARNESS)

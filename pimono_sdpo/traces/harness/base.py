@@ -1,4 +1,4 @@
-"""The `Harness` object: all that this project knows about one harness, filled in by each reader.
+"""The `Harness` dataclass: how one agent's sessions are recognised and read, and what its tools are.
 
 A new harness is one file here with a `HARNESS`, and one line in `HARNESSES`.
 """
@@ -26,15 +26,15 @@ class Tool:
 
 @dataclass(frozen=True)
 class FileTools:
-    """How a harness shows and edits files, as far as replay has to know.
+    """How a harness shows and edits files; `pimono_sdpo.replay` depends on it.
 
     Events call these tools `read`, `edit`, `write` and `bash`, whatever their recorded names are.
 
-    edit           the arguments that hold the old and the new text of an edit, if there are any
-    read_only      a pattern for the names of further tools that change no file
-    numbers_lines  a read shows each line behind its number
-    max_lines      a read stops after so many lines without saying so
-    reads_first    an edit of a file is refused until it was read, and again after a compaction
+    edit           the arguments with the old and the new text of an edit, if there are any
+    read_only      a pattern for the names of other tools that change no file
+    numbers_lines  a read puts a number before each line
+    max_lines      a read stops after this many lines without saying so
+    reads_first    an edit of a file is refused until the file is read, and again after a compaction
     trims_output   the output of commands is shortened without saying so
     """
 
@@ -50,18 +50,18 @@ class FileTools:
 class Harness:
     """One harness: how its sessions are recognised and read, and what its tools are.
 
-    name         how rows call it
+    name         its name in rows
     about        which sessions are read, for the documentation
     recognises   whether a JSON object is a line that only this harness writes
-    read_header  session id and working directory; like `read`, from what `decoder` reads, or from
-                 what `build` makes of a dict that `decoder` refuses
-    read         all events of a session, in order
+    read_header  returns the session id and the working directory; like `read`, it gets the objects
+                 from `decoder`, or from `build` for a dict that `decoder` refuses
+    read         returns all events of a session, in order
     sample       the lines of a short session: a request, then a command that fails
     tools        the tools that come with the harness; without them rows have no `verifier_spec`
     no_tools     why `tools` is empty
     files        how it shows and edits files
-    coerces      it turns arguments into the types of the schema, such as "42" into a number
-    recorder_of  the name of the harness that wrote a session, where a format serves several
+    coerces      it converts arguments to the types of the schema, such as "42" to a number
+    recorder_of  returns the name of the harness that wrote a session, if several write this format
     """
 
     name: str
@@ -80,13 +80,12 @@ class Harness:
 
 
 def keep_fields(names: str, **nested: Any) -> Any:
-    """Return the type of a dict of which only these fields are decoded, those `nested` by a type.
+    """Return the type of a dict from which only these fields are decoded; `nested` gives the types of others.
 
-    Most of a line is not read: what tools kept for themselves, histories, signatures, thoughts.
+    Most of a line is never decoded: private data of tools, histories, signatures, thinking.
     """
-    fields = {**dict.fromkeys(names.split(), Any), **nested}
     make: Any = TypedDict
-    return make("Fields", fields, total=False)
+    return make("Fields", {**dict.fromkeys(names.split(), Any), **nested}, total=False)
 
 
 def describe_object(required: str, closed: bool = False, **properties: Schema) -> Schema:
@@ -96,4 +95,4 @@ def describe_object(required: str, closed: bool = False, **properties: Schema) -
     ['path']
     """
     schema: Schema = {"type": "object", "properties": properties, "required": required.split()}
-    return schema | ({"additionalProperties": False} if closed else {})
+    return {**schema, "additionalProperties": False} if closed else schema

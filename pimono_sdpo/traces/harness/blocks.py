@@ -1,4 +1,4 @@
-"""Helpers of several readers: content blocks, tool names, injected text, interrupted turns."""
+"""Shared helpers of the readers: content blocks, tool names, injected text, interrupted turns."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def to_text(value: object) -> str:
 
 
 def find_text(values: Iterable[object]) -> str:
-    """Return the first of some values that is a text and not empty, "" if none is."""
+    """Return the first value that is a text and not empty, "" if there is none."""
     return next(filter(None, map(to_text, values)), "")
 
 
@@ -59,16 +59,15 @@ def to_blocks(content: object) -> list[dict[str, Any]]:
     >>> to_blocks("hi")
     [{'type': 'text', 'text': 'hi'}]
     """
-    found = content if isinstance(content, list) else [content]
     return [
         block if isinstance(block, dict) else {"type": "text", "text": block}
-        for block in found
+        for block in (content if isinstance(content, list) else [content])
         if isinstance(block, (dict, str))
     ]
 
 
 def list_texts(content: object) -> list[str]:
-    """Return the texts of a message, block by block, without thinking, images and tools."""
+    """Return the text blocks of a message, without thinking, images and tools."""
     return [
         text
         for block in to_blocks(content)
@@ -99,35 +98,35 @@ def dump_json(value: object) -> str:
     try:
         return strip_colours(_encode(value))
     except RecursionError:
-        # It is nested almost too deeply to be read, which no real call is.
+        # No real call is nested so deeply.
         return "null"
 
 
 def normalise_arguments(name: str, value: object) -> str:
-    """Return a call's arguments as JSON text; a shell's whole command line is its `command`.
+    """Return a call's arguments as JSON text; the command line of a shell becomes its `command`.
 
     >>> normalise_arguments("bash", {"cmd": "ls"}), normalise_arguments("read", '{"path": "a.py"}')
     ('{"command": "ls"}', '{"path": "a.py"}')
     """
-    given = decode_text(value)
-    if name != "bash" and isinstance(value, str) and given is not value:
+    arguments = decode_text(value)
+    if name != "bash" and isinstance(value, str) and arguments is not value:
         # Text that is already JSON stays as recorded.
         return strip_colours(value)
-    if name == "bash" and isinstance(given, str):
-        given = {"command": given}
-    if name != "bash" or not isinstance(given, dict):
-        return dump_json(given)
-    found = next((given[key] for key in ("command", "cmd", "script") if given.get(key)), None)
-    line = _find_command_line(found)
-    rest = {key: item for key, item in given.items() if key not in {"command", "cmd"}}
-    return dump_json({"command": line, **rest} if line else given)
+    if name == "bash" and isinstance(arguments, str):
+        arguments = {"command": arguments}
+    if name != "bash" or not isinstance(arguments, dict):
+        return dump_json(arguments)
+    command = next((arguments[key] for key in ("command", "cmd", "script") if arguments.get(key)), None)
+    line = _find_command_line(command)
+    rest = {key: item for key, item in arguments.items() if key not in {"command", "cmd"}}
+    return dump_json({"command": line, **rest} if line else arguments)
 
 
-def build_call(call_id: object, name: object, given: object) -> Event:
+def build_call(call_id: object, name: object, arguments: object) -> Event:
     """Build the event of a call from its id, its tool's name and its arguments as recorded."""
     tool = normalise_tool(name)
-    arguments = normalise_arguments(tool, given)
-    return Event(0, "tool_call", call_id=to_text(call_id), tool_name=tool, arguments=arguments)
+    text = normalise_arguments(tool, arguments)
+    return Event(0, "tool_call", call_id=to_text(call_id), tool_name=tool, arguments=text)
 
 
 def decode_text(value: object) -> object:
@@ -142,14 +141,14 @@ def decode_text(value: object) -> object:
 
 
 def _find_command_line(command: object) -> str:
-    """Return one command line, without a `bash -lc` around it."""
+    """Return a command as one line, without an outer `bash -lc`."""
     if isinstance(command, str):
         if not _WRAPPED.match(command):
             return command
         try:
             words = shlex.split(command)
         except ValueError:
-            # Unbalanced quotes: a shell refuses them, too.
+            # A shell refuses unbalanced quotes as well.
             return command
         return words[2] if len(words) == 3 else command
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
@@ -163,54 +162,54 @@ def _find_command_line(command: object) -> str:
 
 
 def split_typed(texts: Iterable[str], typed: bool = True) -> Iterator[Event]:
-    """Separate what a person typed from what the harness added, block by block."""
-    own, injected = [], []
+    """Separate, block by block, the text that a person typed from the text that the harness added."""
+    user, injected = [], []
     for text in texts:
         is_injected = not typed or bool(_OPENING.match(text) or is_interruption(text))
-        words, inserted = ("", text) if is_injected else _cut_sections(text)
-        own.append(words)
-        injected.append(inserted)
+        user_part, injected_part = ("", text) if is_injected else _cut_sections(text)
+        user.append(user_part)
+        injected.append(injected_part)
     if any(injected):
         yield Event(0, "custom_message", "\n".join(filter(None, injected)))
-    if any(own):
-        yield Event(0, "user", "\n".join(filter(None, own)))
+    if any(user):
+        yield Event(0, "user", "\n".join(filter(None, user)))
 
 
 def _cut_sections(text: str) -> tuple[str, str]:
     """Separate a message from the tagged sections that harnesses insert into it."""
-    own, inserted, end = [], [], 0
+    user, injected, end = [], [], 0
     unclosed: set[str] = set()
     for tag in _OPENING_TAG.finditer(text) if "<" in text else ():
         closing = f"</{tag.group(1)}>"
         if tag.start() < end or closing in unclosed:
             continue
-        at = text.find(closing, tag.end())
-        if at < 0:
+        start = text.find(closing, tag.end())
+        if start < 0:
             unclosed.add(closing)
             continue
-        own.append(text[end : tag.start()])
-        end = at + len(closing)
-        inserted.append(text[tag.start() : end])
-    if not inserted:
+        user.append(text[end : tag.start()])
+        end = start + len(closing)
+        injected.append(text[tag.start() : end])
+    if not injected:
         return text if text.strip() else "", ""
-    return "".join([*own, text[end:]]).strip(), "\n".join(inserted)
+    return "".join([*user, text[end:]]).strip(), "\n".join(injected)
 
 
 def is_interruption(text: str) -> bool:
-    """Check for the line that a harness writes for the user when a turn is interrupted."""
+    """Return whether a text is the line that a harness adds when the user interrupts a turn."""
     return bool(_INTERRUPTED.match(text))
 
 
 def is_refusal(text: str) -> bool:
-    """Check for the result of a call that the user refused or interrupted: not a tool's error."""
+    """Return whether a result says that the user refused or interrupted the call, which is not a tool's error."""
     end = text[-120:]
-    may_end = " by user" in end or "aborted before" in end
-    return bool(_REFUSED.match(text) or (may_end and _BROKEN_OFF.search(end)))
+    may_match = " by user" in end or "aborted before" in end
+    return bool(_REFUSED.match(text) or (may_match and _BROKEN_OFF.search(end)))
 
 
 @dataclass
 class Steps:
-    """The events read so far, in which the turns that the user interrupted are marked."""
+    """The events read so far; turns that the user interrupted are marked as aborted."""
 
     events: list[Event] = field(default_factory=list)
     _calls: dict[str, int] = field(default_factory=dict)
@@ -222,7 +221,7 @@ class Steps:
         self.events.append(event)
 
     def follow(self, event: Event) -> None:
-        """Append an event like `add`, and see whether it interrupts its turn."""
+        """Append an event like `add`, and mark its turn as aborted if the event interrupts it."""
         self.add(event)
         if event.is_subagent:
             return
@@ -245,7 +244,7 @@ class Steps:
 
 
 def finish_events(events: list[Event]) -> list[Event]:
-    """Number the events, and give each result its tool's name and its exit code.
+    """Number the events, and set the tool's name and the exit code of each result.
 
     A result without a call has no name; a call that the user refused is not an error.
     """
@@ -255,16 +254,15 @@ def finish_events(events: list[Event]) -> list[Event]:
         if event.kind == "tool_result":
             event.tool_name = tools.get(event.call_id, "")
             event.call_id = event.call_id if event.call_id in tools else ""
-            is_open = event.exit_code is None and event.tool_name == "bash"
-            if (is_open or event.is_error) and is_refusal(event.text):
+            lacks_code = event.exit_code is None and event.tool_name == "bash"
+            if (lacks_code or event.is_error) and is_refusal(event.text):
                 event.is_error = False
-            elif is_open:
-                text = event.text
-                found = _EXIT_AT_END.search(text[-200:]) or _EXIT_AT_START.match(text)
-                if not found and event.is_error:
-                    # In a result that is not marked as an error, it may be output of the command.
-                    found = _MARKED_EXIT.match(text)
-                event.exit_code = int(found.group(1)) if found else None
+            elif lacks_code:
+                match = _EXIT_AT_END.search(event.text[-200:]) or _EXIT_AT_START.match(event.text)
+                if not match and event.is_error:
+                    # Without an error flag, the same words may be output of the command.
+                    match = _MARKED_EXIT.match(event.text)
+                event.exit_code = int(match[1]) if match else None
                 event.is_error = event.is_error or bool(event.exit_code)
         elif event.kind == "compaction" and event.kept_from is None:
             event.kept_from = index
@@ -274,8 +272,8 @@ def finish_events(events: list[Event]) -> list[Event]:
 def find_path(ids: Sequence[str], parents: Sequence[str | None], last: int) -> set[int]:
     """Return the positions of the entries from `last` back to its root, whose parent is None.
 
-    A repeated id means the nearest entry before; an entry whose parent is missing continues the
-    entry before it.
+    A repeated id refers to the nearest earlier entry; an entry whose parent is missing continues
+    the entry before it.
     """
     seen: dict[str, int] = {}
     anywhere = {entry_id: at for at, entry_id in enumerate(ids) if entry_id}

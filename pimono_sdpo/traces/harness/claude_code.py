@@ -1,7 +1,7 @@
 """Read Claude Code sessions: a parentUuid tree of messages, or the output of stream-json mode.
 
-The blocks of an answer are separate lines with one message id. A line of the user holds what was
-typed, what the harness added, or results of tools. Subagents are sidechains.
+The blocks of an answer are separate lines with one message id. A user line contains typed text,
+text that the harness added, or results of tools. Subagents are sidechains.
 """
 
 import re
@@ -16,18 +16,18 @@ from pimono_sdpo.traces.harness.base import Entry, FileTools, Harness, keep_fiel
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 _COMMAND = re.compile(r"<command-name>([^<]{0,200})</command-name>")
-# Commands of the harness whose arguments are settings rather than requests.
+# Slash commands whose arguments are settings rather than requests.
 _SETTINGS = frozenset(
     """add-dir agents branch clear color compact config effort export fast fork hooks login mcp
     memory model output-style permissions plugin rename resume rewind statusline theme""".split()
 )
-_SAID_WITH_REFUSAL = re.compile(r"(?:the user said:|rejected with user message:)\s*")
+_REFUSAL_MESSAGE = re.compile(r"(?:the user said:|rejected with user message:)\s*")
 _NOTE = "\n\nNote: The user's next message"
-_WRONG, _WRONG_END = "<tool_use_error>", "</tool_use_error>"
+_ERROR, _ERROR_END = "<tool_use_error>", "</tool_use_error>"
 _REMINDER, _REMINDER_END = "<system-reminder>", "</system-reminder>"
 # The harness cancels a call when another one made at the same time fails.
 _NOT_RUN = ("Sibling tool call errored", "Cancelled: parallel tool call")
-# Lines between the messages, which may be hung anywhere: a shell's, a memory, a command's output.
+# Lines between the messages, which may have any parent: a shell's, a memory, a command's output.
 _ASIDE = re.compile(r"\s*(?:<(?:bash-\w+|user-memory-input|local-command-\w+)>|#[^\n]*\Z)")
 _CONTINUED = "This session is being continued from a previous conversation"
 _BLOCK = keep_fields("type text id name input tool_use_id content is_error")
@@ -44,18 +44,18 @@ _OWN_TYPES = frozenset({"file-history-snapshot", "queue-operation", "last-prompt
 
 @dataclass
 class _State:
-    """What was read so far; an answer gets the text of its later lines at the end."""
+    """What was read so far; the text of an answer is joined from its lines at the end."""
 
     steps: blocks.Steps = field(default_factory=blocks.Steps)
     answers: dict[str, tuple[Event, list[str]]] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
-    # The command before any request; the text below it is the request that it stands for.
+    # The id of a slash command before the first request; the text below it is its request.
     command: str = ""
-    is_asked: bool = False
+    has_request: bool = False
 
 
 def recognises(entry: Entry) -> bool:
-    """Recognise a line by its place in the tree, or by the message under its type."""
+    """Recognise a line by its parent in the tree, or by its type and message."""
     kind = to_text(entry.get("type"))
     if kind in {"user", "assistant"}:
         message = entry.get("message")
@@ -77,7 +77,7 @@ def read_header(objects: list[Entry]) -> tuple[str, str]:
 def read(objects: list[Entry]) -> list[Event]:
     """Return the events in file order; abandoned branches and subagents are marked.
 
-    A file of a subagent alone is a session of its own, with the prompt of its first line.
+    A file with only a subagent is a session of its own; the prompt of its first line is the request.
     """
     if all(_is_sidechain(e) and e.get("agentId") for e in objects if to_text(e.get("type")) in {"user", "assistant"}):
         objects = [{**entry, "isSidechain": False} for entry in objects]
@@ -94,15 +94,15 @@ def read(objects: list[Entry]) -> list[Event]:
             event.on_active_branch = position in active and not sidechain
             event.is_subagent = sidechain
             state.steps.follow(event)
-    for answer, words in state.answers.values():
-        answer.text = "\n".join(filter(None, words))
+    for answer, texts in state.answers.values():
+        answer.text = "\n".join(filter(None, texts))
     return blocks.finish_events(state.steps.events)
 
 
 def _restore_queued(objects: list[Entry]) -> list[Entry]:
-    """Put what the agent took from the queue while it worked where nothing else repeats it."""
+    """Turn queued messages that the agent took while it worked into attachments, unless another line repeats them."""
     queue: list[str] = []
-    said = ""
+    transcript = ""
     restored = list(objects)
     for at, entry in enumerate(objects):
         match to_text(entry.get("type")) == "queue-operation" and entry.get("operation"):
@@ -111,18 +111,18 @@ def _restore_queued(objects: list[Entry]) -> list[Entry]:
             case "popAll":
                 queue.clear()
             case "dequeue" | "remove" as operation if queue:
-                named = blocks.join_text(entry.get("content")).strip()
-                text = queue.pop(queue.index(named) if named in queue else 0)
+                content = blocks.join_text(entry.get("content")).strip()
+                text = queue.pop(queue.index(content) if content in queue else 0)
                 if operation == "dequeue" or text[:1] in {"", "<", "{", "/"}:
                     continue
-                said = said or _join_said(objects)
-                if "\n" + text.partition("\n")[0] + "\n" not in said:
+                transcript = transcript or _join_messages(objects)
+                if "\n" + text.partition("\n")[0] + "\n" not in transcript:
                     attachment = {"type": "queued_command", "prompt": text}
                     restored[at] = {**entry, "type": "attachment", "attachment": attachment}
     return restored
 
 
-def _join_said(objects: list[Entry]) -> str:
+def _join_messages(objects: list[Entry]) -> str:
     prompts = (to_object(entry.get("attachment")).get("prompt") for entry in objects)
     return "\n".join(f"\n{blocks.join_text(one).strip()}\n" for one in (*map(_content_of, objects), *prompts))
 
@@ -132,30 +132,30 @@ def _is_sidechain(entry: Entry) -> bool:
 
 
 def _find_active(objects: list[Entry]) -> set[int]:
-    """Return the positions of all lines but those below a prompt that the user took back.
+    """Return the positions of all lines except those below a prompt that the user later edited.
 
-    Only prompts below the same line are a fork: the user edited the first of them. Whatever else
-    hangs beside a line that was already continued (results of parallel calls, hooks, commands of a
-    shell, answers after a restart) continues the line before it. The path leads to the last answer.
+    Only prompts with the same parent are a fork: the user edited the first of them. Any other line
+    whose parent already has a child (results of parallel calls, hooks, commands of a shell, answers
+    after a restart) continues the line before it. The active path leads to the last answer.
     """
-    at_of: dict[str, int] = {}
+    position_of: dict[str, int] = {}
     parents: dict[int, int] = {}
     continued: set[int] = set()
     prompted: set[int] = set()
     last = -1
     for at, entry in enumerate(objects):
         uuid = to_text(entry.get("uuid"))
-        if not uuid or uuid in at_of or _is_sidechain(entry):
+        if not uuid or uuid in position_of or _is_sidechain(entry):
             continue
-        named = _find_parent(entry)
-        above = -1 if named is None else at_of.get(named, last)
-        is_edit = above in prompted and _may_replace(entry)
-        parents[at] = above if is_edit or above not in continued else last
-        # All commands of an early version's shell hang on the one caveat above the first.
-        if _is_prompt(entry) and not (above >= 0 and objects[above].get("isMeta") is True):
-            prompted.add(above)
-        continued |= {above, parents[at]}
-        at_of[uuid] = last = at
+        parent_id = _find_parent(entry)
+        parent = -1 if parent_id is None else position_of.get(parent_id, last)
+        is_edit = parent in prompted and _may_replace(entry)
+        parents[at] = parent if is_edit or parent not in continued else last
+        # In an early version, all shell commands have the one caveat above the first as parent.
+        if _is_prompt(entry) and not (parent >= 0 and objects[parent].get("isMeta") is True):
+            prompted.add(parent)
+        continued |= {parent, parents[at]}
+        position_of[uuid] = last = at
     answers = (at for at in parents if objects[at].get("type") == "assistant")
     step = leaf = max(answers, default=last)
     path: set[int] = set()
@@ -163,18 +163,18 @@ def _find_active(objects: list[Entry]) -> set[int]:
         path.add(step)
         step = parents[step]
     # A continued session may be copied into the file, with the ids of its answers and calls.
-    names = {_find_message_id(objects[at]) for at in path} - {""}
-    calls = {call for at in path for call in _find_block_ids(objects[at], "id")}
-    for at, above in parents.items():
-        if above == leaf or (above > leaf and above in path):
+    message_ids = {_find_message_id(objects[at]) for at in path} - {""}
+    call_ids = {call for at in path for call in _find_block_ids(objects[at], "id")}
+    for at, parent in parents.items():
+        if parent == leaf or (parent > leaf and parent in path):
             path.add(at)
     return {
         at
         for at, entry in enumerate(objects)
         if at not in parents
         or at in path
-        or _find_message_id(entry) in names
-        or _find_block_ids(entry, "tool_use_id") & calls
+        or _find_message_id(entry) in message_ids
+        or _find_block_ids(entry, "tool_use_id") & call_ids
     }
 
 
@@ -184,7 +184,7 @@ def _may_replace(entry: Entry) -> bool:
 
 
 def _is_prompt(entry: Entry) -> bool:
-    """Check for a request or a command, which the user may take back."""
+    """Return whether a line is a request or a command, which the user may edit later."""
     if entry.get("type") != "user" or not _may_replace(entry):
         return False
     text = blocks.join_text(_content_of(entry))
@@ -197,7 +197,7 @@ def _content_of(entry: Entry) -> object:
 
 
 def _find_parent(entry: Entry) -> str | None:
-    """Return the parent's id, "" after a compaction, where the tree begins anew."""
+    """Return the parent's id, None for a root, and "" after a compaction, which has no parent either."""
     parent = entry.get("parentUuid", "")
     if parent is not None:
         return to_text(parent)
@@ -227,14 +227,14 @@ def _read_entry(entry: Entry, state: _State) -> Iterator[Event]:
     elif kind == "user" and is_message:
         is_request = bool(state.command) and entry.get("parentUuid") == state.command
         events = list(_read_user({**entry, "isMeta": False} if is_request else entry))
-        state.is_asked |= any(event.kind == "user" for event in events)
+        state.has_request |= any(event.kind == "user" for event in events)
         is_command = _COMMAND.search(blocks.join_text(_content_of(entry))[:400])
-        state.command = to_text(entry.get("uuid")) if is_command and not state.is_asked else ""
+        state.command = to_text(entry.get("uuid")) if is_command and not state.has_request else ""
         yield from events or [Event(0, "other")]
     elif kind == "attachment":
         yield from _read_attachment(to_object(entry.get("attachment")), state)
     elif kind == "summary":
-        # A title of the branch that ends at `leafUuid`, not a compaction.
+        # The title of the branch that ends at `leafUuid`, not a compaction.
         yield Event(0, "branch_summary", to_text(entry.get("summary")))
     else:
         yield Event(0, "other")
@@ -250,23 +250,23 @@ def _read_assistant(entry: Entry, state: _State) -> Iterator[Event]:
     if message.get("model") == "<synthetic>":
         yield Event(0, "other", text)
         return
-    name = to_text(message.get("id"))
+    message_id = to_text(message.get("id"))
     new = []
     for block in blocks.to_blocks(message.get("content")):
-        # A block may be recorded again under the same message id.
-        key = f"{name} {to_text(block.get('id')) or block}"
-        if not name or key not in state.seen:
+        # A block may be recorded again with the same message id.
+        key = f"{message_id} {to_text(block.get('id')) or block}"
+        if not message_id or key not in state.seen:
             new.append(block)
         state.seen.add(key)
-    if name in state.answers:
-        answer, words = state.answers[name]
-        words.append(blocks.join_text(new))
+    if message_id in state.answers:
+        answer, texts = state.answers[message_id]
+        texts.append(blocks.join_text(new))
         if answer.stop_reason != "aborted":
             answer.stop_reason = stop or answer.stop_reason
     else:
         answer = Event(0, "assistant", text, stop_reason=stop)
-        if name:
-            state.answers[name] = answer, [text]
+        if message_id:
+            state.answers[message_id] = answer, [text]
         yield answer
     for block in new:
         if block.get("type") == "tool_use":
@@ -289,12 +289,12 @@ def _read_user(entry: Entry) -> Iterator[Event]:
     if not command or not typed:
         yield from blocks.split_typed(texts, typed)
         return
-    words = text.partition("<command-args>")[2].partition("</command-args>")[0].strip()
+    arguments = text.partition("<command-args>")[2].partition("</command-args>")[0].strip()
     # A single word after a command is an option.
-    is_request = len(words.split()) > 1 or not words.isascii()
-    if is_request and command.group(1).strip().lstrip("/") not in _SETTINGS:
-        yield Event(0, "custom_message", command.group(1))
-        yield Event(0, "user", words)
+    is_request = len(arguments.split()) > 1 or not arguments.isascii()
+    if is_request and command[1].strip().lstrip("/") not in _SETTINGS:
+        yield Event(0, "custom_message", command[1])
+        yield Event(0, "user", arguments)
     else:
         yield Event(0, "custom_message", text)
 
@@ -302,17 +302,16 @@ def _read_user(entry: Entry) -> Iterator[Event]:
 def _read_result(block: Entry) -> Iterator[Event]:
     """Read a result, and the message with which the user refused the call, if any."""
     text = _strip_reminders(blocks.join_text(block.get("content")))
-    is_wrong = text.startswith(_WRONG)
-    if is_wrong:
-        text = text.removeprefix(_WRONG).removesuffix(_WRONG_END).strip()
-    is_error = (is_wrong or block.get("is_error") is True) and not text.startswith(_NOT_RUN)
+    is_marked = text.startswith(_ERROR)
+    if is_marked:
+        text = text.removeprefix(_ERROR).removesuffix(_ERROR_END).strip()
+    is_error = (is_marked or block.get("is_error") is True) and not text.startswith(_NOT_RUN)
     call_id = to_text(block.get("tool_use_id"))
     yield Event(0, "tool_result", text, call_id=call_id, is_error=is_error)
-    if blocks.is_refusal(text):
-        parts = _SAID_WITH_REFUSAL.split(text, maxsplit=1)
-        words = parts[1].partition(_NOTE)[0].strip() if len(parts) > 1 else ""
-        if words:
-            yield Event(0, "user", words, is_veto=True)
+    if blocks.is_refusal(text) and (message := _REFUSAL_MESSAGE.search(text)):
+        refusal = text[message.end() :].partition(_NOTE)[0].strip()
+        if refusal:
+            yield Event(0, "user", refusal, is_veto=True)
 
 
 def _strip_reminders(text: str) -> str:
@@ -325,7 +324,7 @@ def _strip_reminders(text: str) -> str:
 
 
 def _read_attachment(attachment: Entry, state: _State) -> Iterator[Event]:
-    """Read an attachment: what the user typed while the agent worked, or the text of a hook."""
+    """Read an attachment: a message that was queued while the agent worked, a changed file or a hook's output."""
     kind = to_text(attachment.get("type"))
     copied = to_text(attachment.get("source_uuid"))
     if kind == "queued_command" and not (copied and copied in state.seen):
@@ -336,19 +335,19 @@ def _read_attachment(attachment: Entry, state: _State) -> Iterator[Event]:
         yield from blocks.split_typed(texts, mode == "prompt" and origin == "human")
         return
     if kind == "edited_text_file":
-        # What the harness tells the model, in the words that older versions recorded.
+        # The note that the model gets, which older versions recorded as text.
         name = to_text(attachment.get("filename"))
         yield Event(0, "other", f"Note: {name} was modified, either by the user or by a linter.")
         return
-    stopped = to_text(to_object(attachment.get("blockingError")).get("blockingError"))
-    told = blocks.join_text(attachment.get("content")) or stopped
-    is_hook = kind.startswith("hook_") and bool(told.strip())
-    yield Event(0, "custom_message", told) if is_hook else Event(0, "other")
+    error = to_text(to_object(attachment.get("blockingError")).get("blockingError"))
+    text = blocks.join_text(attachment.get("content")) or error
+    is_hook = kind.startswith("hook_") and bool(text.strip())
+    yield Event(0, "custom_message", text) if is_hook else Event(0, "other")
 
 
 HARNESS = Harness(
     name="claude_code",
-    about="Claude Code sessions, and what its stream-json mode prints; subagents are kept apart",
+    about="Claude Code sessions and the output of its stream-json mode; subagents are kept separate",
     recognises=recognises,
     read_header=read_header,
     read=read,

@@ -1,7 +1,7 @@
-"""Read Codex rollouts: items of the model's conversation and events of the session, in one file.
+"""Read Codex rollouts, files of items (the model's conversation) and events (the session).
 
 Messages of the user and the agent are recorded as an item and again as an event. Files of the first
-versions in 2025 hold only bare items.
+versions in 2025 contain only bare items.
 """
 
 import re
@@ -33,7 +33,7 @@ _HEAD = re.compile(r"(?:Chunk ID|Exit code|Wall time|Process exited with code)\b
 _COMMAND_FIRST = re.compile(r"Command: .{1,20000}?\n(?=(?:Chunk ID|Wall time): )", re.DOTALL)
 _EXIT = re.compile(r"^(?:Exit code:|Process exited with code) (-?\d{1,9})\s*$", re.MULTILINE)
 _RUNNING = re.compile(r"^Process running with session ID (\S{1,80})\s*$", re.MULTILINE)
-# Results without an exit code that say that the call itself failed.
+# Results without an exit code, by which the call itself failed.
 _FAILED = re.compile(
     r"\s*(?:failed to |unable to |unsupported (?:custom tool )?call|execution error|sandbox error"
     r"|tool call error|(?:exec_command|write_stdin|apply_patch|shell)\b.{0,40}\bfailed"
@@ -43,7 +43,7 @@ _FAILED = re.compile(
 
 @dataclass
 class _State:
-    """What was read so far, and which messages the items and the events hold."""
+    """What was read so far, and the messages of the items and of the events."""
 
     item_texts: dict[str, set[str]] = field(default_factory=dict)
     typed_texts: set[str] = field(default_factory=set)
@@ -52,7 +52,7 @@ class _State:
     repeated: set[str] = field(default_factory=set)
     is_subagent: bool = False
     steps: blocks.Steps = field(default_factory=blocks.Steps)
-    # Positions on the active branch, without the turns that were rolled back.
+    # Positions on the active branch, that is without the turns that were rolled back.
     active: list[int] = field(default_factory=list)
     requests: list[int] = field(default_factory=list)
     commands: dict[str, str] = field(default_factory=dict)
@@ -68,8 +68,8 @@ def recognises(entry: Entry) -> bool:
     if kind in _CALLS | _RESULTS:
         return isinstance(entry.get("call_id"), str)
     if kind == "message":
-        found = {to_text(block.get("type")) for block in blocks.to_blocks(entry.get("content"))}
-        return isinstance(entry.get("role"), str) and not found.isdisjoint(_ITEM_BLOCKS)
+        types = {to_text(block.get("type")) for block in blocks.to_blocks(entry.get("content"))}
+        return isinstance(entry.get("role"), str) and not types.isdisjoint(_ITEM_BLOCKS)
     return entry.get("record_type") == "state" or (kind == "reasoning" and isinstance(entry.get("summary"), list))
 
 
@@ -81,9 +81,9 @@ def read_header(objects: list[Entry]) -> tuple[str, str]:
     session_id = blocks.find_text(meta.get("id") for meta in (*metas, *bare))
     if folder := blocks.find_text(entry.get("cwd") for entry in (*metas, *contexts)):
         return session_id, folder
-    said = (blocks.join_text(_unwrap_payload(entry).get("content")) for entry in objects)
-    named = next(filter(None, map(_CWD.search, said)), None)
-    return session_id, named.group(1) if named else ""
+    texts = (blocks.join_text(_unwrap_payload(entry).get("content")) for entry in objects)
+    match = next(filter(None, map(_CWD.search, texts)), None)
+    return session_id, match[1] if match else ""
 
 
 def read(objects: list[Entry]) -> list[Event]:
@@ -107,7 +107,7 @@ def _unwrap_payload(entry: Entry) -> Entry:
 
 
 def _scan_messages(objects: list[Entry]) -> _State:
-    """Collect the messages of items and events, so that none becomes two events."""
+    """Collect the messages of items and events, so that no message is read twice."""
     state = _State()
     for entry in objects:
         payload = _unwrap_payload(entry)
@@ -115,17 +115,17 @@ def _scan_messages(objects: list[Entry]) -> _State:
             if payload.get("type") == "user_message":
                 state.typed_texts.add(_strip_image_tags(to_text(payload.get("message"))))
         elif payload.get("type") == "message":
-            said = _strip_image_tags(blocks.join_text(payload.get("content")))
-            state.item_texts.setdefault(to_text(payload.get("role")), set()).add(said)
+            text = _strip_image_tags(blocks.join_text(payload.get("content")))
+            state.item_texts.setdefault(to_text(payload.get("role")), set()).add(text)
         elif entry.get("type") == "session_meta":
             state.is_subagent |= "subagent" in to_object(payload.get("source"))
     state.typed_texts.discard("")
-    asked = state.item_texts.setdefault("user", set())
-    # An event repeats a whole item, or a part that is too long to be there by chance.
-    state.repeating, state.repeated = asked & state.typed_texts, set(asked)
+    requests = state.item_texts.setdefault("user", set())
+    # An event repeats a whole item, or a part of one that is too long to match by chance.
+    state.repeating, state.repeated = requests & state.typed_texts, set(requests)
     for typed in (typed for typed in state.typed_texts if len(typed) > PART_CHARS):
-        if found := {text for text in asked if typed in text}:
-            state.repeating |= found
+        if containing := {text for text in requests if typed in text}:
+            state.repeating |= containing
             state.repeated.add(typed)
     return state
 
@@ -152,21 +152,20 @@ def _read_entry(entry: Entry, state: _State) -> Iterator[Event]:
         if blocks.is_refusal(result.text):
             state.steps.abort(result.call_id)
     elif kind == "web_search_call":
-        given = blocks.dump_json(payload.get("action"))
-        yield Event(0, "tool_call", tool_name="web_search", arguments=given)
+        yield Event(0, "tool_call", tool_name="web_search", arguments=blocks.dump_json(payload.get("action")))
     else:
         yield Event(0, "other")
 
 
 def _read_event(payload: Entry, kind: str, state: _State) -> Iterator[Event]:
-    """Read what only events hold: interruptions, errors, and messages that no item repeats."""
+    """Read what only events contain: interruptions, errors, and messages that no item repeats."""
     message = to_text(payload.get("message"))
-    words = _strip_image_tags(message)
+    text = _strip_image_tags(message)
     if kind == "error":
         yield Event(0, "assistant", message, stop_reason="error")
-    elif kind == "agent_message" and words not in state.item_texts.get("assistant", ()):
+    elif kind == "agent_message" and text not in state.item_texts.get("assistant", ()):
         yield Event(0, "assistant", message)
-    elif kind == "user_message" and words not in state.repeated:
+    elif kind == "user_message" and text not in state.repeated:
         yield from _split_typed([message], True)
     else:
         yield Event(0, "other")
@@ -190,10 +189,10 @@ def _read_message(payload: Entry, state: _State) -> Iterator[Event]:
     if role == "assistant":
         yield Event(0, "assistant", text)
         return
-    # If events hold what was typed, the harness wrote every other message of the user.
-    known = not state.typed_texts or _strip_image_tags(text) in state.repeating
-    # Of a subagent, only the task stands for what a person would ask.
-    typed = role == "user" and known and not (state.is_subagent and state.requests)
+    # If events repeat what was typed, the harness wrote every other message of the user.
+    may_be_typed = not state.typed_texts or _strip_image_tags(text) in state.repeating
+    # In a subagent, only the task counts as a request.
+    typed = role == "user" and may_be_typed and not (state.is_subagent and state.requests)
     texts = [_IMAGE_TAG.sub("", text) for text in blocks.list_texts(content)]
     yield from _split_typed(texts, typed) or [Event(0, "other")]
     if blocks.is_interruption(text):
@@ -201,30 +200,30 @@ def _read_message(payload: Entry, state: _State) -> Iterator[Event]:
 
 
 def _split_typed(texts: list[str], typed: bool) -> list[Event]:
-    """Split off what the harness added; an editor puts the open files before the request."""
-    asked = [text.rpartition(_IDE_REQUEST)[2].lstrip() for text in texts]
-    return list(blocks.split_typed(filter(str.strip, asked), typed))
+    """Split off the text that the harness added, and the open files that an editor puts before the request."""
+    requests = [text.rpartition(_IDE_REQUEST)[2].lstrip() for text in texts]
+    return list(blocks.split_typed(filter(str.strip, requests), typed))
 
 
 def _read_call(payload: Entry, kind: str, state: _State) -> Event:
     call_id = to_text(payload.get("call_id") or payload.get("id"))
     name = to_text(payload.get("name"))
-    given: object = payload.get("arguments")
+    arguments: object = payload.get("arguments")
     if kind == "local_shell_call":
-        name, given = "bash", payload.get("action")
+        name, arguments = "bash", payload.get("action")
     elif kind == "custom_tool_call":
-        given = {"input": payload.get("input")}
+        arguments = {"input": payload.get("input")}
     tool = blocks.normalise_tool(name)
     if name == "write_stdin":
         # The command is still running: this call returns more of its output.
-        more = to_object(blocks.decode_text(given))
-        session = more.get("session_id")
+        stdin = to_object(blocks.decode_text(arguments))
+        session = stdin.get("session_id")
         command = state.running.get(str(session), "") if isinstance(session, int | str) else ""
-        if "\x03" in to_text(more.get("chars")):
+        if "\x03" in to_text(stdin.get("chars")):
             state.stopped.add(call_id)
         elif command:
-            tool, given = "bash", {"command": command, **more}
-    text = blocks.normalise_arguments(tool, given)
+            tool, arguments = "bash", {"command": command, **stdin}
+    text = blocks.normalise_arguments(tool, arguments)
     if tool == "bash":
         state.commands[call_id] = to_text(to_object(blocks.decode_text(text)).get("command"))
     return Event(0, "tool_call", call_id=call_id, tool_name=tool, arguments=text)
@@ -232,7 +231,7 @@ def _read_call(payload: Entry, kind: str, state: _State) -> Event:
 
 def _read_result(payload: Entry, state: _State) -> Event:
     call_id = to_text(payload.get("call_id") or payload.get("id"))
-    # An output may be text, JSON in a text, or an object.
+    # An output is text, JSON in a text, or an object.
     output = payload.get("output")
     inner = to_object(blocks.decode_text(output))
     code, failed = None, False
@@ -246,11 +245,11 @@ def _read_result(payload: Entry, state: _State) -> Event:
     has_head = _HEAD.match(text)
     is_shell = call_id in state.commands
     if has_head and is_shell and (running := _RUNNING.search(text[:400])):
-        state.running[running.group(1)] = state.commands[call_id]
-    head, cut, body = text.partition("Output:\n")
-    if cut and has_head and "\n\n" not in head:
-        found = _EXIT.search(head)
-        code = int(found.group(1)) if found else code
+        state.running[running[1]] = state.commands[call_id]
+    head, separator, body = text.partition("Output:\n")
+    if separator and has_head and "\n\n" not in head:
+        exit_code = _EXIT.search(head)
+        code = int(exit_code[1]) if exit_code else code
         text = body
     failed = failed or (code is None and bool(_FAILED.match(text)))
     if code and is_shell:
@@ -261,7 +260,7 @@ def _read_result(payload: Entry, state: _State) -> Event:
 
 HARNESS = Harness(
     name="codex",
-    about="Codex rollouts, those of 2025's first versions too",
+    about="Codex rollouts, including those of the first versions in 2025",
     recognises=recognises,
     read_header=read_header,
     read=read,

@@ -1,4 +1,4 @@
-"""Read Factory droid sessions: a header, then messages of Anthropic blocks in a parentId tree."""
+"""Read Factory droid sessions: a header, then messages with Anthropic's blocks in a parentId tree."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ def _find_header(objects: list[Entry]) -> Entry:
 
 
 def read(objects: list[Entry]) -> list[Event]:
-    """Return the events in file order; in a subagent's session only the task is typed."""
+    """Return the events in file order; in a subagent's session only the task counts as typed."""
     active = _find_active(objects)
     is_subagent = isinstance(_find_header(objects).get("callingSessionId"), str)
     first_event: dict[str, int] = {}
@@ -49,13 +49,13 @@ def read(objects: list[Entry]) -> list[Event]:
             event.on_active_branch = position in active
             event.kept_from = kept
             steps.follow(event)
-        # What a compaction keeps begins after its anchor, at the next entry.
+        # The part that a compaction keeps begins at the entry after its anchor.
         first_event[to_text(entry.get("id"))] = len(steps.events)
     return blocks.finish_events(steps.events)
 
 
 def _find_active(objects: list[Entry]) -> set[int]:
-    """Return the positions on the path back from the last message, and of all other lines."""
+    """Return the positions of the path from the last message to its root, and of all lines that are not messages."""
     messages = [at for at, entry in enumerate(objects) if entry.get("type") == "message"]
     if not messages:
         return set(range(len(objects)))

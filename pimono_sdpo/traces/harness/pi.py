@@ -2,8 +2,8 @@
 
 Unknown entries, and those whose fields have unexpected types, become `other` events, so that indexes
 stay stable. oh-my-pi and OpenClaw write the same entries; GSD has no header, and its request is a
-custom message. In JSON mode Pi prints each message several times, whole and in pieces; the one that
-has ended counts.
+custom message. In JSON mode Pi prints each message several times, complete and in pieces; only the
+`message_end` line is read.
 """
 
 import re
@@ -20,7 +20,7 @@ NO_JSON = Raw()
 
 
 class Block(msgspec.Struct, gc=False):
-    """A block of content: text, a call of Pi's, or a call or result as Anthropic writes them."""
+    """A block of content: text, a call in Pi's form, or a call or result in Anthropic's."""
 
     type: str | None = None
     text: str | None = None
@@ -38,14 +38,14 @@ Content = str | list[Block] | None
 
 
 class External(msgspec.Struct, gc=False):
-    """What a provider that runs the tools itself puts beside a call: its result."""
+    """The result that a provider which runs the tools itself adds to a call."""
 
     content: Content = None
     isError: bool | None = None
 
 
 class Details(msgspec.Struct, gc=False):
-    """What a tool adds to its result."""
+    """What a tool adds to its result; only the exit code is read."""
 
     exitCode: int | None = None
 
@@ -60,7 +60,7 @@ class Message(msgspec.Struct, gc=False):
     toolCallId: str | None = None
     toolName: str | None = None
     isError: bool | None = None
-    # Extensions put anything there.
+    # Extensions store anything here.
     details: Raw = NO_JSON
     command: str | None = None
     output: str | None = None
@@ -90,18 +90,18 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def build_entry(value: dict[str, Any]) -> Entry:
-    """Build an entry from a dict; one whose fields have other types is empty."""
+    """Build an entry from a dict; it is empty if a field has an unexpected type."""
     try:
         return DECODER.decode(_ENCODER.encode(value))
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
-        # Also integers of any size, which JSON may have.
+        # OverflowError: JSON may contain integers of any size.
         return Entry()
 
 
 _EXIT = re.compile(r"Command exited with code (-?\d+)\s*$")
 _ENTRY_KINDS: dict[str | None, Kind] = {"compaction": "compaction", "branch_summary": "branch_summary"}
 _ROLES = frozenset({"user", "assistant", "toolResult", "bashExecution"})
-# Version 2 and hooks: an extension wrote these in place of a message.
+# Messages that an extension wrote in version 2, or a hook.
 _CUSTOM_ROLES = frozenset({"custom", "hookMessage"})
 _CALLS = frozenset({"toolCall", "tool_use"})
 _PRINTED = "message_end"
@@ -111,7 +111,7 @@ def recognises(entry: dict[str, Any]) -> bool:
     """Recognise a header, a message in one of Pi's roles, or a custom message of an extension."""
     message = entry.get("message")
     match entry.get("type"):
-        case "session":  # that of the Hub's format names a harness
+        case "session":  # the header of the Hub's format has a `harness`
             return "cwd" in entry and "harness" not in entry
         case "custom_message":
             return isinstance(entry.get("customType"), str)
@@ -137,15 +137,15 @@ def read(entries: list[Entry]) -> list[Event]:
     for position, entry in enumerate(entries):
         begin = len(events)
         first_event.append(begin)
-        identity = entry.id or ""
-        entry_at.setdefault(identity, position)
+        entry_id = entry.id or ""
+        entry_at.setdefault(entry_id, position)
         parent = entry.parentId if isinstance(entry.parentId, str) else ""
         timestamp = entry.timestamp if isinstance(entry.timestamp, str) else ""
         is_active = position in active or entry.type == "session"
         new = _read_entry(entry)
         for index, event in enumerate(new, begin):
             event.index = index
-            event.id, event.parent_id, event.timestamp = identity, parent, timestamp
+            event.id, event.parent_id, event.timestamp = entry_id, parent, timestamp
             event.on_active_branch = is_active
         if entry.type == "compaction":
             # Version 1 counts the lines of the file, its header included.
@@ -157,44 +157,44 @@ def read(entries: list[Entry]) -> list[Event]:
 
 
 def _empty_copies(entries: list[Entry]) -> list[Entry]:
-    """Empty the entries that the file repeats, as after a copied or synced write."""
+    """Empty repeated entries, which copied or synchronised files contain."""
     first: dict[str, Entry] = {}
-    kept = []
+    cleaned = []
     for entry in entries:
         known = entry if entry.id is None else first.setdefault(entry.id, entry)
-        kept.append(Entry() if known is not entry and known == entry else entry)
-    return kept
+        cleaned.append(Entry() if known is not entry and known == entry else entry)
+    return cleaned
 
 
 def _find_active(entries: list[Entry]) -> set[int]:
     """Return the positions on the path from the last entry to the root."""
-    ids = [entry.id or "" if entry.type != "session" else "" for entry in entries]
-    last = max((position for position, known in enumerate(ids) if known), default=-1)
+    ids = ["" if entry.type == "session" else entry.id or "" for entry in entries]
+    last = max((position for position, entry_id in enumerate(ids) if entry_id), default=-1)
     if last < 0:
         return set(range(len(entries)))
-    parents = [p if isinstance(p := e.parentId, str | None) else "" for e in entries]
+    parents = [entry.parentId if isinstance(entry.parentId, str | None) else "" for entry in entries]
     return find_path(ids, parents, last)
 
 
 def _ensure_request(events: list[Event]) -> list[Event]:
-    """Take the first message of an extension as the request if work began with it.
+    """Turn the first message of an extension into the request if the work began with it.
 
-    What a person says while that work goes on is a nudge.
+    What a person says during that work is a nudge.
     """
     active = [event for event in events if event.on_active_branch]
     custom = (at for at, e in enumerate(active) if e.kind == "custom_message" and e.text)
-    begin = next(custom, len(active))
+    start = next(custom, len(active))
     kinds = [event.kind for event in active]
-    asked = kinds.index("user") if "user" in kinds else len(kinds)
-    if begin >= asked or ("tool_call" not in kinds[begin:asked] and asked < len(kinds)):
+    first_user = kinds.index("user") if "user" in kinds else len(kinds)
+    if start >= first_user or ("tool_call" not in kinds[start:first_user] and first_user < len(kinds)):
         return events
-    active[begin].kind = "user"
-    before = ""
-    for event in active[begin + 1 :]:
+    active[start].kind = "user"
+    previous = ""
+    for event in active[start + 1 :]:
         if event.kind == "user":
-            event.is_nudge = before in {"tool_call", "tool_result"}
+            event.is_nudge = previous in {"tool_call", "tool_result"}
         elif event.kind not in {"other", "custom_message"}:
-            before = event.kind
+            previous = event.kind
     return events
 
 
@@ -212,22 +212,21 @@ def read_message(message: Message) -> list[Event]:
     blocks = message.content if isinstance(message.content, list) else []
     if role == "assistant":
         stop = message.stopReason or ""
-        said = text or strip_colours(message.errorMessage or "")
-        # Calls carry the stop reason: those of an aborted or failed turn were never made.
+        # Calls carry the stop reason: those of an aborted or failed turn never ran.
         calls = [block for block in blocks if block.type in _CALLS]
-        done = [
-            _build_result(join_text(one.externalResult.content), one.id, one.externalResult.isError)
-            for one in calls
-            if one.externalResult
+        results = [
+            _build_result(join_text(call.externalResult.content), call.id, call.externalResult.isError)
+            for call in calls
+            if call.externalResult
         ]
-        made = (_read_call(block, stop) for block in calls)
-        return [Event(0, "assistant", said, stop_reason=stop), *made, *done]
+        answer = Event(0, "assistant", text or strip_colours(message.errorMessage or ""), stop_reason=stop)
+        return [answer, *(_read_call(call, stop) for call in calls), *results]
     if role == "toolResult":
         result = _build_result(text, message.toolCallId, message.isError, _read_code(message.details))
         result.tool_name = message.toolName or ""
         return [result]
     if role == "user":
-        # Some forks put results of tools there, as Anthropic's API does.
+        # Some forks put results of tools into user messages, as Anthropic's API does.
         results = [
             _build_result(join_text(block.content), block.tool_use_id, block.is_error)
             for block in blocks
@@ -235,11 +234,10 @@ def read_message(message: Message) -> list[Event]:
         ]
         return [Event(0, "user", text), *results] if text or not results else results
     if role == "bashExecution":
-        code = message.exitCode
-        run = Event(0, "bash", strip_colours(message.output or ""), tool_name="bash")
-        run.arguments, run.exit_code = strip_colours(message.command or ""), code
-        run.is_error = bool(code) and message.cancelled is not True
-        return [run]
+        command = Event(0, "bash", strip_colours(message.output or ""), tool_name="bash")
+        command.arguments, command.exit_code = strip_colours(message.command or ""), message.exitCode
+        command.is_error = bool(message.exitCode) and message.cancelled is not True
+        return [command]
     return [Event(0, "custom_message" if role in _CUSTOM_ROLES else "other", text)]
 
 
@@ -252,18 +250,15 @@ def _read_code(details: Raw) -> int | None:
 
 def _read_call(block: Block, stop: str) -> Event:
     arguments = str(block.arguments or block.input, "utf-8") or "null"
-    call = Event(0, "tool_call", call_id=block.id or "", tool_name=block.name or "")
-    call.arguments, call.stop_reason = arguments, stop
-    return call
+    call_id, name = block.id or "", block.name or ""
+    return Event(0, "tool_call", call_id=call_id, tool_name=name, arguments=arguments, stop_reason=stop)
 
 
 def _build_result(text: str, call_id: str | None, is_error: bool | None, code: int | None = None) -> Event:
     if code is None and "exited with" in (end := text[-200:]):
         match = _EXIT.search(end)
-        code = int(match.group(1)) if match else None
-    result = Event(0, "tool_result", text, call_id=call_id or "", is_error=is_error is True)
-    result.exit_code = code
-    return result
+        code = int(match[1]) if match else None
+    return Event(0, "tool_result", text, call_id=call_id or "", is_error=is_error is True, exit_code=code)
 
 
 def join_text(content: Content) -> str:
@@ -279,8 +274,8 @@ _TEXT = {"type": "string"}
 
 def _describe(required: str, texts: str, numbers: str = "", flags: str = "") -> Schema:
     kinds = {"string": texts, "boolean": flags, "number": numbers}
-    given: dict[str, Any] = {name: {"type": kind} for kind, names in kinds.items() for name in names.split()}
-    return describe_object(required, **given)
+    properties: dict[str, Any] = {name: {"type": kind} for kind, names in kinds.items() for name in names.split()}
+    return describe_object(required, **properties)
 
 
 def _describe_edits(closed: bool) -> Schema:
@@ -289,7 +284,7 @@ def _describe_edits(closed: bool) -> Schema:
     return describe_object("path edits", closed, path=_TEXT, edits=edits)
 
 
-# `edit` in its three generations: one text, a closed list of edits, an open list of edits.
+# The three versions of `edit`: one text, a closed list of edits, an open list of edits.
 _EDITS = (_describe("path oldText newText", "path oldText newText"), _describe_edits(True), _describe_edits(False))
 _SEARCH = _describe("pattern", "pattern path glob", "context limit", "ignoreCase literal")
 TOOLS = {
@@ -307,7 +302,7 @@ TOOLS = {
 }
 HARNESS = Harness(
     name="pi",
-    about="Pi sessions of versions 1, 2 and 3, without a header too, and its JSON mode; oh-my-pi, OpenClaw and GSD",
+    about="Pi sessions of versions 1 to 3, also without a header, and its JSON mode; oh-my-pi, OpenClaw and GSD",
     recognises=recognises,
     read_header=read_header,
     read=read,

@@ -1,7 +1,7 @@
 """Read and write the Hub's Session Trace Simple Format: a header naming a harness, then messages.
 
-Format: https://huggingface.co/docs/hub/session-traces-format. It also allows Pi's entries under
-such a header; those are read as Pi's.
+Format: https://huggingface.co/docs/hub/session-traces-format. It also allows Pi's entries below
+such a header, which are read like a Pi session.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,11 +32,6 @@ def read_header(objects: list[Entry]) -> tuple[str, str]:
     return to_text(entry.get("id")), to_text(entry.get("cwd"))
 
 
-def find_recorder(objects: list[Entry]) -> str:
-    """Return the harness that the header names."""
-    return to_text(_find_header(objects).get("harness"))
-
-
 def _find_header(objects: list[Entry]) -> Entry:
     return next(filter(recognises, objects), {})
 
@@ -48,9 +43,9 @@ def read(objects: list[Entry]) -> list[Event]:
     steps = blocks.Steps()
     for entry in objects:
         message = to_object(entry.get("message")) or entry
-        when = _format_time(message.get("timestamp") or entry.get("timestamp"))
+        timestamp = _format_time(message.get("timestamp") or entry.get("timestamp"))
         for event in list(_read_message(message)) or [Event(0, "other")]:
-            event.timestamp = when
+            event.timestamp = timestamp
             steps.follow(event)
     return blocks.finish_events(steps.events)
 
@@ -58,8 +53,8 @@ def read(objects: list[Entry]) -> list[Event]:
 def _is_pi(entry: Entry) -> bool:
     message = to_object(entry.get("message"))
     content = blocks.to_blocks(message.get("content"))
-    is_pis = entry.get("type") == "message" and message.get("role") in ("toolResult", "bashExecution")
-    return is_pis or any(block.get("type") == "toolCall" for block in content)
+    has_role = entry.get("type") == "message" and message.get("role") in ("toolResult", "bashExecution")
+    return has_role or any(block.get("type") == "toolCall" for block in content)
 
 
 def _read_message(message: Entry) -> Iterator[Event]:
@@ -98,53 +93,52 @@ def _format_time(value: object) -> str:
     try:
         return datetime.fromtimestamp(value / 1000, UTC).isoformat()
     except (ValueError, OverflowError, OSError):
-        # The number is too large for a time, or not a number.
+        # Too large for a time, or NaN.
         return ""
 
 
 def name_harness(row: Mapping[str, Any]) -> str:
-    """Return the agent of a run of ours, or the format that a run was imported from."""
+    """Return the agent of a rollout, or the format that it was imported from."""
     if not row["test_policy"]:
         return str(row["suite"])
-    # It has one tool, our own agent several.
+    # mini-swe-agent has one tool, our own agent several.
     return "mini-swe-agent" if len(row["tools"]) == 1 else "repo_agent"
 
 
 def encode_session(row: Mapping[str, Any]) -> bytes:
-    """Return the JSON lines of a rollout; arguments of its steps may be JSON text.
+    """Return a rollout as JSON lines; the arguments of its steps may be JSON text.
 
-    In the json protocol calls are read from the steps, and their results lose the heading.
+    In the json protocol, calls come from the steps, and the heading of their results is removed.
     """
     steps = {step["n_context"]: step for step in row["steps"] if step["name"]}
     header = {"type": "session", "harness": name_harness(row), "id": row["run_id"]}
     lines: list[Entry] = [{**header, "model": row["model"]}]
     is_json, failed = row["protocol"] == "json", None
     for at, turn in enumerate(row["messages"]):
-        said = {"role": turn["role"], "content": turn["content"] or ""}
+        message = {"role": turn["role"], "content": turn["content"] or ""}
         if failed is not None:
-            said["role"], said["toolCallId"], said["isError"] = "tool", f"call_{at - 1}", failed
+            message |= {"role": "tool", "toolCallId": f"call_{at - 1}", "isError": failed}
             if is_json:
-                said["content"] = said["content"].removeprefix("[tool_result]\n")
+                message["content"] = message["content"].removeprefix("[tool_result]\n")
         failed = None
         if step := steps.get(at):
             failed = not step["ok"] or step["tests_ok"] is False
             args = step["args"]
             text = args if isinstance(args, str) else _ENCODER.encode(args).decode()
-            function = {"name": step["name"], "arguments": text}
-            said["toolCalls"] = [{"id": f"call_{at}", "function": function}]
+            message["toolCalls"] = [{"id": f"call_{at}", "function": {"name": step["name"], "arguments": text}}]
             if is_json:
-                said["content"] = ""
-        lines.append({"type": "message", "message": said})
+                message["content"] = ""
+        lines.append({"type": "message", "message": message})
     return _ENCODER.encode_lines(lines)
 
 
 HARNESS = Harness(
     name="simple",
-    about="the Hub's Session Trace Simple Format; rows have the name of the harness it gives",
+    about="the Hub's Session Trace Simple Format; rows name the harness in its header",
     recognises=recognises,
     read_header=read_header,
     read=read,
-    recorder_of=find_recorder,
+    recorder_of=lambda objects: to_text(_find_header(objects).get("harness")),
     no_tools="any harness may write this format",
     sample="""\
 {"type": "session", "harness": "simple", "id": "s", "cwd": "/w/app"}

@@ -1,6 +1,6 @@
 """Read runs of other agents: OpenAI messages, ATIF, mini-swe-agent, SWE-agent, Inspect.
 
-A format is a `Format` of a module, and its entry in FORMATS.
+To add a format, define a `Format` in a module here and add it to FORMATS.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ FORMATS: tuple[Format, ...] = (*swe_agent.FORMATS, atif.FORMAT, inspect_eval.FOR
 
 
 def find_runs(folder: Path) -> Iterator[tuple[Path, Format]]:
-    """Yield the files below a folder, or the one file, that hold runs, and their formats."""
+    """Yield the files with runs below a folder, or a single file, each with its format."""
     for file in sorted(folder.rglob("*")) if folder.is_dir() else [folder]:
         if file.is_file():
             try:
-                form = next((form for form in FORMATS if form.recognises(file)), None)
+                format_ = next((format_ for format_ in FORMATS if format_.recognises(file)), None)
             except OSError as error:
                 raise SourceError(f"`{file}` cannot be read: {error}") from error
-            if form is not None:
-                yield file, form
+            if format_ is not None:
+                yield file, format_

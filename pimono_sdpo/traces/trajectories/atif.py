@@ -1,7 +1,7 @@
-"""Harbor's Agent Trajectory Interchange Format (ATIF 1.0 to 1.7): `trajectory.json` of a trial.
+"""Read Harbor's Agent Trajectory Interchange Format (ATIF 1.0 to 1.7): `trajectory.json` of a trial.
 
 Format: https://harborframework.com/docs/trajectory-format. The verdict is the reward of the trial,
-`verifier/reward.txt` or `result.json` in the folder of the trial.
+from `verifier/reward.txt` or `result.json` in its folder.
 """
 
 import re
@@ -17,22 +17,22 @@ SOURCES: dict[object, base.Role] = {"system": "system", "user": "user", "agent":
 
 
 def _recognises(file: Path) -> bool:
-    # A summary that terminus-2 wrote of its own run has no verdict of its own.
+    # terminus-2 also writes summaries of its runs, which have no verdict.
     if file.suffix != ".json" or ".summarization-" in file.name:
         return False
-    with file.open("rb") as opened:
-        return _VERSION.search(opened.read(1 << 16)) is not None
+    with file.open("rb") as stream:
+        return _VERSION.search(stream.read(1 << 16)) is not None
 
 
 def _read(file: Path) -> base.Trajectory:
-    whole = base.read_json(file)
-    steps = whole.get("steps")
+    content = base.read_json(file)
+    steps = content.get("steps")
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise base.FormatError("it has no list of steps")
     trial = file.parent.parent if file.parent.name == "agent" else file.parent
     result = _read_value(trial / "result.json") or {}
-    agent = whole.get("agent") or {}
-    totals = whole.get("final_metrics") or {}
+    agent = content.get("agent") or {}
+    totals = content.get("final_metrics") or {}
     verifier = result.get("verifier_result") or {}
     rewards = (
         _read_value(trial / "verifier" / "reward.txt"),
@@ -42,7 +42,7 @@ def _read(file: Path) -> base.Trajectory:
     output = trial / "verifier" / "test-stdout.txt"
     return base.Trajectory(
         task_id=str(result.get("task_name") or trial.name.rpartition("__")[0] or trial.name),
-        run_id=str(whole.get("session_id") or whole.get("trajectory_id") or trial.name),
+        run_id=str(content.get("session_id") or content.get("trajectory_id") or trial.name),
         messages=[message for step in steps for message in _read_step(step)],
         tools=agent.get("tool_definitions") or [],
         model=agent.get("model_name"),
@@ -56,7 +56,7 @@ def _read(file: Path) -> base.Trajectory:
 
 
 def _read_step(step: base.Json) -> Iterator[base.Message]:
-    """Yield the message of a step and the results that it observed."""
+    """Yield the message of a step and the results of its observation."""
     role = SOURCES.get(step.get("source"))
     if role is None:
         raise base.FormatError(f"a step has the source {step.get('source')!r}")
@@ -67,14 +67,14 @@ def _read_step(step: base.Json) -> Iterator[base.Message]:
     yield base.Message(role, base.join_text(step.get("message")), calls)
     results = list((step.get("observation") or {}).get("results") or ())
     if calls and len(results) == 1 and results[0].get("source_call_id") is None:
-        # Calls that were observed together: what they led to is shown behind the last one.
+        # Several calls with one observation: it becomes the result of the last call.
         results = [*({} for _ in calls[1:]), *results]
     for number, result in enumerate(results):
         call_id = result.get("source_call_id")
         if call_id is None and number < len(calls):
             call_id = calls[number].id
         text = base.join_text(result.get("content"))
-        # What an action without a call led to is shown to the model like a message of the user.
+        # The model sees the result of an action without a call as a user message.
         yield base.Message("tool" if calls else "user", text, call_id=str(call_id or ""))
 
 
@@ -86,6 +86,6 @@ FORMAT = base.Format(
     name="atif",
     about="Harbor's ATIF: JSON with `schema_version` ATIF-v1, such as a trial's `trajectory.json`",
     recognises=_recognises,
-    # Runs of subagents inside of it are not read.
+    # Subagents' runs inside the file are not read.
     read=_read,
 )

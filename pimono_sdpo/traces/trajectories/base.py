@@ -1,4 +1,4 @@
-"""A run of somebody else's agent, whatever format it came in: messages, calls, results, verdict."""
+"""The common form of a run of another agent: messages, calls, results, verdict; and helpers to read one."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,9 +25,9 @@ BASH_TOOL: Json = {
         "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
     },
 }
-# The action of agents that call no tool: the last fenced block of their answer.
+# The action of agents without tool calls: the last fenced block of their answer.
 _FENCE = re.compile(r"```[\w.-]*[ \t]*\n(?P<body>.*?)\n?```", re.DOTALL)
-# A call in the text, as SWE-smith and OpenHands prompt models without calls for it.
+# A call in the text, which SWE-smith and OpenHands ask for if a model has no tool calls.
 _FUNCTION = re.compile(r"<function=(?P<name>[^>\s]+)>(?P<body>.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=(?P<name>[^>\s]+)>(?P<value>.*?)</parameter>", re.DOTALL)
 _CODE = re.compile(r"<returncode>(-?\d+)</returncode>")
@@ -45,7 +45,7 @@ class Call:
 
 @dataclass(slots=True)
 class Message:
-    """One message of the source. `failed` is None where the source does not say it."""
+    """One message of the source; `failed` is None if the source does not say."""
 
     role: Role
     text: str = ""
@@ -56,10 +56,10 @@ class Message:
 
 @dataclass(slots=True)
 class Trajectory:
-    """A run as its format gives it; what the format does not have is None.
+    """A run; fields that its format does not have are None.
 
-    An empty `run_id` is replaced by the name of the file, with the number of the run where a file
-    holds several. `passed` is the verdict of the task's own tests, or a score of at least 1.
+    An empty `run_id` is replaced by the name of the file, with the number of the run if the file
+    contains several. `passed` is the verdict of the task's own tests, or a score of at least 1.
     """
 
     task_id: str
@@ -77,7 +77,7 @@ class Trajectory:
     cost: float | None = None
 
     def __post_init__(self) -> None:
-        """Leave out what has another type than it should; the messages are what matters."""
+        """Replace values of unexpected types by None; only the messages are essential."""
         for name in ("model", "test_output", "patch", "error"):
             if not isinstance(getattr(self, name), str):
                 setattr(self, name, None)
@@ -88,12 +88,12 @@ class Trajectory:
 
 
 class FormatError(ValueError):
-    """Why a record is not a run of its format, as a clause."""
+    """A record is not a run of its format; the message is a clause that says why."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format of files: how one is recognised, how a file is divided into records, and one is read."""
+    """A file format: how a file is recognised and divided into records, and how a record is read."""
 
     name: str
     about: str
@@ -103,18 +103,18 @@ class Format:
     count: Callable[[Path], int] = lambda file: 1
 
     def read_runs(self, file: Path) -> Iterator[Trajectory | str]:
-        """Yield each run of a file, or a sentence that says why it cannot be read."""
+        """Yield each run of a file, or a message that says why it cannot be read."""
         for record in self.divide(file):
             try:
                 yield self.read(record)
             except FormatError as problem:
                 yield f"{file.name}: {problem}"
             except (AttributeError, LookupError, TypeError, ValueError):
-                yield f"{file.name}: a value has another type than in its format"
+                yield f"{file.name}: a value has an unexpected type"
 
 
 def read_json(file: Path) -> Any:
-    """Return the JSON in a file; raises FormatError if there is none."""
+    """Return the JSON of a file; raises FormatError if the file or its JSON cannot be read."""
     try:
         return msgspec.json.decode(file.read_bytes())
     except OSError as error:
@@ -152,41 +152,41 @@ def read_call(call: Json, at: int = 0) -> Call:
 
 
 def drop_nulls(value: Any) -> Any:
-    """Drop the nulls that parquet fills in where structs differ."""
+    """Drop the nulls that parquet adds where structs differ."""
     if isinstance(value, dict):
         return {key: drop_nulls(one) for key, one in value.items() if one is not None}
     return [drop_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def read_code(text: str) -> bool | None:
-    """Return whether a command failed by the exit code that mini-swe-agent puts into results."""
-    code = _CODE.search(text) if "<returncode>" in text else None
+    """Return whether a command failed, by the exit code that mini-swe-agent adds to results; None without one."""
+    code = _CODE.search(text)
     return code[1] != "0" if code else None
 
 
 def pair_results(messages: Sequence[Message]) -> None:
-    """Give each call its result, and both an id that no other call of the run has.
+    """Set the result of each call, and give both an id that is unique in the run.
 
-    A result belongs to the latest call with its id, and one without an id to the first call that
-    waits for a result.
+    A result belongs to the latest call with its id; without an id, it belongs to the first call
+    that has no result yet.
     """
-    waiting: dict[str, Call] = {}
-    taken: set[str] = set()
+    pending: dict[str, Call] = {}
+    used: set[str] = set()
     for number, message in enumerate(messages):
         if message.calls:
             new = {call.id: call for call in message.calls}
-            waiting = new | waiting | new
+            pending = new | pending | new
             for call in message.calls:
-                call.id = f"{call.id}-{number}" if call.id in taken else call.id
-                taken.add(call.id)
+                call.id = f"{call.id}-{number}" if call.id in used else call.id
+                used.add(call.id)
         elif message.role == "tool":
-            found = waiting.pop(message.call_id or next(iter(waiting), ""), None)
-            if found is not None:
-                found.result, message.call_id = message, found.id
+            answered = pending.pop(message.call_id or next(iter(pending), ""), None)
+            if answered is not None:
+                answered.result, message.call_id = message, answered.id
 
 
 def join_text(content: Any) -> str:
-    """Return the text of a content: a string, or a list of parts, whose pictures are left out."""
+    """Return the text of a message's content: a string, or a list of parts without its images."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
@@ -195,23 +195,23 @@ def join_text(content: Any) -> str:
 
 
 def call_written(messages: Sequence[Message]) -> None:
-    """Turn what answers call in their text into calls, and what follows into their results."""
+    """Turn calls in the text of answers into tool calls, and the messages after them into their results."""
     for message in messages:
         if message.role != "assistant" or message.calls:
             continue
-        if found := _FUNCTION.search(message.text):
-            values = {one["name"]: one["value"].strip("\n") for one in _PARAMETER.finditer(found["body"])}
-            message.calls = [Call("", found["name"], values)]
+        if match := _FUNCTION.search(message.text):
+            values = {one["name"]: one["value"].strip("\n") for one in _PARAMETER.finditer(match["body"])}
+            message.calls = [Call("", match["name"], values)]
         elif blocks := [*_FENCE.finditer(message.text)]:
-            found = blocks[-1]
-            message.calls = [Call("", "bash", {"command": found["body"]})]
-        if found:
-            message.text = message.text[: found.start()].strip()
+            match = blocks[-1]
+            message.calls = [Call("", "bash", {"command": match["body"]})]
+        if match:
+            message.text = message.text[: match.start()].strip()
     take_results(messages)
 
 
 def take_results(messages: Sequence[Message]) -> None:
-    """Give calls without an id one, and make the user's messages that follow their results."""
+    """Give each call without an id one, and turn the user message after it into its result."""
     open_call = ""
     for number, message in enumerate(messages):
         if message.role == "assistant":
@@ -224,7 +224,7 @@ def take_results(messages: Sequence[Message]) -> None:
 
 
 def to_verdict(value: Any) -> bool | None:
-    """Return a verdict from a flag, a 0 or 1, a score or a word; None if there is none.
+    """Return whether a flag, a score or a word of Inspect means that a run passed; None for anything else.
 
     >>> to_verdict(1), to_verdict("I"), to_verdict(0.5), to_verdict(None)
     (True, False, False, None)

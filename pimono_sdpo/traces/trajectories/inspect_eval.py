@@ -1,7 +1,7 @@
-"""Inspect's logs, `.eval` or `.json`, read by `inspect_ai` itself (an optional package).
+"""Read Inspect's `.eval` logs with the optional package `inspect_ai`.
 
 Format: https://inspect.aisi.org.uk/eval-logs.html. A run is a sample; its verdict is the first
-score, of which 1 and C pass.
+score, where 1 and C mean passed.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from pimono_sdpo.traces.trajectories import base
 
 
 def _divide(file: Path) -> Iterator[tuple[Any, Any]]:
-    """Yield the log's specification with each sample, one in memory at a time."""
+    """Yield each sample with the specification of the log; one sample is in memory at a time."""
     inspect_log = _load()
     header = inspect_log.read_eval_log(str(file), header_only=True)
     for sample in inspect_log.read_eval_log_samples(str(file), all_samples_required=False):

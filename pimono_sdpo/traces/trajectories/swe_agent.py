@@ -1,4 +1,4 @@
-"""SWE-agent's `.traj` and mini-swe-agent's `.traj.json`, whose verdict is an evaluation beside them.
+"""Read SWE-agent's `.traj` and mini-swe-agent's `.traj.json`; the verdict is in an evaluation beside them.
 
 swe-agent.com/latest/usage/trajectories: the conversation is `history`, with tool calls, or with the
 command of an answer in `action`. mini-swe-agent.com/latest/usage/output_files: `messages` with
@@ -15,18 +15,17 @@ REPORTS = ("results.json", "report.json", "*.report.json", "eval.json", "*evalua
 
 
 def _find_verdict(file: Path, task: str) -> bool | None:
-    """Return what an evaluation of SWE-bench beside a run, or up to two folders above, says of it.
+    """Return the verdict on a run from an evaluation of SWE-bench beside it or up to two folders above.
 
     Such a report lists `resolved_ids` and `unresolved_ids`, or `resolved` and `unresolved`.
     """
-    folders = (file.parent, *file.parent.parents[:2])
-    verdicts = (_read_verdicts(folder) for folder in folders)
-    return next((found[task] for found in verdicts if task in found), None)
+    folders = map(_read_verdicts, (file.parent, *file.parent.parents[:2]))
+    return next((verdicts[task] for verdicts in folders if task in verdicts), None)
 
 
 @cache
 def _read_verdicts(folder: Path) -> dict[str, bool]:
-    """Return the verdicts of a folder by task; the first file that has one counts."""
+    """Return the verdicts of a folder by task; the first file with a verdict counts."""
     verdicts: dict[str, bool] = {}
     for file in (file for pattern in REPORTS for file in sorted(folder.glob(pattern))):
         report = decode_json(file.read_text(encoding="utf-8", errors="replace"))
@@ -38,38 +37,38 @@ def _read_verdicts(folder: Path) -> dict[str, bool]:
 
 
 def _read_mini(file: Path) -> base.Trajectory:
-    whole = base.read_json(file)
-    whole = {"messages": whole} if isinstance(whole, list) else whole
-    run = read_trajectory(whole, file.name.removesuffix(".traj.json"))
+    content = base.read_json(file)
+    content = {"messages": content} if isinstance(content, list) else content
+    run = read_trajectory(content, file.name.removesuffix(".traj.json"))
     run.passed = _find_verdict(file, run.task_id)
     return run
 
 
-def read_trajectory(whole: base.Json, name: str) -> base.Trajectory:
-    """Return the run of a trajectory, without a verdict; `name` is its task if it names none."""
-    messages, info = whole.get("messages"), whole.get("info") or {}
-    if not isinstance(messages, list):
+def read_trajectory(content: base.Json, name: str) -> base.Trajectory:
+    """Return the run of mini-swe-agent's JSON, without a verdict; `name` is the default for its task."""
+    recorded, info = content.get("messages"), content.get("info") or {}
+    if not isinstance(recorded, list):
         raise base.FormatError("it has no list of messages")
     status = str(info.get("exit_status") or "Submitted")
-    said: list[base.Message] = []
-    for message in messages:
+    messages: list[base.Message] = []
+    for message in recorded:
         if message.get("role") != "exit":
-            said.append(base.read_message(message))
+            messages.append(base.read_message(message))
             code = (message.get("extra") or {}).get("returncode")
-            said[-1].failed = base.read_code(said[-1].text) if code is None else code != 0
-        elif said and said[-1].role == "assistant" and status == "Submitted":
-            # The command that submits has its output in the role `exit`, which else only says how
-            # the run ended.
-            text, calls = base.join_text(message.get("content")), said[-1].calls
+            messages[-1].failed = base.read_code(messages[-1].text) if code is None else code != 0
+        elif messages and messages[-1].role == "assistant" and status == "Submitted":
+            # The output of the command that submits has the role `exit`, which otherwise only says
+            # how the run ended.
+            text, calls = base.join_text(message.get("content")), messages[-1].calls
             last = calls[-1].id if calls else ""
-            said.append(base.Message("tool" if calls else "user", text, call_id=last, failed=False))
-    if not any(one.calls for one in said):
-        base.call_written(said)
+            messages.append(base.Message("tool" if calls else "user", text, call_id=last, failed=False))
+    if not any(message.calls for message in messages):
+        base.call_written(messages)
     stats = info.get("model_stats") or {}
     config = info.get("config") or {}
     return base.Trajectory(
-        task_id=str(whole.get("instance_id") or name),
-        messages=said,
+        task_id=str(content.get("instance_id") or name),
+        messages=messages,
         tools=[base.BASH_TOOL],
         model=(config.get("model") or {}).get("model_name"),
         patch=info.get("submission") or None,
@@ -79,8 +78,8 @@ def read_trajectory(whole: base.Json, name: str) -> base.Trajectory:
 
 
 def _read(file: Path) -> base.Trajectory:
-    whole = base.read_json(file)
-    history, info = whole.get("history"), whole.get("info") or {}
+    content = base.read_json(file)
+    history, info = content.get("history"), content.get("info") or {}
     if not isinstance(history, list) or not all(isinstance(one, dict) for one in history):
         raise base.FormatError("it has no list `history`")
     messages = []
@@ -95,7 +94,7 @@ def _read(file: Path) -> base.Trajectory:
     base.take_results(messages)
     has_calls = any(one.get("tool_calls") for one in history)
     for call in messages[-1].calls if messages and not has_calls else ():
-        # What ends the run has no result.
+        # The call that ends the run has no result.
         if call.arguments["command"].startswith("submit"):
             call.name = "submit"
     stats = info.get("model_stats") or {}
