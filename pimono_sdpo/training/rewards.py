@@ -229,7 +229,11 @@ def hash_own(names: Sequence[str]) -> dict[str, str]:
 
 def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:
     """Raise TrainingInputError when the reward scores tool calls and the model's call format is unknown."""
-    if name not in {"verifiers", "outcome"} or find_model_format(tokenizer) or "verifier_spec" not in rows.column_names:
+    if (
+        name not in {"verifiers", "outcome"}
+        or find_model_format(tokenizer)
+        or "verifier_spec" not in rows.column_names
+    ):
         return
     specs = (json.loads(text) for text in rows["verifier_spec"] if text)
     if any(isinstance(spec, dict) and needs_format(spec) for spec in specs):

@@ -28,7 +28,8 @@ Array = npt.NDArray[np.float64]
 
 def read_labels() -> tuple[Array, Array, list[str]]:
     """Return 1 and the properties of each row, its mean score from 0 to 1, and its repository."""
-    scores, described = defaultdict[tuple[str, ...], list[float]](list), {}
+    scores = defaultdict[tuple[str, str, str], list[float]](list)
+    described: dict[tuple[str, str, str], list[float]] = {}
     with LABELS.open(newline="") as file:
         for row in csv.DictReader(file):
             key = (row["repository"], row["path"], row["episode"])
