@@ -365,7 +365,7 @@ def open_runner(options: RolloutOptions, out: Path, replay: bool) -> RolloutRunn
     for task in tasks:
         require_disjoint(Path(task["repo"]).resolve(), out)
     require_stage(out, STAGE)
-    overrides = {name: getattr(options, name) for name in ("model", "provider", "temperature")}
+    overrides = {"model": options.model, "provider": options.provider, "temperature": options.temperature}
     settings = load_settings(options.config, rollout=overrides)
     section = settings.rollout.model_copy(update={"concurrency": options.max_workers})
     if not section.model:
