@@ -87,7 +87,7 @@ class FilterOptions:
     )
     keep_identity: bool = option(
         "Keep the user and host names of the person who recorded a session; otherwise they are replaced. "
-        "Secrets, e-mail addresses and paths to home folders are always replaced.",
+        "Secrets, personal e-mail addresses and paths to home folders are replaced either way.",
         default=False,
         decides="row",
     )
@@ -335,4 +335,6 @@ def _advise(report: Json) -> str:
         return "lower --min-score"
     if "hardly_worth_it" in report["drop_reasons"]:
         return "lower --min-worth"
+    if report["options"]["unit"] == "step":
+        return "use traces with failed calls whose right form the prompt names, or add --corrections"
     return "use traces with tool errors, failed commands or user corrections"

@@ -25,6 +25,7 @@ PLANTED = [
     ("Authorization: Bearer " + "k" * 32, "authorization"),
     ("Authorization: Bearer C\n" + "k8" * 20, "authorization"),
     ("ann.lee@corp.dev", "email"),
+    ("410205301@qq.com", "email"),
     ("12345+ann-lee@users.noreply.github.com", "email"),
     ("ya29." + "a0" * 20, "google_oauth"),
     ("SG." + "x" * 22 + "." + "y" * 43, "sendgrid_key"),

@@ -353,6 +353,6 @@ def test_a_page_that_cannot_be_written_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
-    with pytest.raises(OutputError, match=r"Cannot write `taken` .*use --out"):
+    with pytest.raises(OutputError, match=r"Cannot write `taken` .*give the path of a file with --out"):
         view_command.run(view_command.Options(source=str(rows), out=Path("taken"), open=False))
     assert not list(tmp_path.glob("*.tmp"))

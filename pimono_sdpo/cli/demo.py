@@ -56,5 +56,5 @@ def _create_folder(out: Path, *written: str) -> Path:
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         if others := sorted({path.name for path in out.iterdir()} - {*written}):
-            raise OutputError(f"`{out}` holds `{others[0]}`, which is not one of the samples; use another folder.")
+            raise OutputError(f"`{out}` holds `{others[0]}`, which this command does not write; use an empty folder.")
     return out

@@ -95,7 +95,7 @@ def run(options: Options) -> None:
     else:
         page, kind = render_view(folder, options.traces, options.rows or 500), ""
     out = options.out or Path(f"{name.rpartition('/')[2]}{kind}.html")
-    with writing(out, "use --out"):
+    with writing(out, "give the path of a file with --out"):
         write_atomically(out, page.encode())
     typer.echo(f"the page is {out} ({describe_size(len(page.encode()))}), on this machine only")
     if sys.stdout.isatty() if options.open is None else options.open:
