@@ -1,4 +1,4 @@
-"""Find the failures that tools and the environment reported, and the errors and exit codes that are no failure.
+"""Find the failures that tools and the environment reported, and the errors and exit codes that are not failures.
 
 A result counts if it is marked as an error or has an exit code other than 0, or if a chained or
 piped command ends in a failure signature although it reports success. Text that was merely read

@@ -182,7 +182,7 @@ class Monitors:
         return text.format(self.window) if holds else ""
 
     def _check_spike(self) -> str:
-        # Steps without a teacher have a loss of 0, which is no measure of its usual size.
+        # Steps without a teacher have a loss of 0, which says nothing about its usual size.
         *before, loss = [abs(value) for value in self.logged[self.loss] if value] or [0.0]
         if len(before) < MEDIAN_MINIMUM or loss <= SPIKE * (usual := median(before[-MEDIAN_VALUES:])):
             return ""
