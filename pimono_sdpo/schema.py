@@ -126,7 +126,7 @@ class Finding(TypedDict):
     event_index  the event that reports it
     request      the event of the request it belongs to, -1 before the first one
     tool         the tool that failed
-    target       its command line, path or other main argument
+    target       its command line, path or other main argument; the answer that a correction is about
     status       how it was detected: `flag`, `exit_code`, `text`, `harness` or `user`
     text         the message, cleaned
     categories   what went wrong

@@ -13,7 +13,7 @@ from datasets import Features, Value
 from pimono_sdpo.failures import find_rules
 from pimono_sdpo.schema import Finding
 from pimono_sdpo.stage import Map, Row
-from pimono_sdpo.text import shorten, shorten_around, shorten_line
+from pimono_sdpo.text import shorten, shorten_around, shorten_at_paragraphs, shorten_line
 from processors.grade import WEIGHTS
 from processors.outcome import is_command
 
@@ -21,6 +21,7 @@ MAX_DIAGNOSTICS = 6
 MAX_CORRECTIONS = 4
 DIAGNOSTIC_CHARS = 1600
 CORRECTION_CHARS = 800
+ANSWER_CHARS = 600
 TARGET_CHARS = 300
 LINE_CHARS = 150
 # A longer line is minified code, which nobody reads.
@@ -35,7 +36,7 @@ def write_context(row: Row) -> dict[str, Any]:
         for number, item in enumerate(select_failures(row), start=1)
     ]
     blocks += [
-        f"Later user correction {number}:\n" + shorten(item["text"], CORRECTION_CHARS)
+        f"Later user correction {number}:\n" + _render_correction(item)
         for number, item in enumerate(select_corrections(row), start=1)
     ]
     return {"privileged_context": "\n\n".join(blocks)}
@@ -51,6 +52,14 @@ def _render_failure(item: Finding, tools: Sequence[str]) -> str:
     if item["resolved_at"] is not None:
         after, end = "", f"Resolved by: {item['resolved_by']}"
     return "\n".join(filter(None, (call, _shorten_diagnostic(item["text"]), after, end)))
+
+
+def _render_correction(item: Finding) -> str:
+    """Return what the user said, the answer before it, and what the agent did next."""
+    said = shorten(item["text"], CORRECTION_CHARS)
+    about = f"The agent had said: {shorten_at_paragraphs(item['target'], ANSWER_CHARS)}" if item["target"] else ""
+    after = f"Next: {item['next']}" if item["next"] else ""
+    return "\n".join(filter(None, (said, about, after)))
 
 
 def _shorten_diagnostic(text: str) -> str:

@@ -19,9 +19,9 @@ from pimono_sdpo.shell import Stage, list_stages, loses_status, only_reads, pars
 from pimono_sdpo.traces.events import Event, decode_json
 from processors.status import PASSED, SHORT, decode_status, find_family
 
-_SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "diagnostics")
+_PATTERNS = compile_patterns(Path(__file__).with_name("wording.toml"), "diagnostics")
 _PASSED, _SOUNDS_BAD, _TRAILER, _POWERSHELL, _ERROR_BODY, _WANTS_ERROR = map(
-    Guarded, itemgetter("passed", "sounds_bad", "trailer", "powershell", "error_body", "wants_error")(_SAYS)
+    Guarded, itemgetter("passed", "sounds_bad", "trailer", "powershell", "error_body", "wants_error")(_PATTERNS)
 )
 MIXED_TAIL_LINES = 25
 HEAD_LINES = 8
@@ -61,7 +61,7 @@ _TARGETS = (
     *("command", "cmd", "script", "code", "path", "file_path", "filePath", "notebook_path", "file"),
     *("url", "query", "pattern"),
 )
-_MAY_COMPLAIN = Prefilter([*(rule.pattern for rule in RULES if rule.category in _SIGNATURE), _SAYS["complaint"]])
+_MAY_COMPLAIN = Prefilter([*(rule.pattern for rule in RULES if rule.category in _SIGNATURE), _PATTERNS["complaint"]])
 NOTHING_KNOWN: Finding = {
     "kind": "failure",
     "event_index": -1,
@@ -118,12 +118,12 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
     arguments = call.arguments if call else ""
     code, message = event.exit_code, ""
     runs, is_shell = find_family(event.tool_name) == "runs", _is_shell(event.tool_name, arguments)
-    stopped = _SAYS["sandboxed"].match(event.text) if is_shell and code is None else None
+    stopped = _PATTERNS["sandboxed"].match(event.text) if is_shell and code is None else None
     if stopped:
         source, code, message = "text", int(stopped[1] or stopped[2] or 1), _unwrap_streams(stopped[3])
     elif event.is_error or (code and event.kind == "tool_result" and (is_shell or runs)):
         source = "flag" if code is None else "exit_code"
-    elif is_shell and (code is not None or not _SAYS["wrapped"].match(event.text)):
+    elif is_shell and (code is not None or not _PATTERNS["wrapped"].match(event.text)):
         if not _may_mask_failure(arguments, event.text):
             return None
         text, target = _strip_notices(event.text), find_target(arguments, event.kind)
@@ -139,17 +139,17 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
             if "write_stdin" in arguments and "u0003" not in arguments:
                 found |= set(classify("\n".join(_take_last_lines(text)))) & _CHECKED
             return _build(event, find_target(arguments, event.kind), "text", text, found)
-        elif runs and _SAYS["job"].match(event.text):
+        elif runs and _PATTERNS["job"].match(event.text):
             text = _strip_notices(event.text)
             found = set(classify("\n".join(_take_last_lines(text)))) & _SIGNATURE
             return _build(event, find_target(arguments, event.kind), "text", text, found)
         else:
             return None
     text, target = _strip_notices(message if stopped else message or event.text), find_target(arguments, event.kind)
-    if _SAYS["evicted"].fullmatch(text[:500]) or _is_interrupt_or_outage(event, target, text):
+    if _PATTERNS["evicted"].fullmatch(text[:500]) or _is_interrupt_or_outage(event, target, text):
         return None
     if code is None and is_shell:
-        ended = _SAYS["exit_tail"].search(text[-_EXIT_CHARS:])
+        ended = _PATTERNS["exit_tail"].search(text[-_EXIT_CHARS:])
         code = int(ended[1]) if ended and ended[1] else None
     output = _cut_to_ends(text)
     if code is not None and (is_shell or runs):
@@ -205,7 +205,7 @@ def find_target(arguments: str, kind: str = "tool_result") -> str:
         return value if isinstance(value, str) else ""
     texts = [value[key] for key in _TARGETS if isinstance(value.get(key), str)]
     text = next(filter(None, texts), arguments if value else "")
-    inner = _SAYS["inner_command"].search(text) if "cmd" in text else None
+    inner = _PATTERNS["inner_command"].search(text) if "cmd" in text else None
     return inner[1][1:-1] if inner else text
 
 
@@ -213,14 +213,14 @@ def _list_commands(arguments: str) -> str:
     """Return the commands that a script of a harness runs, one below the other."""
     value = decode_json(arguments)
     script = value.get("input") if isinstance(value, dict) else None
-    found = _SAYS["inner_command"].findall(script) if isinstance(script, str) else []
+    found = _PATTERNS["inner_command"].findall(script) if isinstance(script, str) else []
     return "\n".join(re.sub(r"\\([\"'`])", r"\1", text[1:-1].replace("\\n", "\n")) for text in found)
 
 
 def _strip_notices(text: str) -> str:
     """Remove the notices of a harness about truncated text."""
     text = text.strip()
-    leader = _SAYS["leader"].match(text)
+    leader = _PATTERNS["leader"].match(text)
     text = text[leader.end() :] if leader else text
     end = text[-_END_CHARS:]
     kept = _TRAILER.sub("\n", end)
@@ -242,7 +242,7 @@ def _unescape(text: str) -> str:
 
 def _classify_turn(text: str) -> set[str]:
     """Classify a turn that ended in an error: the provider's fault, or that of invalid calls."""
-    is_own = len(text) < 600 and not _SAYS["provider_error"].search(text)
+    is_own = len(text) < 600 and not _PATTERNS["provider_error"].search(text)
     return set(classify(text)) & {"tool_schema_validation"} if is_own else set()
 
 
@@ -250,9 +250,9 @@ def _is_interrupt_or_outage(event: Event, target: str, text: str) -> bool:
     if event.exit_code not in {None, _BROKEN_OFF}:
         return False
     # What fetches pages may fail like a provider.
-    is_asking = event.tool_name in _FILE_TOOLS or _SAYS["prints_text"].search(event.tool_name)
-    is_outage = not is_asking and _SAYS["provider_error"].search(text[:400])
-    is_interrupt = _SAYS["interrupt"].search(text[:400]) or text.endswith("Command aborted")
+    is_asking = event.tool_name in _FILE_TOOLS or _PATTERNS["prints_text"].search(event.tool_name)
+    is_outage = not is_asking and _PATTERNS["provider_error"].search(text[:400])
+    is_interrupt = _PATTERNS["interrupt"].search(text[:400]) or text.endswith("Command aborted")
     is_stopped = "\\u0003" in target and not text.startswith("write_stdin failed")
     return bool(is_outage or is_interrupt or is_stopped)
 
@@ -261,7 +261,7 @@ def _crashed(text: str) -> bool:
     """Check for output of a program that ends with an exception nobody caught."""
     end = text[-TAIL_CHARS:]
     shows = "Traceback (most" in end or "Node.js v" in end[-200:] or "exit status " in end[-200:]
-    return shows and _SAYS["crashed"].search(end) is not None
+    return shows and _PATTERNS["crashed"].search(end) is not None
 
 
 def _cut_to_ends(text: str) -> str:
@@ -269,19 +269,19 @@ def _cut_to_ends(text: str) -> str:
     if len(text) > HEAD_CHARS + TAIL_CHARS:
         head = text[:HEAD_CHARS].rpartition("\n")[0]
         text = head + "\n" + text[-TAIL_CHARS:].partition("\n")[2]
-    first = _SAYS["exit_head"].match(text)
+    first = _PATTERNS["exit_head"].match(text)
     text = text[first.end() :] if first else text
     end = text[-_EXIT_CHARS:]
-    return text[:-_EXIT_CHARS] + _SAYS["exit_tail"].sub("", end) if "P" in end or "C" in end else text
+    return text[:-_EXIT_CHARS] + _PATTERNS["exit_tail"].sub("", end) if "P" in end or "C" in end else text
 
 
 def _classify_call(tool_name: str, output: str) -> set[str]:
     """Classify a failed call: refused by the harness, malformed, or impossible."""
-    if _says_it_passed(output) or _SAYS["all_passed"].search(output[-_EXIT_CHARS:]):
+    if _says_it_passed(output) or _PATTERNS["all_passed"].search(output[-_EXIT_CHARS:]):
         return set()
-    head = "\n".join(_SAYS["quoted"].split(output[:4000], maxsplit=1)[0].split("\n")[:HEAD_LINES])
+    head = "\n".join(_PATTERNS["quoted"].split(output[:4000], maxsplit=1)[0].split("\n")[:HEAD_LINES])
     if tool_name in _FILE_TOOLS:
-        head = _SAYS["patch_quoted"].split(head, maxsplit=1)[0]
+        head = _PATTERNS["patch_quoted"].split(head, maxsplit=1)[0]
     shown = set(classify(head))
     if "policy_block" in shown:
         return {"policy_block"}
@@ -290,7 +290,7 @@ def _classify_call(tool_name: str, output: str) -> set[str]:
     # A test that ran says `should`, too.
     own = _OWN_TO_CALLS | _SIGNATURE if tool_name == "bash" else _OWN_TO_CALLS
     is_veto = tool_name in _WITH_VETOES and not shown & own
-    if is_veto and _SAYS["veto"].search(head):
+    if is_veto and _PATTERNS["veto"].search(head):
         return {"policy_block"}
     return shown or {"other_marked_error"}
 
@@ -299,7 +299,7 @@ def _classify_command(exit_code: int, command: str, output: str) -> set[str]:
     """Classify a command that ended with an exit code; nothing if it is not a failure."""
     own = ""
     if only_reads(command):
-        output = _SAYS["startup"].sub("", output)
+        output = _PATTERNS["startup"].sub("", output)
         own = _find_own_words(list_stages(command), output)
         found = set(classify(own)) - _NOT_OF_A_COMMAND - _SIGNATURE
     else:
@@ -328,16 +328,16 @@ def _is_no_failure(exit_code: int, command: str, output: str) -> bool:
     if exit_code == 1 and _find_last_role(list_stages(command)) == "searches":
         return True
     is_silenced = exit_code in {1, 2} and any(sign in command for sign in _SILENCERS)
-    if is_silenced and (only_reads(command) or _SAYS["ends_with_look"].search(line)):
+    if is_silenced and (only_reads(command) or _PATTERNS["ends_with_look"].search(line)):
         return True
-    if exit_code in _STOPPED and (exit_code not in _KILLED or _SAYS["stops"].search(line)):
+    if exit_code in _STOPPED and (exit_code not in _KILLED or _PATTERNS["stops"].search(line)):
         return True
     # A server or a watcher that was meant to be stopped.
     is_limited = exit_code == _TIMED_OUT_CODE and re.search(r"\btimeout\s+[-\w]", command) is not None
-    if is_limited and not _SAYS["is_check"].search(line):
+    if is_limited and not _PATTERNS["is_check"].search(line):
         return True
     may_wait = exit_code == _PENDING_CODE or only_reads(command)
-    return bool(may_wait and _SAYS["pending"].search(output)) or _says_it_passed(output)
+    return bool(may_wait and _PATTERNS["pending"].search(output)) or _says_it_passed(output)
 
 
 def _says_it_passed(output: str) -> bool:
@@ -386,11 +386,11 @@ def _may_mask_failure(command: str, text: str) -> bool:
 
     `command` may also be the JSON that contains it.
     """
-    if "$?" in command or "PIPESTATUS" in command or _SAYS["lead_line"].match(text):
+    if "$?" in command or "PIPESTATUS" in command or _PATTERNS["lead_line"].match(text):
         return True
     if _shows_http_error(command, text) or _crashed(text):
         return True
-    if _SAYS["ends_badly"].match(text.rstrip()[-400:].rpartition("\n")[2]):
+    if _PATTERNS["ends_badly"].match(text.rstrip()[-400:].rpartition("\n")[2]):
         return True
     if text[:1] == "{" or _POWERSHELL.search(text[:_END_CHARS] + text[-_END_CHARS:]):
         return True
@@ -405,15 +405,15 @@ def _shows_http_error(command: str, text: str) -> bool:
     """Check whether `curl` says that what it asked for is missing, or the server failed."""
     if "curl" not in command or _WANTS_ERROR.search(command):
         return False
-    for label in _SAYS["http_status"].findall(command) if "_code}" in command else ():
+    for label in _PATTERNS["http_status"].findall(command) if "_code}" in command else ():
         label = label.rpartition("\\n")[2]
         before = re.escape(label) if label.strip() else r"(?m)^\s{0,8}"
         codes = re.findall(rf"{before}(\d{{3}})\b", text[-TAIL_CHARS:])
-        if codes and all(map(_SAYS["http_error"].fullmatch, codes)):
+        if codes and all(map(_PATTERNS["http_error"].fullmatch, codes)):
             return True
     body = _ERROR_BODY.search(text[:HEAD_CHARS])
     return body is not None and not (
-        _SAYS["own_service"].search(command) and _SAYS["refusal"].search(text, body.start())
+        _PATTERNS["own_service"].search(command) and _PATTERNS["refusal"].search(text, body.start())
     )
 
 
@@ -437,10 +437,10 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
 
     Without `shows_status` the result says nothing of the status, so that all of it may be lost.
     """
-    shows_status = shows_status and not ("rtk " in command and _SAYS["swallows"].search(command))
+    shows_status = shows_status and not ("rtk " in command and _PATTERNS["swallows"].search(command))
     # A line of the command itself was echoed.
     lines = [line for line in _take_last_lines(text) if line.strip() not in command]
-    lead = _SAYS["lead_line"].match(text)
+    lead = _PATTERNS["lead_line"].match(text)
     if not lines and not lead:
         return set()
     last = lines[-1] if lines else text.strip()
@@ -451,7 +451,7 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
         for number, stage in enumerate(pipeline.stages)
     ]
     stages = [part.stage for part in parts]
-    timed_out = _SAYS["timed_out"]
+    timed_out = _PATTERNS["timed_out"]
     if timed_out.match(text) or (timed_out.match(last) and _find_last_role(stages) == "runs"):
         return {"command_error"}
     has_fallback = any(pipeline.then == "||" for pipeline in pipelines)
@@ -476,27 +476,27 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
         found |= {"command_error"}
     speaker = _find_last_speaker(parts)
     if speaker is None:
-        is_own = _SAYS["task_output"].search(command)
+        is_own = _PATTERNS["task_output"].search(command)
         shown = set(classify("\n".join(lines[-SCRIPT_TAIL_LINES:]))) if is_own else set()
         return found | (shown - _NOT_OF_A_COMMAND if shown & _SIGNATURE else set())
     program = speaker.stage.program
-    scripted, wants_error = (_SAYS["scripted"].fullmatch(program), _WANTS_ERROR.search(command))
+    scripted, wants_error = (_PATTERNS["scripted"].fullmatch(program), _WANTS_ERROR.search(command))
     if text[:1] == "{" and not wants_error and decode_status("", text).failed:
         found |= {"command_error"}
     # A script that is given inline may show texts of others.
     is_file = not scripted or "." in "".join(speaker.stage.arguments[:1])
     if is_file and _crashed(text) and "traceback" not in command:
         found |= set(classify(text[-_END_CHARS:])) - _NOT_OF_A_COMMAND
-    may_end_badly = not (_SAYS["prints_text"].search(program) or wants_error)
-    gives_up = {"command_error"} if may_end_badly and _SAYS["ends_badly"].match(last) else set()
+    may_end_badly = not (_PATTERNS["prints_text"].search(program) or wants_error)
+    gives_up = {"command_error"} if may_end_badly and _PATTERNS["ends_badly"].match(last) else set()
     if not speaker.loses:
         return found | gives_up
     shows_code = "$?" in command or "PIPESTATUS" in command
-    if shows_code and any(map(_SAYS["code_line"].fullmatch, lines[-3:])):
+    if shows_code and any(map(_PATTERNS["code_line"].fullmatch, lines[-3:])):
         found |= {"command_error"}
     signature = _SIGNATURE
-    prints = scripted or _SAYS["prints_text"].search(program)
-    if prints and not _SAYS["is_check"].search(" ".join(speaker.stage.arguments)[:200]):
+    prints = scripted or _PATTERNS["prints_text"].search(program)
+    if prints and not _PATTERNS["is_check"].search(" ".join(speaker.stage.arguments)[:200]):
         # Its output may be any text; only the end of it may be its own error.
         lines, signature = lines[-SCRIPT_TAIL_LINES:], frozenset({"runtime_exception"})
     elif any(part.stage.program == "head" for part in parts if part.pipeline == speaker.pipeline):
@@ -524,11 +524,11 @@ def _find_complaints(lines: list[str], parts: list[_Part], command: str, has_fal
     losing = {part.stage.program for part in parts if part.loses}
     looks = has_fallback and all(stage.role != "runs" for stage in stages)
     for line in lines:
-        match = _SAYS["speaker"].match(line) if ": " in line else None
+        match = _PATTERNS["speaker"].match(line) if ": " in line else None
         if not match or not (match[1] == "fatal" or _SOUNDS_BAD.search(match[2])):
             continue
         # A look for something may provide for its absence.
-        if _SAYS["closed"].search(match[2]) or (looks and "o such" in match[2]):
+        if _PATTERNS["closed"].search(match[2]) or (looks and "o such" in match[2]):
             continue
         if _is_own(match[1], match[2], line, stages, losing, command):
             found |= (set(classify(line)) - _NOT_OF_A_COMMAND) or {"command_error"}
@@ -543,14 +543,14 @@ def _is_own(speaker: str, words: str, line: str, stages: list[Stage], losing: se
         said = {*called, *(stage.program for stage in stages)} - _SAYS_MISSING
         return "syntax error" in words or bool(about & said)
     if name in {"fatal", "error"}:
-        return "git" in losing or _SAYS["asks_git"].search(command) is not None
+        return "git" in losing or _PATTERNS["asks_git"].search(command) is not None
     if line.startswith(("Error response from daemon", "Error from server")):
         return not losing.isdisjoint({"docker", "podman", "kubectl"}) or "docker" in command
     if name in losing:
         # What may not be read is passed over by these.
         return name not in _WALKS or "ermission denied" not in words
     ran = {word.removeprefix("./") for s in stages for word in (s.program, *s.arguments)}
-    is_script = _SAYS["in_script"].match(line[len(speaker) + 1 :])
+    is_script = _PATTERNS["in_script"].match(line[len(speaker) + 1 :])
     return speaker.removeprefix("./") in ran and bool(is_script)
 
 

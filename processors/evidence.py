@@ -31,7 +31,7 @@ from processors.keep import keep, rate_episodes
 from processors.outcome import describe_outcomes
 from processors.redact import identify
 
-_SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "requests")
+_PATTERNS = compile_patterns(Path(__file__).with_name("wording.toml"), "requests")
 # Characters of the turns before a request that means nothing alone; about 1,000 tokens.
 LEAD_IN_CHARS = 4000
 TURN_CHARS = 1200
@@ -151,9 +151,9 @@ def find_evidence(events: tuple[Event, ...], judge: Judge | None, unit: Unit = "
     findings = _bind(failures, corrections, events, requests, work)
     # What a request left broken is often put right only once the user has said so.
     opened = {item["event_index"] for item in corrections}
-    anew = [*(at for at in ends[:-1] if at not in opened), len(events)]
+    fresh_starts = [*(at for at in ends[:-1] if at not in opened), len(events)]
     described = {
-        index: describe_outcomes(own, events, matched, anew[bisect_right(anew, index)])
+        index: describe_outcomes(own, events, matched, fresh_starts[bisect_right(fresh_starts, index)])
         for index, own in findings.items()
     }
     forks = sorted(max(branch.fork, 0) for branch in find_branches(events))
@@ -184,7 +184,7 @@ def _bind(
         {**NOTHING_KNOWN, **item, "kind": "correction", "status": "user",
          "categories": ["user_feedback"]}
         for item in corrections
-        if not _SAYS["automated"].search(item["text"])
+        if not _PATTERNS["automated"].search(item["text"])
     ]  # fmt: skip
     asked = {request.index for request in requests}
     about = {item["event_index"] for item in corrections}
@@ -221,7 +221,7 @@ def _find_work(index: int, work: Sequence[int], starts: Sequence[int], events: S
 
 def _is_unasked(event: Event) -> bool:
     """Check for a message after which the agent does what nobody asked for, such as a heartbeat."""
-    return event.kind == "user" and event.on_active_branch and bool(_SAYS["unasked"].search(event.text))
+    return event.kind == "user" and event.on_active_branch and bool(_PATTERNS["unasked"].search(event.text))
 
 
 def _choose_request(requests: Sequence[Event], found: Mapping[int, Sequence[Finding]]) -> Event:
@@ -260,7 +260,7 @@ def spell_out(request: Event, events: Sequence[Event]) -> str:
     if before.kind == after.kind == "custom_message" and " " not in before.text and after.text[:1] != "<":
         text += f"\n\n{after.text.strip()}"
     is_first = not any(map(_is_message, events[: request.index]))
-    return "" if is_first and _SAYS["points"].fullmatch(text) else text
+    return "" if is_first and _PATTERNS["points"].fullmatch(text) else text
 
 
 def _is_work(event: Event) -> bool:
@@ -343,10 +343,10 @@ def is_substantive(text: str, least: int = MIN_WORDS) -> bool:
     (False, True)
     """
     body = strip_wrapper(text)
-    if _SAYS["automated"].search(body):
+    if _PATTERNS["automated"].search(body):
         return False
     own = _cut_own_words(body)[:2000]
-    if _SAYS["small_talk"].search(own[:200]) or _BARE_NAME.fullmatch(own):
+    if _PATTERNS["small_talk"].search(own[:200]) or _BARE_NAME.fullmatch(own):
         return False
     if _has_words(own, MIN_WORDS):
         return True
@@ -383,10 +383,10 @@ def _cut_own_words(body: str) -> str:
     """
     body = body[:20_000]
     if "<" in body:
-        body = _SAYS["block"].sub(" ", body)
+        body = _PATTERNS["block"].sub(" ", body)
     lowered = body.lower()
     if any(sign in lowered for sign in _PICTURE_SIGNS):
-        body = _SAYS["picture"].sub(" ", body)
+        body = _PATTERNS["picture"].sub(" ", body)
     return body.strip()
 
 
@@ -436,7 +436,7 @@ def _read_back(events: Sequence[Event], stop: int) -> Iterator[tuple[str, str, i
         if not _is_message(event):
             continue
         text = strip_wrapper(event.text) if event.kind == "user" else event.text.strip()
-        if not text or (event.kind == "user" and _SAYS["notice"].match(text)):
+        if not text or (event.kind == "user" and _PATTERNS["notice"].match(text)):
             continue
         if event.kind == "user" and not answer and did:
             yield "assistant", did, event.index

@@ -260,7 +260,7 @@ class _Turn(NamedTuple):
 
     tool: str
     said: str
-    told: str
+    shown: str
     ok: bool
 
 
@@ -274,12 +274,12 @@ class _Prompt:
         self.asked = "\n".join(
             [
                 _use_slashes(shorten_at_paragraphs(request, PROMPT_CHARS)),
-                *(turn.told for turn in self.turns if not turn.tool),
+                *(turn.shown for turn in self.turns if not turn.tool),
             ]
         )
-        self.shown = "\n".join(turn.told for turn in self.turns if turn.tool and turn.ok)
+        self.shown = "\n".join(turn.shown for turn in self.turns if turn.tool and turn.ok)
         # What a call that failed was given need not exist.
-        self.text = "\n".join([first.told, self.asked, self.shown, *(turn.said for turn in self.turns if turn.ok)])
+        self.text = "\n".join([first.shown, self.asked, self.shown, *(turn.said for turn in self.turns if turn.ok)])
 
     def wants(self, path: str) -> bool:
         """Whether a file or a folder is named: by the plan, or where that names nothing, by what came before."""
@@ -287,13 +287,13 @@ class _Prompt:
         stem = name.rpartition(".")[0] or name
         before = "" if _NAMES.search(self.plan) else self.asked
         if _RARE.search(stem):
-            last = "\n".join(turn.told for turn in self.turns[-LAST:])
+            last = "\n".join(turn.shown for turn in self.turns[-LAST:])
             return _has_word(stem, f"{self.plan}\n{before}\n{before and last}")
         return f"{name}/" in self.plan if stem == name else name in f"{self.plan}\n{before}"
 
     def names(self, path: str) -> bool:
         """Whether a file is named by the user, by the plan or by what came last."""
-        near = (f"{turn.said}\n{turn.told}" for turn in self.turns[-NEAR:])
+        near = (f"{turn.said}\n{turn.shown}" for turn in self.turns[-NEAR:])
         return _has_word(_name(path), "\n".join([self.asked, self.plan, *near]))
 
     def has_used(self, path: str) -> bool:
@@ -307,7 +307,7 @@ class _Prompt:
         tail = next((one for one in tails if not other.endswith(one)), "")
         # A tree names the folder itself.
         is_listed = tail.count("/") == 1 and any(
-            turn.ok and _has_word(parts[-1], turn.told) and _has_word(parts[-2], f"{turn.said}\n{turn.told}")
+            turn.ok and _has_word(parts[-1], turn.shown) and _has_word(parts[-2], f"{turn.said}\n{turn.shown}")
             for turn in self.turns
         )
         return bool(tail) and (tail in self.text or is_listed)
@@ -316,10 +316,10 @@ class _Prompt:
 def _read_turn(turn: Json) -> _Turn:
     call = turn.get("call") or {"name": "", "args": {}}
     said = "\n".join(shorten(one, ARGUMENT_CHARS) for one in call["args"].values() if isinstance(one, str))
-    told = (
+    shown = (
         shorten(turn["result"], RESULT_CHARS) if "call" in turn else shorten_at_paragraphs(turn["text"], PROMPT_CHARS)
     )
-    return _Turn(call["name"], _use_slashes(said), _use_slashes(told), turn.get("ok", True))
+    return _Turn(call["name"], _use_slashes(said), _use_slashes(shown), turn.get("ok", True))
 
 
 def _use_slashes(text: str) -> str:
@@ -382,12 +382,12 @@ def _is_determined(call: Event, resolver: Event, prompt: _Prompt) -> bool:
     old, wrong = ("\n".join(hunk.old for hunk in _list_hunks(one)) for one in (given, own))
     lines = [_use_slashes(line.strip()) for line in old.split("\n")]
     new = [word[1:].lower() for word in changed_words(given) if re.fullmatch(r"\+\w{3,}", word)]
-    said = "\n".join([prompt.asked, prompt.plan, *(turn.told for turn in prompt.turns[-1:])]).lower()
+    said = "\n".join([prompt.asked, prompt.plan, *(turn.shown for turn in prompt.turns[-1:])]).lower()
     is_said = bool(new) and sum(word in said for word in new) >= MIN_KNOWN * len(new)
     is_same = not wrong or overlap(changed_words(own), changed_words(given)) >= MIN_SAME
     # That a text is there twice can be seen only where it is shown twice.
     wrong = _use_slashes(wrong.strip())
-    is_seen = wrong not in prompt.shown or not wrong or any(turn.told.count(wrong) > 1 for turn in prompt.turns)
+    is_seen = wrong not in prompt.shown or not wrong or any(turn.shown.count(wrong) > 1 for turn in prompt.turns)
     return (
         bool(prompt.plan)
         and is_said
@@ -406,8 +406,8 @@ def _was_shown(call: Event, prompt: _Prompt) -> bool:
     """Whether the prompt shows the lines that an edit replaces, or many of them."""
     old = "\n".join(hunk.old for hunk in _list_hunks(decode_arguments(call)))
     lines = [line for line in map(str.strip, _use_slashes(old).split("\n")) if len(line) > MIN_LINE]
-    told = "\n".join(turn.told for turn in prompt.turns)
-    return sum(line in prompt.text or line in told for line in lines) >= MANY * len(lines)
+    shown = "\n".join(turn.shown for turn in prompt.turns)
+    return sum(line in prompt.text or line in shown for line in lines) >= MANY * len(lines)
 
 
 def _has_changed(events: Sequence[Event], worked: Container[int], place: Workspace, path: str) -> bool:
@@ -619,8 +619,8 @@ def _list_turns(
     ask = spell_out(request, events)
     if not stands_alone(ask):
         lead = gather_history(events, request.index, LEAD_IN_CHARS)
-        told = "\n\n".join(f"[{turn['role']} before]\n{turn['content']}" for turn in lead)
-        ask = f"{told}\n\n[request]\n{ask}" if told else ask
+        earlier = "\n\n".join(f"[{turn['role']} before]\n{turn['content']}" for turn in lead)
+        ask = f"{earlier}\n\n[request]\n{ask}" if earlier else ask
     turns: list[Json] = []
     left = chars - min(len(ask), PROMPT_CHARS)
     for event in reversed(events[request.index + 1 : begin]):

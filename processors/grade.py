@@ -49,19 +49,19 @@ def grade(row: Row, reference_terms: bool = False) -> dict[str, Any]:
 def _find_terms(row: Row) -> list[str]:
     """Return the tokens of the messages and the files of what came next, else of the calls."""
     own = [i for i in row["findings"] if i["request"] == row["request"] and not i["excuse"]]
-    told = (select_messages(item["text"], all_lines=bool(item["rule"])) for item in own)
+    messages = (select_messages(item["text"], all_lines=bool(item["rule"])) for item in own)
     # What the agent did next on a correction is what the correction was about.
     after = (item["resolved_by"] or (item["next"] if item["rule"] else "") for item in own)
     files = find_names(map(_cut, after))
-    terms = [*dict.fromkeys([*find_salient_tokens(told, MAX_OWN_TERMS), *files])][:MAX_OWN_TERMS]
-    terms = terms or find_names(_cut(item["target"]) for item in own)
+    terms = [*dict.fromkeys([*find_salient_tokens(messages, MAX_OWN_TERMS), *files])][:MAX_OWN_TERMS]
+    terms = terms or find_names(_cut(item["target"]) for item in own if item["kind"] == "failure")
     # The folder or the stem of a file that is named, too, says nothing more, nor does its longer path.
-    vain = set(kwlist)
+    redundant = set(kwlist)
     for term in terms:
         name = term.rpartition("/")[2]
-        vain |= {term.partition("/")[0], name.partition(".")[0], name.rpartition(".")[0]} - {term}
-        vain |= {other for other in terms if "/" in term and other.endswith(f"/{term}")}
-    return [term for term in terms if term not in vain]
+        redundant |= {term.partition("/")[0], name.partition(".")[0], name.rpartition(".")[0]} - {term}
+        redundant |= {other for other in terms if "/" in term and other.endswith(f"/{term}")}
+    return [term for term in terms if term not in redundant]
 
 
 def _cut(call: str) -> str:

@@ -28,7 +28,7 @@ _ORDINARY = compile_patterns(Path(__file__).with_name("wording.toml"), "identity
 _HOME = re.compile(rb"(?:(?<![\w.$~@)}-])|(?<=\\[bfnrt])|(?<=/[A-Za-z]))/(?:Users|home)/([\w.-]{3,64})")
 _NAME = rb"((?:[^<>\"'\\\n=(){};,&|$]|\\u[0-9a-f]{4}){3,60})"
 _AUTHOR = re.compile(rb"Author: +" + _NAME + rb" <([\w.+-]{1,64})@")
-# Git prints it on a line of its own, and is told it in quotes; in code this is an attribute.
+# Git prints it on a line of its own, and receives it in quotes; in code this is an attribute.
 _TOLD = rb"(?:(?<=config )|(?<=lobal )|(?<=local ))user\.name +\\?[\"']"
 _PRINTED = rb"(?:(?<=\\n)|(?<=\"))user\.name="
 _SETTING = re.compile(rb"(?:" + _PRINTED + rb"|" + _TOLD + rb")" + _NAME + rb"[\"'\\]")

@@ -36,7 +36,7 @@ from pimono_sdpo.traces.events import Event
 from processors.diagnostics import find_target
 from processors.status import find_family
 
-_SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "outcome")
+_PATTERNS = compile_patterns(Path(__file__).with_name("wording.toml"), "outcome")
 _MESSAGE_CHARS = 400
 _CODE_CHARS = 3000
 _NEAR = 3
@@ -53,6 +53,7 @@ _MANY, _MANY_REFUSALS = 3, 2
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _MIN_WORDS = 2
 _INSTALLS = frozenset({"install", "add"})
+_PLANS = re.compile(r"plan|todo|task_?(?:create|update)", re.IGNORECASE)
 # Longer than most options.
 _SHORT_WORD = 6
 _PATCHED = re.compile(r"\*\*\* \w{1,10} File: ([^\n\\\"]{1,300})")
@@ -110,7 +111,9 @@ def describe_outcomes(
         after = steps[bisect_right(starts, item["event_index"]) :]
         following: Finding = {**item, "next": _describe_next(item, events, after, stop)}
         following["fault"] = _find_fault(item, steps, after)
-        if item["kind"] == "failure":
+        if item["kind"] == "correction":
+            following["target"] = _find_answer(item, events)
+        else:
             following["resolved_at"], following["resolved_by"] = _find_resolution(item, after)
             following["excuse"] = _find_excuse(following, events, steps, after, alike[place])
         done.append(following)
@@ -146,7 +149,7 @@ def _is_look(item: Finding) -> bool:
 
 def _lost_backslashes(item: Finding) -> bool:
     """Check for a path of Windows that a shell took the backslashes out of."""
-    return ":\\" in item["target"] and bool(_SAYS["eaten"].search(item["text"][:_MESSAGE_CHARS]))
+    return ":\\" in item["target"] and bool(_PATTERNS["eaten"].search(item["text"][:_MESSAGE_CHARS]))
 
 
 def is_command(tool: str, target: str) -> bool:
@@ -155,9 +158,9 @@ def is_command(tool: str, target: str) -> bool:
 
 
 def _describe_next(item: Finding, events: Sequence[Event], after: Sequence[Step], stop: int) -> str:
-    """Return the next call, or what the agent said if it called nothing more; not shortened."""
+    """Return the next call but for a plan, or what the agent said if it called nothing more; not shortened."""
     if after:
-        return str(after[0])
+        return str(next((step for step in after if not _PLANS.search(step.tool)), after[0]))
     said = (
         event.text
         for event in events[item["event_index"] + 1 : stop]
@@ -166,12 +169,27 @@ def _describe_next(item: Finding, events: Sequence[Event], after: Sequence[Step]
     return next(said, "")
 
 
+def _find_answer(item: Finding, events: Sequence[Event]) -> str:
+    """Return what the agent said last before a correction, or its last call if it said nothing since the user did."""
+    call = ""
+    for event in reversed(events[item["request"] + 1 : item["event_index"]]):
+        if not event.on_active_branch:
+            continue
+        if event.kind == "assistant" and event.text.strip():
+            return event.text.strip()
+        if event.kind == "tool_call" and not call:
+            call = f"[{event.tool_name} {find_target(event.arguments)}]"
+        if event.kind == "user" and call:
+            break
+    return call
+
+
 def _find_resolution(item: Finding, after: Sequence[Step]) -> tuple[int | None, str]:
     """Return the event that shows a failure resolved, and what changed before it."""
     is_shell = is_command(item["tool"], item["target"])
     wanted = _identify(item["tool"], item["target"])[-1]
     named = wanted[0] if is_shell else wanted[-1]
-    missing = _SAYS["missing"].search(item["text"]) if is_shell else None
+    missing = _PATTERNS["missing"].search(item["text"]) if is_shell else None
     lacks = next(filter(None, missing.groups()), "") if missing else ""
     for number, step in enumerate(after):
         if step.failed or step.tool != item["tool"] or (is_shell and _asks_for_help(step.target)):
@@ -200,7 +218,7 @@ def _find_resolution(item: Finding, after: Sequence[Step]) -> tuple[int | None, 
 def _are_other_scripts(one: str, other: str) -> bool:
     """Check for commands with scripts that share less than half of their words, in groups of three."""
     few, more = sorted((set(split_shingles(text[:_CODE_CHARS])) for text in (one, other)), key=len)
-    return 2 * len(few & more) < len(few) and _SAYS["inline"].search(one) is not None
+    return 2 * len(few & more) < len(few) and _PATTERNS["inline"].search(one) is not None
 
 
 def _list_causes(item: Finding, done: Sequence[Step]) -> list[Step]:
@@ -275,7 +293,7 @@ def _find_excuse(
     """Return why a failure teaches nothing, "" if it does."""
     categories = set(item["categories"])
     if categories <= _UNKNOWN | {"command_error"}:
-        is_exit = _SAYS["exit_line"].fullmatch
+        is_exit = _PATTERNS["exit_line"].fullmatch
         said = "\n".join(line for line in item["text"].split("\n") if not is_exit(line.strip()))
         # One look without an answer says nothing; many of them say that something is broken.
         is_series = repeats >= _MANY and not said.strip() and only_reads(item["target"])
@@ -285,21 +303,21 @@ def _find_excuse(
     # What the same command lacked at first was not the agent's to give, such as leave.
     again = [step for step in after[:1] if not step.failed and step.target == item["target"]]
     is_shell = is_command(item["tool"], item["target"])
-    if (is_shell and again) or _SAYS["not_granted"].search(said):
+    if (is_shell and again) or _PATTERNS["not_granted"].search(said):
         return "not_granted"
     ends = said + item["text"][_MESSAGE_CHARS:][-_MESSAGE_CHARS:]
     if not categories & _OF_CODE and repeats < _MANY:
-        if _SAYS["not_provided"].search(ends):
+        if _PATTERNS["not_provided"].search(ends):
             return "not_granted"
-        if _SAYS["no_answer"].search(ends):
+        if _PATTERNS["no_answer"].search(ends):
             return "outside"
     # A tool or a skill that does not exist is put right by whatever works next.
-    if _SAYS["no_tool"].match(said) and repeats < _MANY and not all(s.failed for s in after[:2]):
+    if _PATTERNS["no_tool"].match(said) and repeats < _MANY and not all(s.failed for s in after[:2]):
         return "slip"
     if "test_or_assertion" in categories and _is_expected(item, events, steps):
         return "expected"
     may_be_outside = categories <= _UNKNOWN | _REFUSALS and not is_shell and repeats < _MANY
-    if may_be_outside and _SAYS["outside"].search(said):
+    if may_be_outside and _PATTERNS["outside"].search(said):
         return "outside"
     most = _MANY_REFUSALS if categories & _REFUSALS or _lost_backslashes(item) else _MANY
     is_small = categories <= (_SLIPS | _REFUSALS if is_shell else _SLIPS | _REFUSALS | _UNKNOWN)
@@ -311,24 +329,24 @@ def _find_fault(item: Finding, steps: Sequence[Step], after: Sequence[Step]) -> 
     changes = [step for step in steps if step.tool in _CHANGES]
     files = {_find_file(step.target) for step in changes if step.ends < item["event_index"]}
     if item["kind"] == "correction":
-        anew = {_find_file(step.target) for step in after if step.tool in _CHANGES}
-        return "" if files.isdisjoint(anew) else "again"
+        changed_again = {_find_file(step.target) for step in after if step.tool in _CHANGES}
+        return "" if files.isdisjoint(changed_again) else "again"
     categories = set(item["categories"])
-    if categories & _REFUSALS or _SAYS["no_program"].search(item["text"][:_MESSAGE_CHARS]):
+    if categories & _REFUSALS or _PATTERNS["no_program"].search(item["text"][:_MESSAGE_CHARS]):
         return ""
-    if _SAYS["bad_code"].search(item["text"][:_CODE_CHARS]):
+    if _PATTERNS["bad_code"].search(item["text"][:_CODE_CHARS]):
         return "code"
     is_shell = is_command(item["tool"], item["target"])
     if (
         not categories & _OF_CODE
         and item["tool"] not in _CHANGES | _FILE_TOOLS
-        and _SAYS["bad_call"].search(item["text"].partition(_USAGE_SHOWN)[0][:_MESSAGE_CHARS])
+        and _PATTERNS["bad_call"].search(item["text"].partition(_USAGE_SHOWN)[0][:_MESSAGE_CHARS])
     ):
         return "call"
     names = item["text"] + item["target"]
     is_own = any(len(file) > 3 and file in names for file in files)
     if is_shell and _MISSING not in categories:
-        is_own = is_own or _SAYS["inline"].search(item["target"]) is not None
+        is_own = is_own or _PATTERNS["inline"].search(item["target"]) is not None
     if not (is_own or categories & _OF_CODE):
         return ""
     # Before, a test, a build or a script shows what it found.
@@ -342,8 +360,8 @@ def _is_slip(item: Finding, after: Sequence[Step], is_shell: bool) -> bool:
         return item["resolved_at"] is not None or "policy_block" in categories or not is_shell
     is_patch = is_shell and "*** Begin Patch" in item["target"][:_PATCH_CHARS]
     if is_shell and not is_patch:
-        if not _SAYS["no_program"].search(item["text"]):
-            return only_reads(item["target"]) or _SAYS["no_folder"].match(item["text"]) is not None
+        if not _PATTERNS["no_program"].search(item["text"]):
+            return only_reads(item["target"]) or _PATTERNS["no_folder"].match(item["text"]) is not None
         return item["resolved_at"] is not None and item["resolved_at"] - item["event_index"] <= _NEAR
     tries = [step for step in after if step.tool == item["tool"]][:2]
     is_dropped = item["tool"] in _FILE_TOOLS | _CHANGES and item["resolved_at"] is None
@@ -355,9 +373,9 @@ def _is_expected(item: Finding, events: Sequence[Event], steps: Sequence[Step]) 
     before = [step for step in steps if step.ends < item["event_index"] and not step.failed]
     changes = [step for step in before if step.tool in _CHANGES]
     answer = events[item["event_index"] + 1 : item["event_index"] + _NEAR]
-    confirmed = any(e.kind == "assistant" and _SAYS["confirmed"].search(e.text[:_REMARK_CHARS]) for e in answer)
+    confirmed = any(e.kind == "assistant" and _PATTERNS["confirmed"].search(e.text[:_REMARK_CHARS]) for e in answer)
     own = [step for step in changes if step.begins > item["request"] and not confirmed] or changes[-1:]
-    if not all(_SAYS["test_path"].search(step.target) for step in own):
+    if not all(_PATTERNS["test_path"].search(step.target) for step in own):
         return False
     # The agent's words since it wrote the test; how it wrote it without a tool is not known.
     since = changes[-1].begins if changes else item["event_index"]
@@ -365,4 +383,4 @@ def _is_expected(item: Finding, events: Sequence[Event], steps: Sequence[Step]) 
     remarks = [text[:_MESSAGE_CHARS] for text in (item["next"], asked)]
     said = events[max(since - _NEAR, 0) : item["event_index"]]
     remarks += [event.text for event in said if event.kind == "assistant"]
-    return confirmed or any(_SAYS["red"].search(text) for text in remarks)
+    return confirmed or any(_PATTERNS["red"].search(text) for text in remarks)

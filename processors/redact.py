@@ -20,8 +20,8 @@ from pimono_sdpo.traces.parse import Trace
 from processors.identity import find_identity, redact_identity
 from processors.secrets import find_secret_values, redact_known_secrets, redact_secrets
 
-_SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "homes")
-HOME, DASHED_HOME = _SAYS["home"], _SAYS["dashed_home"]
+_PATTERNS = compile_patterns(Path(__file__).with_name("wording.toml"), "homes")
+HOME, DASHED_HOME = _PATTERNS["home"], _PATTERNS["dashed_home"]
 # One of them is in every path to a home folder.
 _IN_HOMES = ("sers", "home", "/root")
 _IN_DASHED_HOMES = ("-Users-", "-home-")
@@ -81,7 +81,7 @@ def _redact(text: str, cwd: str, names: tuple[str, ...] | None, secrets: tuple[s
     if names is not None and " AAAA" in text:
         text = _KEY_COMMENT.sub(r"\1$USER@$HOST", text)
     if "/var/folders/" in text:
-        text = _SAYS["temporary"].sub("$TMPDIR", text)
+        text = _PATTERNS["temporary"].sub("$TMPDIR", text)
     text, named = redact_identity(redact_homes(text), names or ())
     return text, [*kinds, *known, *named]
 
@@ -116,7 +116,7 @@ def _redact_user(text: str, user: str, keep: bool) -> str:
         text = re.sub(rf"{name}@[\w.-]{{1,80}}", "$USER@$HOST", text)
     if "rw" in text or "r-" in text:
         for owner in (r"", r"\$USER\s{1,8}"):
-            listed = rf"(?m)^({_SAYS['mode'].pattern}{owner}){name}(?=\s)"
+            listed = rf"(?m)^({_PATTERNS['mode'].pattern}{owner}){name}(?=\s)"
             text = re.sub(listed, r"\1$USER", text)
     return text
 
@@ -154,7 +154,7 @@ def identify(
 @lru_cache(maxsize=64)
 def read_workspace(cwd: str) -> tuple[list[str], str]:
     """Return the workspace as it is and as it is escaped in JSON, and the user it belongs to."""
-    user = _SAYS["user"].match(cwd)
+    user = _PATTERNS["user"].match(cwd)
     cwd = cwd.rstrip("/\\")
     spellings = [cwd, cwd.replace("/", "\\/"), cwd.replace("\\", "\\\\"), cwd.replace("\\", "/")]
     spellings += [s[:1].lower() + s[1:] for s in spellings if s[1:2] == ":"]

@@ -152,8 +152,8 @@ def select_messages(text: str, all_lines: bool = False) -> str:
     """
     text = _drop_noise(_WRAPPED.sub("", text[:_SCAN_CHARS]))
     lines = [one for one in text.splitlines() if not _ECHO.match(one.lstrip())]
-    told = [one for one in lines if all_lines or _MESSAGE.search(one)] or lines
-    return "\n".join(_STRUCT.sub("", one) if " { " in one or ' ["' in one or '":' in one else one for one in told)
+    telling = [one for one in lines if all_lines or _MESSAGE.search(one)] or lines
+    return "\n".join(_STRUCT.sub("", one) if " { " in one or ' ["' in one or '":' in one else one for one in telling)
 
 
 def find_names(commands: Iterable[str], limit: int = MAX_PER_KIND) -> list[str]:

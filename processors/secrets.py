@@ -255,7 +255,7 @@ def _redact_cell(line: str, start: int, end: int, is_drawn: bool, found: list[Fo
     cell = line[start:end].strip(" \t\"'`*")
     if "[REDACTED" in cell or " " in cell or is_made_up(cell):
         return line
-    # Outside of drawn tables, only random values and mixed signs are told from words.
+    # Outside of drawn tables, only random values and mixed signs can be distinguished from words.
     is_mixed = re.fullmatch(r"(?=.*[a-z])(?=.*\d)(?=.*[^\w.,;:-])[!-~]{6,40}", cell)
     if not is_mixed and not is_stated_value(cell, is_drawn or is_random(cell)):
         return line

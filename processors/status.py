@@ -16,9 +16,9 @@ from pimono_sdpo.traces.events import decode_json
 
 Family = Literal["runs", "shows", "acts"]
 
-_SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "status")
-_EDIT_COMPLAINT, _STATE = Guarded(_SAYS["edit_complaint"]), Guarded(_SAYS["state"])
-_CODE = Guarded(_SAYS["code"])
+_PATTERNS = compile_patterns(Path(__file__).with_name("wording.toml"), "status")
+_EDIT_COMPLAINT, _STATE = Guarded(_PATTERNS["edit_complaint"]), Guarded(_PATTERNS["state"])
+_CODE = Guarded(_PATTERNS["code"])
 MAX_CHARS = 20_000
 _HEAD, SHORT = 400, 1000
 _NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
@@ -72,20 +72,20 @@ def decode_status(tool: str, text: str) -> Status:
     family = find_family(tool)
     text = _unwrap_parts(text)
     if family == "shows" and text[:1] != "{":
-        return FAILED if len(text) < SHORT and _SAYS["lead"].match(text) else PASSED
+        return FAILED if len(text) < SHORT and _PATTERNS["lead"].match(text) else PASSED
     fields = decode_json(text) if text[:1] == "{" and len(text) < MAX_CHARS else None
     if isinstance(fields, dict):
         # A file may hold anything; the harness's own error has the name of the tool.
         return _decode_fields(fields) if family != "shows" or "tool" in fields else PASSED
     if tool in _CHANGES:
         complains = "\n" in text and _EDIT_COMPLAINT.search(text[:MAX_CHARS])
-        return FAILED if complains or _SAYS["lead"].match(text[:_HEAD]) else PASSED
+        return FAILED if complains or _PATTERNS["lead"].match(text[:_HEAD]) else PASSED
     # Beyond its head, what is no runner shows texts of others.
     shown = text[: MAX_CHARS if family == "runs" else _HEAD]
     code = next(filter(None, _list_codes(shown)), None) if family == "runs" else None
     if code is not None or _STATE.search(shown):
         return Status(True, code)
-    return FAILED if _SAYS["lead"].match(text[:_HEAD]) else PASSED
+    return FAILED if _PATTERNS["lead"].match(text[:_HEAD]) else PASSED
 
 
 def _unwrap_parts(text: str) -> str:
@@ -112,7 +112,7 @@ def _list_codes(text: str) -> Iterator[int]:
         behind = (end if end >= 0 else len(text)) - match.end()
         # A script that is shown says `exit 1` itself.
         is_statement = re.match(r"exit (?=\d)", match[0])
-        if before[-1:] in {".", "-"} or (is_statement and _SAYS["before_statement"].search(before)):
+        if before[-1:] in {".", "-"} or (is_statement and _PATTERNS["before_statement"].search(before)):
             continue
         if len(before) <= _BEFORE and len(before.split()) <= _WORDS_BEFORE and behind <= _BEHIND:
             yield int(match[1])
