@@ -8,6 +8,7 @@ TRIMMED = "\n\n[... trimmed ...]\n\n"
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
 _HEADER = re.compile(r"^(?:Tool/environment diagnostic|Later user correction) \d+\b[^\n]*:\n", re.M)
+_PLACEHOLDER, _PLACEHOLDER_CHARS = re.compile(r"\[REDACTED:\w{1,40}\]"), 60
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -29,7 +30,8 @@ def shorten_around(text: str, limit: int, place: int) -> str:
     begin = text.rfind("\n", 0, place) + 1
     if begin < part or begin + part > len(text) - part:
         return shorten(text, limit)
-    return text[:part] + TRIMMED + text[begin : begin + part] + TRIMMED + text[len(text) - part :]
+    middle = text[begin : _move_off_placeholder(text, begin + part)[0]]
+    return _take_head(text, part) + TRIMMED + middle + TRIMMED + _take_tail(text, part)
 
 
 def cut_middle(text: str, keep: int) -> str:
@@ -38,7 +40,21 @@ def cut_middle(text: str, keep: int) -> str:
     The beginning of a task says what to do, and the end of a diagnostic what failed.
     """
     tail = keep // 2
-    return text[: keep - tail] + TRIMMED + text[len(text) - tail :]
+    return _take_head(text, keep - tail) + TRIMMED + _take_tail(text, tail)
+
+
+def _take_head(text: str, size: int) -> str:
+    return text[: _move_off_placeholder(text, size)[0]]
+
+
+def _take_tail(text: str, size: int) -> str:
+    return text[_move_off_placeholder(text, len(text) - size)[1] :]
+
+
+def _move_off_placeholder(text: str, at: int) -> tuple[int, int]:
+    """Return the begin and the end of the placeholder of a secret around a place; without one, the place twice."""
+    near = _PLACEHOLDER.finditer(text, max(at - _PLACEHOLDER_CHARS, 0), at + _PLACEHOLDER_CHARS)
+    return next((match.span() for match in near if match.start() < at < match.end()), (at, at))
 
 
 def split_blocks(context: str) -> list[tuple[str, str]]:
@@ -65,7 +81,7 @@ def split_shingles(text: str, words: int = 3) -> list[str]:
 def shorten_line(text: str, limit: int) -> str:
     """Return a text on one line of at most `limit` characters."""
     line = " ".join(text[: 4 * limit].split())
-    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+    return line if len(line) <= limit else _take_head(line, limit - 1).rstrip() + "…"
 
 
 def shorten_at_paragraphs(text: str, limit: int) -> str:
@@ -73,12 +89,12 @@ def shorten_at_paragraphs(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     half = max(limit - len(TRIMMED), 0) // 2
-    head, tail = text[:half], text[len(text) - half :]
+    head, tail = _take_head(text, half), _take_tail(text, half)
     ends = ("\n\n", "\n", " ")
     # A cut loses at most two thirds of the text that would fit.
     stops = (at for end in ends if (at := head.rfind(end)) > half // 3)
     starts = (at for end in ends if 0 <= (at := tail.find(end)) < half - half // 3)
-    return head[: next(stops, half)].rstrip() + TRIMMED + tail[next(starts, 0) :].lstrip()
+    return head[: next(stops, len(head))].rstrip() + TRIMMED + tail[next(starts, 0) :].lstrip()
 
 
 def describe_size(count: int) -> str:

@@ -70,3 +70,16 @@ def test_intervals() -> None:
 
 def test_only_patterns_that_may_match_are_candidates() -> None:
     assert Prefilter([re.compile("a(?=b)"), re.compile("c"), re.compile("x")]).candidates("cab") == [0, 1]
+
+
+@pytest.mark.parametrize("limit", range(30, 90))
+def test_shortening_never_leaves_half_a_placeholder(limit: int) -> None:
+    text = "\n".join(f"key{n} = [REDACTED:service_key] and more" for n in range(9))
+    for shortened in (
+        shorten(text, limit),
+        shorten_around(text, 3 * limit, 150),
+        shorten_at_paragraphs(text, limit),
+        shorten_line(text, limit),
+    ):
+        assert "REDACTED" not in shortened.replace("[REDACTED:service_key]", "")
+        assert "service_key]" not in shortened.replace("[REDACTED:service_key]", "")
