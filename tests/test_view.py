@@ -352,7 +352,11 @@ def test_a_page_that_cannot_be_written_leaves_nothing(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(OutputError, match=r"Cannot write `taken` .*give the path of a file with --out"):
-        view_command.run(view_command.Options(source=str(rows), out=Path("taken"), open=False))
+    (tmp_path / "taken.html").mkdir()
+    with pytest.raises(OutputError, match=r"Cannot write `taken.html` .*give the path of a file with --out"):
+        view_command.run(view_command.Options(source=str(rows), out=Path("taken.html"), open=False))
+    (tmp_path / "notes.md").write_text("mine")
+    with pytest.raises(OutputError, match=r"`notes.md` is not the name of a page"):
+        view_command.run(view_command.Options(source=str(rows), out=Path("notes.md"), open=False))
+    assert (tmp_path / "notes.md").read_text() == "mine"
     assert not list(tmp_path.glob("*.tmp"))

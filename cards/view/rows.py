@@ -348,7 +348,7 @@ def read_labels(path: Path) -> list[Json]:
             columns = reader.fieldnames or ()
             labels = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SourceError(f"Cannot read `{path}` ({error}).") from error
+        raise SourceError(f"Cannot read `{path}` ({error}); give a CSV that the page of --review saved.") from error
     if missing := [name for name in COLUMNS if name not in columns]:
         raise SourceError(f"`{path}` has no column `{missing[0]}`; use a CSV that the page of --review saved.")
     for number, label in enumerate(labels, start=1):

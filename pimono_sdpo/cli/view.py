@@ -89,6 +89,8 @@ def run(options: Options) -> None:
     if options.card:
         _check_card(Path(options.source))
         return
+    if options.out and options.out.suffix.lower() not in {".html", ".htm"}:
+        raise OutputError(f"`{options.out}` is not the name of a page; give --out a name that ends in .html.")
     folder, name = find_folder(options.source)
     if options.review:
         page, kind = render_review(folder, name, options.traces, options.rows or 50, options.seed), "-review"
@@ -108,7 +110,9 @@ def find_folder(source: str) -> tuple[Path, str]:
     if source and folder.is_dir():
         return folder, folder.resolve().name
     if folder.exists() or not HUB_ID.fullmatch(source):
-        raise SourceError(f"`{source}` is neither a folder nor a name on the Hub (ns/name).")
+        raise SourceError(
+            f"`{source}` is neither a folder nor a name on the Hub (ns/name); give a folder that `filter` wrote."
+        )
     return fetch_repository(source, (REPORT, RUN, "data/*.parquet", "rejects/*.parquet")), source
 
 

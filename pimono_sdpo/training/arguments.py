@@ -2,7 +2,7 @@
 
 import math
 import os
-from argparse import ArgumentError, ArgumentParser
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -145,6 +145,10 @@ and TIME_LIMIT are read from the environment. Exit code 2: invalid arguments, ro
 """
 
 
+class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
+    """Show defaults, and the paragraphs of a description as they are."""
+
+
 class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
     """TRL's parser, which raises an error of one sentence instead of printing pages of usage."""
 
@@ -213,7 +217,8 @@ def open_parser(options: type[CommonArguments], config: type, description: str |
         (options, config, ModelConfig),
         # The default lists every option of TRL.
         usage="%(prog)s [--OPTION VALUE]...",
-        description=f"{description or ''}{ABOUT}",
+        formatter_class=_HelpFormatter,
+        description=f"{description or ''}\n{ABOUT}".lstrip(),
         allow_abbrev=False,
     )
 
