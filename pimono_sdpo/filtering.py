@@ -23,8 +23,8 @@ from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.traces.sources import Shard, Source, open_source
 from processors import pipeline
-from processors.corrections import Judge
 from processors.grade import WEIGHTS
+from processors.judge import Judge
 from processors.keep import LEAST_WORTH
 from processors.redact import redact_text
 
@@ -98,8 +98,15 @@ class FilterOptions:
         shown="decided offline",
         decides="row",
     )
+    row_judge: str | None = option(
+        "Chat model that scores each row that is left from 0 to 100; rows up to 50 are dropped. Their "
+        "redacted prompts and contexts are sent to its provider. Use --min-worth 0.3, so that it sees most rows.",
+        default=None,
+        shown="decided offline",
+        decides="row",
+    )
     judge_provider: str = option(
-        "Provider of --correction-judge: hf, together, openai, chutes or the URL of a server.",
+        "Provider of --row-judge and --correction-judge: hf, together, openai, chutes or the URL of a server.",
         default="hf",
         decides="row",
     )
@@ -125,8 +132,12 @@ class FilterOptions:
         check_shares(self)
         if self.unit != "step" and (self.resolving_call or self.corrections):
             raise OutputError("--resolving-call and --corrections are options of --unit step; give it as well.")
-        if self.judge_provider != "hf" and self.correction_judge is None:
-            raise OutputError("--judge-provider is the provider of --correction-judge; give its model as well.")
+        if self.judge_provider != "hf" and not (self.correction_judge or self.row_judge):
+            raise OutputError(
+                "--judge-provider is the provider of --row-judge and --correction-judge; give one of them."
+            )
+        if self.row_judge and self.unit == "step":
+            raise OutputError("--row-judge scores episodes and sessions; leave it out with --unit step.")
         if self.max_samples is not None and self.max_samples < 1:
             raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")
         self.licence = check_licence(self.licence)
@@ -140,14 +151,18 @@ class FilterOptions:
             self.history_chars,
             self.split_by,
             self.reference_terms,
-            Judge(self.correction_judge, self.judge_provider) if self.correction_judge else None,
+            self._open_judge(self.correction_judge),
             self.stage,
             self.prompt_tokens,
             self.resolving_call,
             None if self.keep_identity else recorder,
             self.corrections,
             self.min_worth,
+            self._open_judge(self.row_judge),
         )
+
+    def _open_judge(self, model: str | None) -> Judge | None:
+        return Judge(model, self.judge_provider) if model else None
 
 
 def run_filter(

@@ -11,8 +11,21 @@ from pimono_sdpo.errors import OutputError, OwnCodeError
 from pimono_sdpo.own_code import import_stages
 from pimono_sdpo.schema import REJECT, SESSION, SplitBy, Unit
 from pimono_sdpo.stage import AnyDataset, Stage, apply_all, features_after, name_of, run_stages
-from processors import context, evidence, exercise_rows, exercises, grade, keep, names, redact, rows, split, threshold
-from processors.corrections import Judge
+from processors import (
+    context,
+    evidence,
+    exercise_rows,
+    exercises,
+    grade,
+    keep,
+    names,
+    redact,
+    row_judge,
+    rows,
+    split,
+    threshold,
+)
+from processors.judge import Judge
 
 
 def pipeline(
@@ -29,12 +42,14 @@ def pipeline(
     recorder: Sequence[str] | None = (),
     corrections: bool = False,
     min_worth: float = keep.LEAST_WORTH,
+    judge: Judge | None = None,
 ) -> tuple[Stage, ...]:
     """Return the stages for the options of `filter` that decide each row.
 
     `own` names stages as `module:name`, which are run behind `grade`; `recorder` are names of the
     recorder as `processors.identity` finds them, beside those that a session shows, None to keep
-    all of them. Raises OwnCodeError for a stage, OutputError for another value that cannot be used.
+    all of them; `judge` scores each row. Raises OwnCodeError for a stage, OutputError for another
+    value that cannot be used.
     """
     _check_choice("unit", unit, get_args(Unit))
     _check_choice("split_by", split_by, get_args(SplitBy))
@@ -56,7 +71,8 @@ def pipeline(
         grade.stage(reference_terms),
     )
     write = exercise_rows.stage(resolving_call) if is_step else rows.STAGE
-    after = (threshold.stage(min_score), context.STAGE, write)
+    judged = (row_judge.stage(judge),) if judge else ()
+    after = (threshold.stage(min_score), context.STAGE, *judged, write)
     mine: list[Stage] = []
     if own:
         mine = import_stages(own, features_after(SESSION, before))

@@ -24,9 +24,10 @@ from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import find_branches, match_results, read_trace
-from processors.corrections import Judge, find_corrections
+from processors.corrections import find_corrections
 from processors.corrections.features import ASKED_CHARS, is_automated, list_edited, read_cues, strip_wrapper
 from processors.diagnostics import NOTHING_KNOWN, find_failures, find_target
+from processors.judge import Judge
 from processors.keep import keep, rate_episodes
 from processors.outcome import describe_outcomes
 from processors.redact import identify

@@ -42,7 +42,6 @@ from pimono_sdpo.text import shorten, shorten_at_paragraphs
 from pimono_sdpo.traces.events import Event, has_failed
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import read_trace
-from processors.corrections import Judge
 from processors.corrections.features import strip_wrapper
 from processors.evidence import (
     LEAD_IN_CHARS,
@@ -53,6 +52,7 @@ from processors.evidence import (
     spell_out,
     stands_alone,
 )
+from processors.judge import Judge
 from processors.outcome import is_command
 from processors.redact import identify
 from processors.rollouts.conversation import find_problem

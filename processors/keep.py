@@ -26,20 +26,20 @@ _REASONS = {
     "outside": "service_outage",
     "not_granted": "permission_not_granted",
 }
-LEAST_WORTH, BEST_SHARE = 0.45, 0.9
-INTERCEPT = -1.41
+LEAST_WORTH, BEST_SHARE = 0.5, 0.9
+INTERCEPT = -1.31
 # What each property of `describe` adds to the log-odds.
 LOG_ODDS = {
-    "faults": 0.4,
-    "several_failures": 0.27,
-    "fixed_by_edit": 0.3,
-    "fixed_at_once": -0.29,
-    "failed_edits": -0.14,
-    "message_length": 0.05,
-    "correction": 0.57,
-    "correction_odds": 0.19,
-    "shared_words": 0.34,
-    "changed_again": 0.35,
+    "faults": 0.33,
+    "several_failures": 0.2,
+    "fixed_by_edit": 0.27,
+    "fixed_at_once": -0.19,
+    "failed_edits": -0.13,
+    "message_length": 0.04,
+    "correction": 0.54,
+    "correction_odds": 0.22,
+    "shared_words": 0.46,
+    "changed_again": 0.27,
 }
 SEVERAL = 3
 # Events from a failure to the result that resolved it.

@@ -53,6 +53,7 @@ _MANY, _MANY_REFUSALS = 3, 2
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _MIN_WORDS = 2
 _INSTALLS = frozenset({"install", "add"})
+_CUT_SHORT = frozenset({"aborted", "error"})
 _PLANS = re.compile(r"plan|todo|task_?(?:create|update)", re.IGNORECASE)
 # Longer than most options.
 _SHORT_WORD = 6
@@ -175,7 +176,7 @@ def _find_answer(item: Finding, events: Sequence[Event]) -> str:
     for event in reversed(events[item["request"] + 1 : item["event_index"]]):
         if not event.on_active_branch:
             continue
-        if event.kind == "assistant" and event.text.strip():
+        if event.kind == "assistant" and event.text.strip() and event.stop_reason not in _CUT_SHORT:
             return event.text.strip()
         if event.kind == "tool_call" and not call:
             call = f"[{event.tool_name} {find_target(event.arguments)}]"

@@ -58,7 +58,7 @@ def run(options: Options) -> None:
     typer.echo(summarize(report, options.out))
     if options.push is not None:
         typer.echo(push_folder(options.out, options.push, options))
-    elif options.correction_judge is None:
+    elif not (options.correction_judge or options.row_judge):
         typer.echo("nothing has left this machine")
 
 

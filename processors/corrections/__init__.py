@@ -2,10 +2,9 @@
 
 decide.py      the decision for each message, with its reason; weights.json holds the weights
 features.py    the cues of a message and of its situation; cues.toml holds their words
-judge.py       a chat model that decides instead, if asked for
+judge.py       the question to a chat model that decides instead, if one is asked
 """
 
 from processors.corrections.decide import find_corrections
-from processors.corrections.judge import Judge
 
-__all__ = ["Judge", "find_corrections"]
+__all__ = ["find_corrections"]

@@ -16,7 +16,8 @@ from pathlib import Path
 from pimono_sdpo.schema import Correction
 from pimono_sdpo.traces.events import Event
 from processors.corrections.features import READ_CHARS, Description, Turn, describe, is_automated, read_later_turns
-from processors.corrections.judge import Judge
+from processors.corrections.judge import judge_turns
+from processors.judge import Judge
 
 SPAN_CHARS = 80
 WORD_SCALE, FEW_WORDS = 2.0, 20
@@ -65,7 +66,7 @@ def find_corrections(events: Sequence[Event], judge: Judge | None = None) -> lis
     decisions = [decide(turn, judge is not None) for turn in turns]
     if judge:
         asked = [number for number, d in enumerate(decisions) if d.rule != "automated"]
-        answers = judge.decide([turns[number] for number in asked])
+        answers = judge_turns(judge, [turns[number] for number in asked])
         for number, answer in zip(asked, answers, strict=True):
             if answer is not None:
                 decisions[number] = replace(decisions[number], is_correction=answer, rule="judge")

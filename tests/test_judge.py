@@ -3,13 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from pimono_sdpo.errors import InferenceError
+from pimono_sdpo.errors import InferenceError, OutputError
+from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.traces.parse import read_trace
-from processors.corrections import Judge, find_corrections
+from processors.corrections import find_corrections
 from processors.evidence import find_evidence
+from processors.judge import Judge
 from tests.chat_server import ChatServer, busy
 from tests.chat_server.server import Json
-from tests.traces import HEADER, assistant, trace, user
+from tests.traces import HEADER, assistant, bash, trace, user
 
 SECRET = "hf_" + "abcdefghijklmnopqrstuvwx"
 EVENTS = read_trace(
@@ -72,3 +74,32 @@ def test_no_judge_is_asked_about_a_session_without_a_request(chat_server: ChatSe
     assert (found.requests, found.described, len(chat_server.hits)) == ([], {}, 0)
     find_evidence(read_trace(trace(HEADER, user("build the page"), *greeting[1:])).events, judge)
     assert len(chat_server.hits) == 1
+
+
+def test_a_judge_scores_redacted_rows_once_and_drops_poor_ones(chat_server: ChatServer, tmp_path: Path) -> None:
+    def fail(name: str) -> list[Json]:
+        return bash(f"npm test {name}", f"FAIL {name} token={SECRET}\n\nCommand exited with code 1", error=True)
+
+    texts = {"good": "80", "poor": "50", "vague": "I like it"}
+    (traces := tmp_path / "traces").mkdir()
+    for name in texts:
+        session = [HEADER, user(f"fix the {name} parser of /home/ann/app, please"), *fail(name), assistant("Broken.")]
+        (traces / f"{name}.jsonl").write_text(trace(*session))
+    chat_server.policy = lambda body: next(
+        answer for name, answer in texts.items() if f"the {name} parser" in body["messages"][-1]["content"]
+    )
+    options = FilterOptions(row_judge="tiny", judge_provider=chat_server.url, min_worth=0, dedupe=False)
+    for out in ("rows", "again"):
+        report = run_filter(str(traces), tmp_path / out, options)
+        assert (report["kept"], report["drop_reasons"]) == (2, {"judged_not_worth_it": 1})
+    # The second run replays the answers of the first one.
+    assert len(chat_server.hits) == 3
+    sent = str([hit.body for hit in chat_server.hits])
+    assert "FAIL good" in sent
+    assert SECRET not in sent
+    assert "/home/ann" not in sent
+
+
+def test_a_judge_of_rows_is_refused_for_exercises() -> None:
+    with pytest.raises(OutputError, match="leave it out with --unit step"):
+        FilterOptions(unit="step", row_judge="tiny")

@@ -1,0 +1,64 @@
+"""Drop rows that a chat model does not call worth training on, if one is asked.
+
+reads   prompt, history, privileged_context
+drops   judged_not_worth_it (the model gives at most WORTH of 100)
+"""
+
+import re
+from functools import partial
+
+from pimono_sdpo.stage import Filter, Row
+from pimono_sdpo.text import shorten, shorten_at_paragraphs
+from processors.judge import Judge, Messages
+
+WORTH = 50
+PROMPT_CHARS, TURN_CHARS, CONTEXT_CHARS = 4000, 800, 8000
+LAST_TURNS = 6
+QUESTION = """\
+You select training data. You see one request to a coding agent, the turns before it, and what went wrong while \
+the agent worked on it: failures that tools reported and corrections by the user ("The agent had said" is the \
+answer that a correction is about, "Next" what the agent did then). A row is worth training on if all of these hold:
+1. One can tell from the request and the turns before it what is asked.
+2. What went wrong belongs to this request and is real: a failure that really happened, or a user who corrects \
+the agent or reports that its work is wrong. A new wish, a harmless message, a search without a result or an \
+outage of a service is not enough.
+3. A competent agent could have done better: a wrong call, path or flag, code that does not run, a test broken by \
+its change, a wrong assumption, a misunderstood wish. A test that was meant to fail, a refused permission, a \
+missing service or a slip put right at once is not enough.
+One real mistake among noise is enough. Answer with a number from 0 to 100, the probability that a second \
+careful reader calls the row worth training on, and nothing else."""
+_NUMBER = re.compile(r"\d{1,3}")
+
+
+def check_row(row: Row, judge: Judge) -> str | None:
+    """Return why a row is dropped; None keeps it, also for an answer that is not a number."""
+    score = read_score(judge.ask([write_question(row)])[0])
+    return "judged_not_worth_it" if score is not None and score <= WORTH else None
+
+
+def write_question(row: Row) -> Messages:
+    """Return the messages that ask about a row, whose texts are already redacted."""
+    turns = [
+        f"{turn['role'].upper()}: {shorten(turn['content'], TURN_CHARS)}" for turn in row["history"][-LAST_TURNS:]
+    ]
+    shown = [
+        *turns,
+        f"REQUEST: {shorten_at_paragraphs(row['prompt'], PROMPT_CHARS)}",
+        f"WHAT WENT WRONG:\n{shorten(row['privileged_context'], CONTEXT_CHARS)}",
+    ]
+    return [{"role": "system", "content": QUESTION}, {"role": "user", "content": "\n\n".join(shown)}]
+
+
+def read_score(text: str) -> int | None:
+    """Return the number of an answer, None without one from 0 to 100.
+
+    >>> read_score(" 85."), read_score("Yes"), read_score("850")
+    (85, None, None)
+    """
+    found = _NUMBER.fullmatch(text.strip().strip("`*\"'.!% "))
+    return int(found[0]) if found and int(found[0]) <= 100 else None
+
+
+def stage(judge: Judge) -> Filter:
+    """Build the filter that asks a model."""
+    return Filter(partial(check_row, judge=judge), reads=("prompt", "history", "privileged_context"))
