@@ -183,7 +183,7 @@ def test_keep_says_why(row: dict[str, object], reason: str | None) -> None:
 def test_an_episode_must_be_worth_it() -> None:
     message = "AssertionError: the parser returned three columns, expected four\n" * 4
     failed = failure(["test_or_assertion"], message, tool="bash", next="bash ls")
-    own = [{**failed, "text": word + message, "fault": "work"} for word in ("a", "b", "c", "d")]
+    own = [{**failed, "text": word + message, "fault": "work"} for word in "abcde"]
     unsure, sure = (
         {**NOTHING_KNOWN, "kind": "correction", "rule": "no", "probability": probability, "text": "keep the old name"}
         for probability in (0.9, 0.997)
