@@ -106,8 +106,15 @@ def test_results(content: Any, error: bool, tool: str, seen: str | None, is_erro
     assert seen is None or event.text == seen
 
 
-def test_a_refusal_aborts_the_turn_and_its_message_is_from_the_user() -> None:
-    text = f"{REFUSED} To tell you how to proceed, the user said:\nuse tabs\n\nNote: The user's next message"
+@pytest.mark.parametrize(
+    "words",
+    [
+        "To tell you how to proceed, the user said:\nuse tabs\n\nNote: The user's next message",
+        "The user provided the following reason for the rejection:  use tabs",
+    ],
+)
+def test_a_refusal_aborts_the_turn_and_its_message_is_from_the_user(words: str) -> None:
+    text = f"{REFUSED} {words}"
     read = claude_code.read([user("Go on"), answer(use("Edit")), user([result(text, True)])])
     assert kinds(read) == "user assistant tool_call tool_result user".split()
     assert (read[1].stop_reason, read[-1].text) == ("aborted", "use tabs")

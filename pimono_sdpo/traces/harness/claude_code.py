@@ -21,7 +21,9 @@ _SETTINGS = frozenset(
     """add-dir agents branch clear color compact config effort export fast fork hooks login mcp
     memory model output-style permissions plugin rename resume rewind statusline theme""".split()
 )
-_REFUSAL_MESSAGE = re.compile(r"(?:the user said:|rejected with user message:)\s*")
+_REFUSAL_MESSAGE = re.compile(
+    r"(?:the user said:|rejected with user message:|provided the following reason for the rejection:)\s*"
+)
 _NOTE = "\n\nNote: The user's next message"
 _ERROR, _ERROR_END = "<tool_use_error>", "</tool_use_error>"
 _REMINDER, _REMINDER_END = "<system-reminder>", "</system-reminder>"
