@@ -206,11 +206,12 @@ def describe_stages() -> str:
     from pimono_sdpo.failures import CATEGORIES
     from pimono_sdpo.stage import name_of
     from pimono_sdpo.traces.harness import HARNESSES
-    from processors import PIPELINE
+    from processors import pipeline
     from processors.grade import WEIGHTS
+    from processors.judge import Judge
 
     stages = []
-    for stage in PIPELINE:
+    for stage in pipeline(judge=Judge("", "")):
         module = sys.modules[getattr(stage.fn, "func", stage.fn).__module__]
         path = Path(str(module.__file__))
         kind = code(type(stage).__name__)

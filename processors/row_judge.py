@@ -1,4 +1,4 @@
-"""Drop rows that a chat model does not call worth training on, if one is asked.
+"""With `--row-judge`, drop rows that a chat model does not call worth training on.
 
 reads   prompt, history, privileged_context
 drops   judged_not_worth_it (the model gives at most WORTH of 100)
