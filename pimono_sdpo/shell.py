@@ -4,6 +4,7 @@ Words, quotes, heredocs and operators are recognised; nothing is expanded. shell
 """
 
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from functools import lru_cache
@@ -190,6 +191,8 @@ def _find_inner_command(words: list[str]) -> str:
     if program in _SHELLS:
         flags = [at for at, word in enumerate(words[:-1]) if re.fullmatch(r"-\w*c", word)]
         return words[flags[0] + 1] if flags else ""
+    if program in {"cmd", "cmd.exe"} and re.fullmatch("//?[cC]", arguments[0]):
+        return shlex.join(arguments[1:]) if len(arguments) > 2 else " ".join(arguments[1:])
     if program == "eval":
         return " ".join(arguments)
     if program in {"docker", "podman", "kubectl"} and "exec" in arguments:

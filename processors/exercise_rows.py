@@ -11,6 +11,8 @@ from typing import Any
 
 from datasets import Features, List, Value
 
+from pimono_sdpo.replay.calls import find_path, find_text, hash_call, read_edits, read_patch
+from pimono_sdpo.replay.commands import find_changes
 from pimono_sdpo.schema import EVIDENCE, PRINT, SDPO_ROW
 from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten
@@ -45,7 +47,8 @@ def write_exercise(row: Row, resolving_call: bool) -> dict[str, Any]:
         "targets": exercise["targets"],
         "paths": exercise["paths"],
         "places": exercise["places"],
-        "workspace": write_workspace(row),
+        "workspace": {**write_workspace(row), "cwd": exercise["folder"]},
+        "earlier": _hash_earlier(exercise),
     }
     if harness.tools and harness.tools is not pi.TOOLS:
         spec["harness"] = harness.name
@@ -78,6 +81,26 @@ def _write_turns(exercise: Json) -> list[Json]:
     if exercise["plan"]:
         turns[-1]["content"] += f"\n\n[your plan]\n{shorten(exercise['plan'], PLAN_CHARS)}"
     return turns
+
+
+def _hash_earlier(exercise: Json) -> dict[str, list[str]]:
+    """Return hashes of the calls that the prompt shows: those that failed, and those whose whole result is there."""
+    failed: list[str] = []
+    shown: dict[str, str] = {}
+    for turn in exercise["turns"]:
+        name, args = (turn["call"]["name"], turn["call"]["args"]) if "call" in turn else ("", {})
+        changes, path = find_changes(find_text(args, "command", "cmd"), ""), find_path(args)
+        if not name or turn["call"] == exercise["resolved_call"]:
+            continue
+        if not turn["ok"]:
+            failed.append(hash_call(name, args))
+        elif changes.anything or changes.names or "content" in args or read_edits(args) or read_patch(args):
+            # What failed before may work now, and the file is another one.
+            failed.clear()
+            shown = {call: of for call, of in shown.items() if not path or of != path}
+        elif shorten(turn["result"], RESULT_CHARS) == turn["result"]:
+            shown[hash_call(name, args)] = path
+    return {"failed": failed, "shown": [*shown]}
 
 
 def _shorten_texts(value: Any) -> Any:

@@ -32,7 +32,7 @@ from pimono_sdpo.replay.calls import (
     read_edits,
     read_patch,
 )
-from pimono_sdpo.replay.commands import find_changes, parse_once
+from pimono_sdpo.replay.commands import find_changes, find_shown_file, parse_once
 from pimono_sdpo.replay.files import Edit
 from pimono_sdpo.replay.initial_state import InitialState
 from pimono_sdpo.replay.workspace import Workspace, is_read_only
@@ -61,6 +61,7 @@ from processors.rows import PROMPT_CHARS
 
 Json = dict[str, Any]
 TOKEN_CHARS = 4
+REQUEST_MARK = "[request]\n"
 # Of one result or one text among the arguments of an earlier call.
 RESULT_CHARS, ARGUMENT_CHARS, PLAN_CHARS = 3000, 600, 1200
 FILE_CHARS = 30_000
@@ -81,6 +82,13 @@ MIN_ALIKE = 0.5
 # The same of a change that was only quoted wrongly, and of its new words those that were said.
 MIN_SAME, MIN_KNOWN = 0.8, 0.8
 _CHANGES = frozenset({"edit", "write", "multi_edit"})
+# A file at the end of a line; so many of them are a listing.
+_LISTED, MANY_FILES = re.compile(r"(?m)[\w-]\.\w{1,5}$"), 6
+_NUMBER = re.compile(r"(?m)^ *\d{1,7}[→\t]")
+_NOT_FOUND = re.compile(
+    r"Could not find (?:the exact text|edits\[)|String to replace not found|Failed to find expected lines"
+)
+_AMBIGUOUS = re.compile(r"Found \d+ (?:occurrences of |matches of the string)")
 _UNREAD = re.compile(r"not been read yet|modified since|[Rr]ead (?:it|the file) (?:first|again)|must read")
 _PLACES = {"~": "~", "$HOME": "~", "$WORKSPACE/..": ".."}
 _CHANGED = re.compile(r"modified since|unexpectedly modified")
@@ -114,7 +122,7 @@ def gather_exercises(
 ) -> list[dict[str, Any]]:
     """Return a row for each failure, and correction if asked for, of a session; at least one."""
     trace = read_trace(row["trace"] or b"")
-    events, place = trace.events, Workspace(trace.cwd)
+    events, first_place = trace.events, Workspace(trace.cwd)
     evidence = find_evidence(events, judge)
     matched, requests, described = evidence.matched, evidence.requests, evidence.described
     identity, secrets = identify(row["trace"], trace, recorder) if any(described.values()) else (recorder, [])
@@ -146,24 +154,28 @@ def gather_exercises(
             changes = (one for one in before_it if one.kind == "tool_call" and one.tool_name in _CHANGES | {"bash"})
             call = events[begin] if item["kind"] == "failure" else next(changes, None)
             prompt = spell_out(request, events)
+            place = Workspace(call.cwd if call and call.cwd else trace.cwd)
+            folder = trace.cwd if place.absolute(".") == first_place.absolute(".") else place.cwd
             goal = _find_goal(item, call)
             if isinstance(goal, str):
                 problem = goal
             else:
                 path = str(goal.get("path", ""))
                 is_failure, resolver = item["kind"] == "failure", None
+                plan = _find_plan(events, matched, begin) if is_failure else ""
+                turns = _list_turns(events, matched, request, begin, prompt_chars)
+                shown = _Prompt(turns, plan, place)
+                if call and goal["kind"] == "change" and _is_guess(call, path, item["text"], shown):
+                    goal |= {"kind": "read", "guessed": True}
                 if call and is_failure:
                     resolver = _find_resolver(events, worked, item, call, goal, place)
                     item = _hide_resolver(item, resolver, matched)
-                plan = _find_plan(events, matched, begin) if is_failure else ""
-                turns = _list_turns(events, matched, request, begin, prompt_chars)
-                known = files.files_at(begin, item["event_index"], path, FILE_CHARS)
-                shown = _Prompt(turns, plan, prompt, place)
+                known = files.files_at(begin, item["event_index"], path and place.absolute(path), FILE_CHARS)
                 is_later = any(called.get(at, begin) < begin < at for at in failed - {item["event_index"]})
                 if is_later:
                     problem = "not_decidable"
                 elif is_failure:
-                    problem = _find_fault(goal, call, resolver, shown)
+                    problem = _find_fault(goal, call, resolver, shown, item["text"])
                     is_made = any(_makes(one, path) for one in events[begin + 1 :] if one.kind == "tool_call")
                     by_others = _CHANGED.search(item["text"]) and not _has_changed(events[:begin], worked, place, path)
                     if (goal["kind"] == "path" and is_made) or by_others:
@@ -171,9 +183,14 @@ def gather_exercises(
                     alike[goal["kind"]] += not problem
                     if alike[goal["kind"]] > MOST_ALIKE:
                         problem = problem or "repeated"
-                targets = [] if problem else _list_targets(events, worked, begin, resolver, shown, path)
+                targets = (
+                    []
+                    if problem or goal["kind"] == "folder"
+                    else _list_targets(events, worked, begin, resolver, shown, path)
+                )
                 exercise = {
                     "cwd": trace.cwd,
+                    "folder": folder,
                     "tools": tools,
                     "turns": turns,
                     "plan": plan,
@@ -183,7 +200,7 @@ def gather_exercises(
                     "resolved_call": _describe_call(resolver),
                     "paths": files.known_paths[:MOST_PATHS],
                     # Other ways to write the folders that a path may begin with.
-                    "places": {short: place.absolute(of) for short, of in _PLACES.items()},
+                    "places": {short: first_place.absolute(of) for short, of in _PLACES.items()},
                 }
         made.append(
             {
@@ -267,16 +284,12 @@ class _Turn(NamedTuple):
 class _Prompt:
     """What the prompt of a row shows."""
 
-    def __init__(self, turns: Sequence[Json], plan: str, request: str, place: Workspace) -> None:
+    def __init__(self, turns: Sequence[Json], plan: str, place: Workspace) -> None:
         self.place = place
         first, *self.turns = [_read_turn(turn) for turn in turns]
         self.plan = _use_slashes(shorten(plan, PLAN_CHARS))
-        self.asked = "\n".join(
-            [
-                _use_slashes(shorten_at_paragraphs(request, PROMPT_CHARS)),
-                *(turn.shown for turn in self.turns if not turn.tool),
-            ]
-        )
+        request = first.shown.rpartition(REQUEST_MARK)[2]
+        self.asked = "\n".join([request, *(turn.shown for turn in self.turns if not turn.tool)])
         self.shown = "\n".join(turn.shown for turn in self.turns if turn.tool and turn.ok)
         # What a call that failed was given need not exist.
         self.text = "\n".join([first.shown, self.asked, self.shown, *(turn.said for turn in self.turns if turn.ok)])
@@ -293,8 +306,12 @@ class _Prompt:
 
     def names(self, path: str) -> bool:
         """Whether a file is named by the user, by the plan or by what came last."""
-        near = (f"{turn.said}\n{turn.shown}" for turn in self.turns[-NEAR:])
-        return _has_word(_name(path), "\n".join([self.asked, self.plan, *near]))
+        near = (f"{turn.said}\n{'' if _is_listing(turn.shown) else turn.shown}" for turn in self.turns[-NEAR:])
+        *_, folder, name = f"/{self.place.absolute(path)}".split("/")
+        mention = rf"([^\s/'\"`]*/)?(?<![\w-]){re.escape(name)}(?![\w-])"
+        folders = {one.lstrip("(") for one in re.findall(mention, "\n".join([self.asked, self.plan, *near]))}
+        # Other folders have files of the same name.
+        return not folders.isdisjoint({"", "./", "../", f"{folder}/".lstrip("(")})
 
     def has_used(self, path: str) -> bool:
         """Whether a call that worked was given a file."""
@@ -317,9 +334,16 @@ def _read_turn(turn: Json) -> _Turn:
     call = turn.get("call") or {"name": "", "args": {}}
     said = "\n".join(shorten(one, ARGUMENT_CHARS) for one in call["args"].values() if isinstance(one, str))
     shown = (
-        shorten(turn["result"], RESULT_CHARS) if "call" in turn else shorten_at_paragraphs(turn["text"], PROMPT_CHARS)
+        _NUMBER.sub("", shorten(turn["result"], RESULT_CHARS))
+        if "call" in turn
+        else shorten_at_paragraphs(turn["text"], PROMPT_CHARS)
     )
     return _Turn(call["name"], _use_slashes(said), _use_slashes(shown), turn.get("ok", True))
+
+
+def _is_listing(text: str) -> bool:
+    """Whether a result lists files; that one is among many does not say that it is next."""
+    return len(_LISTED.findall(text)) >= MANY_FILES
 
 
 def _use_slashes(text: str) -> str:
@@ -334,7 +358,7 @@ def _has_word(word: str, text: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text, re.ASCII) is not None
 
 
-def _find_fault(goal: Json, call: Event | None, resolver: Event | None, prompt: _Prompt) -> str | None:
+def _find_fault(goal: Json, call: Event | None, resolver: Event | None, prompt: _Prompt, error: str) -> str | None:
     """Return why the prompt does not tell that another call was right, and which; None if it does."""
     kind, path, place = goal["kind"], goal["path"], prompt.place
     if call is None or resolver is None or resolver.arguments == call.arguments:
@@ -348,7 +372,7 @@ def _find_fault(goal: Json, call: Event | None, resolver: Event | None, prompt: 
     if kind == "folder":
         return None if whole != place.absolute(".") and prompt.wants(path) else "not_in_prompt"
     if kind == "change":
-        return None if _is_determined(call, resolver, prompt) else "not_in_prompt"
+        return None if _is_determined(call, resolver, prompt, error) else "not_in_prompt"
     if kind == "read":
         # What is written may well be new, or not worth reading.
         if call.tool_name == "write" or _NO_FILE.search(path) or _was_shown(call, prompt):
@@ -376,7 +400,7 @@ def _find_fault(goal: Json, call: Event | None, resolver: Event | None, prompt: 
     return None if prompt.wants(path) else "not_in_prompt"
 
 
-def _is_determined(call: Event, resolver: Event, prompt: _Prompt) -> bool:
+def _is_determined(call: Event, resolver: Event, prompt: _Prompt, error: str) -> bool:
     """Whether the prompt has the text to edit and says what to put in, so that only the quoting was wrong."""
     given, own = decode_arguments(resolver), decode_arguments(call)
     old, wrong = ("\n".join(hunk.old for hunk in _list_hunks(one)) for one in (given, own))
@@ -385,9 +409,11 @@ def _is_determined(call: Event, resolver: Event, prompt: _Prompt) -> bool:
     said = "\n".join([prompt.asked, prompt.plan, *(turn.shown for turn in prompt.turns[-1:])]).lower()
     is_said = bool(new) and sum(word in said for word in new) >= MIN_KNOWN * len(new)
     is_same = not wrong or overlap(changed_words(own), changed_words(given)) >= MIN_SAME
-    # That a text is there twice can be seen only where it is shown twice.
+    # That a text is there twice can be seen only where it is shown twice, or another edit was refused for it.
     wrong = _use_slashes(wrong.strip())
-    is_seen = wrong not in prompt.shown or not wrong or any(turn.shown.count(wrong) > 1 for turn in prompt.turns)
+    is_absent = wrong not in prompt.shown and not _AMBIGUOUS.search(error)
+    is_twice = any(turn.shown.count(wrong) > 1 or _AMBIGUOUS.search(turn.shown) for turn in prompt.turns)
+    is_seen = is_absent or not wrong or is_twice
     return (
         bool(prompt.plan)
         and is_said
@@ -408,6 +434,18 @@ def _was_shown(call: Event, prompt: _Prompt) -> bool:
     lines = [line for line in map(str.strip, _use_slashes(old).split("\n")) if len(line) > MIN_LINE]
     shown = "\n".join(turn.shown for turn in prompt.turns)
     return sum(line in prompt.text or line in shown for line in lines) >= MANY * len(lines)
+
+
+def _is_guess(call: Event, path: str, error: str, prompt: _Prompt) -> bool:
+    """Whether an edit of a file that is named was made up: the prompt shows nothing of the text that it replaces."""
+    hunks = _list_hunks(decode_arguments(call))
+    new, old = (
+        {" ".join(line.split()) for text in texts for line in _use_slashes(text).split("\n")}
+        for texts in ([hunk.new for hunk in hunks], [hunk.old for hunk in hunks])
+    )
+    shown = " ".join("\n".join([prompt.text, *(turn.shown for turn in prompt.turns)]).split())
+    is_shown = prompt.has_used(path) or any(line in shown for line in old - new if len(line) > MIN_LINE)
+    return _NOT_FOUND.search(error) is not None and prompt.wants(path) and not is_shown
 
 
 def _has_changed(events: Sequence[Event], worked: Container[int], place: Workspace, path: str) -> bool:
@@ -503,7 +541,10 @@ def _find_resolver(
         is_it, is_change = any(_is_same(one, wanted) for one in paths), event.tool_name in _CHANGES
         match kind:
             case "read":
-                does = is_it and event.tool_name == "read"
+                printed = find_shown_file(_find_command(event))
+                does = (is_it and event.tool_name == "read") or (
+                    printed and _is_same(place.absolute(printed.path), whole)
+                )
             case "change":
                 is_alike = not wanted_words or overlap(wanted_words, changed_words(given)) >= MIN_ALIKE
                 does = is_change and (is_it or not wanted) and is_alike
@@ -620,7 +661,7 @@ def _list_turns(
     if not stands_alone(ask):
         lead = gather_history(events, request.index, LEAD_IN_CHARS)
         earlier = "\n\n".join(f"[{turn['role']} before]\n{turn['content']}" for turn in lead)
-        ask = f"{earlier}\n\n[request]\n{ask}" if earlier else ask
+        ask = f"{earlier}\n\n{REQUEST_MARK}{ask}" if earlier else ask
     turns: list[Json] = []
     left = chars - min(len(ask), PROMPT_CHARS)
     for event in reversed(events[request.index + 1 : begin]):

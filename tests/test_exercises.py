@@ -107,13 +107,15 @@ def guess(path: str, tool: Any = None, plan: str = "", found: str = "old") -> li
     return [assistant(plan or f"Now I look at {name}.", "toolUse"), *(look or read), *search]
 
 
-def edit_twice(old: str, *before: Row, plan: str = "Now I set total to number 2.") -> list[Row]:
+def edit_twice(
+    old: str, *before: Row, plan: str = "Now I set total to number 2.", error: str = FAILED_EDIT
+) -> list[Row]:
     """An edit that fails and one of `old` that works."""
     return [
         *before,
         assistant(plan, "toolUse"),
         call("edit", "e1", path="a.py", edits=[{"oldText": f"{old} # x", "newText": "total = number(2)"}]),
-        result("edit", FAILED_EDIT, True, "e1"),
+        result("edit", error, True, "e1"),
         call("edit", "e2", path="a.py", edits=[{"oldText": old, "newText": "total = number(2)"}]),
         result("edit", "Successfully replaced 1 block(s) in a.py.", call_id="e2"),
     ]
@@ -147,6 +149,7 @@ LONG_A = [call("read", "r", path="a.py"), result("read", "x\n" * 4000 + "total =
 READ_CONF = [call("read", "c", path="conf.py"), result("read", "def settings_of(path):\n    return 1\n", call_id="c")]
 LISTED = bash("find . -name '*.md'", "./old/plan.md\n./old/read.md", call_id="l")
 GUESS = guess("docs/plan.md")
+MANY_FILES = "conf.py\n" + "\n".join(f"part{number}.py" for number in range(6))
 LONG = "\n\n".join(f"{number}. It should work as before." for number in range(2000))
 
 
@@ -192,6 +195,19 @@ LONG = "\n\n".join(f"{number}. It should work as before." for number in range(20
         (REQUEST, edit_unread(), ["read"]),
         (REQUEST, edit_unread(*READ_CONF), []),
         (REQUEST, edit_unread(plan="Now I change the other one."), []),
+        # An edit whose text was made up, of a file that the prompt does not show; one that shows some of it.
+        (REQUEST, edit_unread(why=FAILED_EDIT), ["read"]),
+        (
+            REQUEST,
+            edit_unread(*bash("grep -n def conf.py", "def settings_of(path):", call_id="g"), why=FAILED_EDIT),
+            [],
+        ),
+        # A name among many of a listing, or of a file in another folder.
+        (REQUEST, edit_unread(*bash("ls", "conf.py\nother.py", call_id="g"), plan="Go on."), ["read"]),
+        (REQUEST, edit_unread(*bash("ls", MANY_FILES, call_id="g"), plan="Go on."), []),
+        (REQUEST, edit_unread(*bash("npm test", "in src/conf.py:1", call_id="g"), plan="Go on."), []),
+        # A text that is there twice, once as far as the prompt shows.
+        (REQUEST, edit_twice("total = 1", *READ_A, error="Found 2 matches of the string to replace"), []),
         # The request names it, or did before it was cut.
         (f"{REQUEST}\n\nconf.py too.", edit_unread(plan="Now I change the other one."), ["read"]),
         (f"{LONG}\n\nconf.py too.\n\n{LONG}", edit_unread(plan="Now I change the other one."), []),

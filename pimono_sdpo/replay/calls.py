@@ -4,6 +4,7 @@ With several `edits` in a call, each text is searched for in the original file (
 of the edits before it. A Codex patch names files and hunks, each searched for after the one before.
 """
 
+import hashlib
 import re
 import tomllib
 from collections import Counter
@@ -122,6 +123,20 @@ def find_text(arguments: dict[str, Any], *names: str) -> str:
 def find_path(arguments: dict[str, Any]) -> str:
     """Return the path in a call's arguments, or ""."""
     return find_text(arguments, "path", "file_path", "filePath", "notebook_path", "file")
+
+
+def hash_call(name: str, arguments: dict[str, Any]) -> str:
+    """Return a hash of a call; white space and quotes count only in the text of an edit or a file.
+
+    >>> hash_call("bash", {"command": "cat 'a.ts'"}) == hash_call("bash", {"command": "cat  a.ts", "timeout": 9})
+    True
+    """
+    # Other arguments of a command do not change what it does, such as a description of it.
+    keys = {"command", "cmd", "workdir", "cwd"} & arguments.keys() or arguments.keys()
+    text = "\n".join([name, *(f"{key}={arguments[key]}" for key in sorted(keys))])
+    if not (read_edits(arguments) or read_patch(arguments) or "content" in arguments):
+        text = re.sub(r"[\s'\"\\]+", "", text)
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]
 
 
 def read_edits(arguments: dict[str, Any]) -> list[Edit]:

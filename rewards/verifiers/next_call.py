@@ -3,7 +3,7 @@
 spec   as `filter --unit step` writes it: tools, format, workspace and paths (the files that existed),
        goal, failed_call, resolved_call (the call that worked later, if any), targets (other files that
        serve the step: the session used them next, or later where the prompt names them), places (the
-       folder that `~` stands for)
+       folder that `~` stands for), earlier (hashes of the calls of the prompt: failed, shown)
 score  as docs/tutorials/exercises.md describes; None where the session proves neither success nor failure
 
 A row of a session or an episode has no goal: there each call must be valid, must differ from the
@@ -17,7 +17,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pimono_sdpo.replay.calls import changed_words, find_path, find_text, overlap, read_edits, read_patch
+from pimono_sdpo.replay.calls import changed_words, find_path, find_text, hash_call, overlap, read_edits, read_patch
 from pimono_sdpo.replay.commands import find_changes
 from pimono_sdpo.replay.files import Edit
 from pimono_sdpo.replay.workspace import CHANGING, Workspace, load_workspace, split_name
@@ -48,6 +48,7 @@ _COUNT_OF_ZERO = re.compile(r"(?<!\S)-[-a-zA-Z]*[ =]?0(?!\S)")
 _FOLLOWS = re.compile(r"(?<!\S)(?:-[a-zA-Z]*[fF]\w*|--follow\S*)(?!\S)")
 _SED_PRINT = re.compile(r"(?:(\d{1,9})|/([^/]{1,99})/)(?:,[^p;]{0,99})?p")
 _TAKES_VALUE = re.compile(r"-[a-zA-Z]{0,9}[ABCm]|--(?:after-|before-)?context|--max-count")
+_ALL_FILES = re.compile(r"[/\\]\*(?:\.\w+)?\Z")
 _CHANGE_TOOLS = frozenset({"edit", "write", "multi_edit", "apply_patch"})
 # Options and code with which lookers write files or run other programs.
 _WRITES = re.compile(
@@ -160,6 +161,11 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
         return _undecided()
     if calls[0] in step.references:
         return passed(NAME)
+    earlier, own = spec.get("earlier") or {}, hash_call(calls[0].name, calls[0].arguments)
+    if own in earlier.get("failed", ()):
+        return _fail("This call has already failed.", 0.0)
+    if own in earlier.get("shown", ()):
+        return skipped(NAME, "The result of this call is already shown.")
     return (_check_change if step.changes and calls[0].name in _CHANGE_TOOLS else _check_look)(calls[0], step)
 
 
@@ -214,6 +220,9 @@ def _check_look(call: Call, step: Step) -> VerifierResult:
     if _loses_text(call, step):
         return _fail(f"{goal} must be kept.")
     if _may_change(call):
+        if step.goal.get("guessed") and call.name in _CHANGE_TOOLS - {"write"} and step.replay().status != "failed":
+            # The harness allows an edit of a file that was not read, if its text happens to be right.
+            return _undecided()
         names = find_changes(command.replace("$WORKSPACE/", ""), "").names
         changes = set(map(step.absolute, names)) if command else looked
         if command and step.kind == "read":
@@ -382,8 +391,12 @@ def _split_arguments(stage: Stage) -> tuple[list[str], list[str]]:
 def _find_listed_folders(printing: Iterable[tuple[str, Stage]], step: Step) -> Iterator[str]:
     """Yield the folders that a call lists; for a glob, the folder before its first wildcard."""
     for folder, stage in printing:
-        if stage.program in _LISTERS or "--files" in stage.arguments:
-            for word in _split_arguments(stage)[1] or ["."]:
+        words = _split_arguments(stage)[1] or ["."]
+        if stage.program in _READERS - {"sed"}:
+            # `cat docs/*` shows what is in a folder, too; the tool `read`, which counts as `sed`, does not.
+            words = [word for word in words if _ALL_FILES.search(word)]
+        if stage.program in _LISTERS | _READERS - {"sed"} or "--files" in stage.arguments:
+            for word in words:
                 place = re.split(r"[^/\\]*[*?]", _join(folder, word))[0]
                 yield step.absolute(place.rstrip("/\\") or ".")
 

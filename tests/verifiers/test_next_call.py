@@ -9,6 +9,7 @@ import pytest
 from datasets import Dataset
 
 from pimono_sdpo import run_pipeline
+from pimono_sdpo.replay.calls import hash_call
 from pimono_sdpo.schema import SESSION as COLUMNS
 from pimono_sdpo.training.rewards import scoring_of
 from processors import pipeline
@@ -83,12 +84,44 @@ def test_calls_that_reach_the_goal_pass(kind: str, call: Call) -> None:
     assert (result.status, result.score) == ("passed", 1.0), result.feedback
 
 
-HALF: list[tuple[str, Call]] = [("change", read("src/app.py")), ("change", bash("sed -n '1,20p' src/app.py"))]
+HALF: list[tuple[str, Call]] = [("change", bash("cat src/app.py")), ("change", bash("sed -n '1,20p' src/app.py"))]
 
 
 @pytest.mark.parametrize(("kind", "call"), HALF)
 def test_looking_at_the_target_gets_half_credit(kind: str, call: Call) -> None:
     assert judge(kind, call).score == 0.5
+
+
+def test_a_call_that_the_prompt_shows_makes_no_progress() -> None:
+    assert judge("change", read("src/app.py")).score is None
+    # The file has changed since it was read.
+    assert judge("folder", read("src/app.py")).score == 1.0
+    spec = {**UNREAD, "earlier": {"failed": [hash_call("bash", {"command": "cat  src/one.py"})], "shown": []}}
+    assert verify(write(bash("cat 'src/one.py'")), spec).score == 0.0
+    assert verify(write(bash("head -9 src/one.py")), spec).score == 1.0
+
+
+@pytest.mark.parametrize(("goal", "scores"), [({}, [0.1, 0.1]), ({"guessed": True}, [None, 0.1])])
+def test_an_edit_of_an_unread_file_is_wrong_unless_the_harness_would_try_it(
+    goal: dict[str, bool], scores: list[float | None]
+) -> None:
+    calls = [edit("c", "d", "src/one.py"), ("write", {"path": "src/one.py", "content": "x = 1"})]
+    spec = {**UNREAD, "goal": {**UNREAD["goal"], **goal}}
+    assert [verify(write(call), spec).score for call in calls] == scores
+
+
+@pytest.mark.parametrize(
+    ("command", "score"),
+    [
+        ("cat src/*", 1.0),
+        ("cat src/*.py", 1.0),
+        ("cat src/zz*", None),
+        ("cmd /c dir src", 1.0),
+        ("cmd /c del src", 0.1),
+    ],
+)
+def test_all_files_of_a_folder_are_a_look_into_it(command: str, score: float | None) -> None:
+    assert judge("folder", bash(command)).score == score
 
 
 KINDS = ["change", "schema", "path", "folder"]

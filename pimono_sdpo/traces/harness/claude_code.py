@@ -92,7 +92,7 @@ def read(objects: list[Entry]) -> list[Event]:
         state.seen.add(uuid)
         for event in [Event(0, "other")] if is_copy else list(_read_entry(entry, state)):
             event.id, event.parent_id = uuid, to_text(entry.get("parentUuid"))
-            event.timestamp = to_text(entry.get("timestamp"))
+            event.timestamp, event.cwd = to_text(entry.get("timestamp")), to_text(entry.get("cwd"))
             event.on_active_branch = position in active and not sidechain
             event.is_subagent = sidechain
             state.steps.follow(event)
