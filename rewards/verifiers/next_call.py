@@ -97,7 +97,9 @@ class Step:
         texts = [text for file in files for text in file.texts]
         for call in self.references:
             path = find_path(call.arguments)
-            texts += [str(value) for value in call.arguments.values() if str(value) != path]
+            # What an edit would insert is not in the file.
+            olds = [hunk.old for hunk in _list_hunks(call)]
+            texts += olds or [str(value) for value in call.arguments.values() if str(value) != path]
         names = [PurePosixPath(path).name for path in self.targets] if self.kind in _CONTENT else self.paths
         self.text = "\n".join([*texts, *names]).lower()
         lengths = [MAX_LINES if file.whole is None else file.whole.count("\n") + 1 for file in files]
@@ -344,9 +346,14 @@ def _find_shown_paths(printing: Iterable[tuple[str, Stage]], step: Step) -> Iter
     """Yield the paths whose existence or content a call shows, whichever the step needs."""
     for folder, stage in printing:
         if step.kind not in _CONTENT or _is_search(stage) or stage.program in _READERS:
-            words = [word for word in _split_arguments(stage)[1] if not re.search(r"[*?]", word)]
-            paths = [step.absolute(_join(folder, word)) for word in words]
+            words = [step.absolute(_join(folder, word)) for word in _split_arguments(stage)[1]]
+            paths = [word for word in words if not re.search(r"[*?]", word)]
             yield from paths
+            # A glob of the whole workspace, or of several folders, does not count either.
+            folders = {word: str(PurePosixPath(word).parent) for word in words if word not in paths}
+            globs = [word for word, of in folders.items() if of not in step.above and not re.search(r"[*?]", of)]
+            if stage.program in _READERS:
+                yield from (target for target in step.targets for glob in globs if PurePosixPath(target).match(glob))
             if _is_search(stage) and step.kind in _CONTENT:
                 # A search of the whole workspace does not count: it would fit every step.
                 below = [f"{path}/" for path in paths if path not in step.above]
@@ -566,11 +573,14 @@ def _read_code(text: str, step: Step) -> list[str]:
     return re.findall(rf"{indent}\w+|[^\w\s]", re.sub(r"[\"`]", "'", text).strip())
 
 
+def _list_hunks(call: Call) -> list[Edit]:
+    return read_edits(call.arguments) or [hunk for patch in read_patch(call.arguments) for hunk in patch.hunks]
+
+
 def _read_change(call: Call, step: Step) -> list[tuple[list[str], list[str]]]:
     """Return the tokens that each edit of a call removes and adds, without the unchanged text around them."""
-    edits = read_edits(call.arguments) or [hunk for patch in read_patch(call.arguments) for hunk in patch.hunks]
     changes = []
-    for edit in edits or [Edit("", find_text(call.arguments, "content"))]:
+    for edit in _list_hunks(call) or [Edit("", find_text(call.arguments, "content"))]:
         old, new = _read_code(edit.old, step), _read_code(edit.new, step)
         start = _count_same(old, new)
         end = _count_same(old[start:][::-1], new[start:][::-1])

@@ -479,7 +479,12 @@ UNREAD: dict[str, Any] = {
     [
         # What the prompt names beside the file, and what the session used next, is as right.
         (read("src/two.py"), 1.0),
-        (("grep", {"pattern": "b", "path": "src/two.py"}), 1.0),
+        (("grep", {"pattern": "a", "path": "src/two.py"}), 1.0),
+        (bash("cat src/*.py"), 1.0),
+        # The text that the edit would have inserted is not in the file yet.
+        (("grep", {"pattern": "b", "path": "src/two.py"}), None),
+        (bash("cat *"), None),
+        (bash("cat */*"), None),
         (bash("sed -n 1,9p src/two.py"), 1.0),
         # So is looking for a file whose folder is not in the prompt, with any tool.
         (bash("find . -name one.py -not -path '*/build/*'"), 1.0),
