@@ -348,6 +348,10 @@ def _advise(report: Json) -> str:
         return f"keep more rows in your stage `{dropping[0]}`, or leave it out"
     if "below_min_score" in report["drop_reasons"]:
         return "lower --min-score"
+    if "not_judged" in report["drop_reasons"]:
+        return "use a --row-judge that answers with a number"
+    if "judged_not_worth_it" in report["drop_reasons"]:
+        return "use another --row-judge or leave it out"
     if "hardly_worth_it" in report["drop_reasons"]:
         return "lower --min-worth"
     if report["options"]["unit"] == "step":

@@ -8,7 +8,7 @@ TRIMMED = "\n\n[... trimmed ...]\n\n"
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
 _HEADER = re.compile(r"^(?:Tool/environment diagnostic|Later user correction) \d+\b[^\n]*:\n", re.M)
-_PLACEHOLDER, _PLACEHOLDER_CHARS = re.compile(r"\[REDACTED:\w{1,40}\]"), 60
+_PLACEHOLDER, _PLACEHOLDER_CHARS = re.compile(r"\[REDACTED:\w{1,40}\]|\$(?:WORKSPACE|HOME|USER|HOST|TMPDIR)\b"), 60
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 

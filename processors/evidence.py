@@ -153,10 +153,11 @@ def find_evidence(events: tuple[Event, ...], judge: Judge | None, unit: Unit = "
     # What a request left broken is often put right only once the user has said so.
     opened = {item["event_index"] for item in corrections}
     fresh_starts = [*(at for at in ends[:-1] if at not in opened), len(events)]
-    described = {
-        index: describe_outcomes(own, events, matched, fresh_starts[bisect_right(fresh_starts, index)])
-        for index, own in findings.items()
-    }
+    described = {}
+    for index, own in findings.items():
+        # A correction may come after further requests.
+        last = max([index, *(item["event_index"] for item in own if item["kind"] == "correction")])
+        described[index] = describe_outcomes(own, events, matched, fresh_starts[bisect_right(fresh_starts, last)])
     forks = sorted(max(branch.fork, 0) for branch in find_branches(events))
     return Found(matched, requests, described, forks)
 

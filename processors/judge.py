@@ -15,7 +15,7 @@ from pimono_sdpo.errors import InferenceError
 
 Messages = list[dict[str, str]]
 JOURNAL = Path("pimono-sdpo", "judge.sqlite")
-ANSWER_TOKENS = 4
+ANSWER_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Judge:
         for reply in replies:
             if reply.error:
                 raise InferenceError(
-                    f"`{self.model}` cannot judge: {reply.error}. Run the command again; finished answers are kept."
+                    f"`{self.model}` cannot judge: {reply.error}. Check the model, its address and the key, and run "
+                    "the command again; finished answers are kept."
                 )
         return [reply.text for reply in replies]

@@ -1,7 +1,7 @@
 """With `--row-judge`, drop rows that a chat model does not call worth training on.
 
 reads   prompt, history, privileged_context
-drops   judged_not_worth_it (the model gives at most WORTH of 100)
+drops   judged_not_worth_it (the model gives at most WORTH of 100), not_judged (its answer has no number)
 """
 
 import re
@@ -27,13 +27,15 @@ its change, a wrong assumption, a misunderstood wish. A test that was meant to f
 missing service or a slip put right at once is not enough.
 One real mistake among noise is enough. Answer with a number from 0 to 100, the probability that a second \
 careful reader calls the row worth training on, and nothing else."""
-_NUMBER = re.compile(r"\d{1,3}")
+_NUMBER = re.compile(r"(?:[^\d\n]{0,40}(?<![-.,\d]))?(\d{1,3})(?:/100|%| ?percent)?", re.ASCII)
 
 
 def check_row(row: Row, judge: Judge) -> str | None:
-    """Return why a row is dropped; None keeps it, also for an answer that is not a number."""
+    """Return why a row is dropped; None keeps it."""
     score = read_score(judge.ask([write_question(row)])[0])
-    return "judged_not_worth_it" if score is not None and score <= WORTH else None
+    if score is None:
+        return "not_judged"
+    return "judged_not_worth_it" if score <= WORTH else None
 
 
 def write_question(row: Row) -> Messages:
@@ -50,13 +52,13 @@ def write_question(row: Row) -> Messages:
 
 
 def read_score(text: str) -> int | None:
-    """Return the number of an answer, None without one from 0 to 100.
+    """Return the number of an answer, perhaps behind some words; None without one from 0 to 100.
 
-    >>> read_score(" 85."), read_score("Yes"), read_score("850")
-    (85, None, None)
+    >>> read_score(" 85."), read_score("Score: 30/100"), read_score("7/10"), read_score("850")
+    (85, 30, None, None)
     """
-    found = _NUMBER.fullmatch(text.strip().strip("`*\"'.!% "))
-    return int(found[0]) if found and int(found[0]) <= 100 else None
+    found = _NUMBER.fullmatch(text.strip().strip("`*\"'.! "))
+    return int(found[1]) if found and int(found[1]) <= 100 else None
 
 
 def stage(judge: Judge) -> Filter:

@@ -107,12 +107,14 @@ def is_secret_value(name: str, value: str, quoted: bool, tight: bool) -> bool:
     `tight` says that nothing stands between name, sign and value.
     """
     value = value.strip()
-    if len(value) < 4 or _REFERENCE.fullmatch(value) or is_made_up(value):
+    is_password = _PASSWORD_NAME.search(name) is not None
+    # `Demo2026!` in an environment file is a weak password rather than an example.
+    is_dated = is_password and tight and name.isupper() and re.search(r"(?:19|20)\d\d(?!\d)", value) is not None
+    if len(value) < 4 or _REFERENCE.fullmatch(value) or (is_made_up(value) and not is_dated):
         return False
     # A word in Chinese, Japanese or Korean says what the password is like.
     if value[0] in ",;)|&" or "\u3040" <= value[:1] <= "\ud7af" or _OTHER_NAME.search(name):
         return False
-    is_password = _PASSWORD_NAME.search(name) is not None
     key = _KEY_NAME.search(name)
     if key and not key["telling"]:
         return is_random(value, 20) and not _CHECKSUM.search(name)

@@ -42,6 +42,8 @@ from processors.redact import redact_text
 Json = dict[str, Any]
 Key = tuple[str, str, int]
 RUN, CARD = "run.json", "README.md"
+# In the title of each page.
+OURS, HEAD_BYTES = "· pimono-sdpo</title>".encode(), 4000
 
 
 @options
@@ -91,12 +93,16 @@ def run(options: Options) -> None:
         return
     if options.out and options.out.suffix.lower() not in {".html", ".htm"}:
         raise OutputError(f"`{options.out}` is not the name of a page; give --out a name that ends in .html.")
+    if options.rows and options.rows > sys.maxsize:
+        raise OutputError(f"--rows {options.rows} is too large; leave it out or give a smaller number.")
     folder, name = find_folder(options.source)
     if options.review:
         page, kind = render_review(folder, name, options.traces, options.rows or 50, options.seed), "-review"
     else:
         page, kind = render_view(folder, options.traces, options.rows or 500), ""
     out = options.out or Path(f"{name.rpartition('/')[2]}{kind}.html")
+    if out.is_file() and OURS not in out.read_bytes()[:HEAD_BYTES]:
+        raise OutputError(f"`{out}` is another page; give another name with --out, or delete it.")
     with writing(out, "give the path of a file with --out"):
         write_atomically(out, page.encode())
     typer.echo(f"the page is {out} ({describe_size(len(page.encode()))}), on this machine only")

@@ -215,6 +215,11 @@ def find_endpoint(provider: str, environment: Mapping[str, str]) -> Endpoint:
             url = URL("")
         if url.scheme not in ("http", "https") or not url.host:
             raise InferenceError(f"`{provider}` is not an http address; use one such as http://localhost:8000.")
+        if url.userinfo or url.query:
+            raise InferenceError(
+                f"The address of `{url.host}` holds a user, a password or a query, which reports would publish; "
+                f"leave them out and set {OWN_KEY_VARIABLE} to the key."
+            )
         if key and url.scheme == "http" and url.host not in LOCAL_HOSTS:
             raise InferenceError(
                 f"{OWN_KEY_VARIABLE} would be sent to `{provider}` unencrypted; use https, or unset the key."

@@ -10,7 +10,7 @@ Kind = Literal[
 ]
 
 _ERROR_STATUS = re.compile(r'\s*\{\s*"status":\s*"error"')
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_]|[()][0-9A-Z])")
 
 
 class Event(msgspec.Struct, gc=False):
