@@ -7,15 +7,18 @@ from hypothesis import strategies as st
 
 from pimono_sdpo.replay.workspace import load_workspace
 from pimono_sdpo.text import TRIMMED, shorten, shorten_at_paragraphs
+from pimono_sdpo.traces.parse import read_trace
 from processors.context import write_context
 from processors.diagnostics import NOTHING_KNOWN
-from processors.evidence import is_substantive
+from processors.evidence import find_evidence, is_substantive
 from processors.grade import WEIGHTS, grade
 from processors.keep import INTERCEPT, LEAST_WORTH, LOG_ODDS, estimate_worth, keep, rate_episodes
 from processors.rows import write_verifier_spec
 from processors.salient_tokens import KINDS, Kind, find_salient_tokens, find_tokens
 from processors.threshold import check_score
 from tests.benchmarks.fit_worth import fit, read_labels
+from tests.traces import HEADER, assistant, bash, call, result, user
+from tests.traces import trace as write_trace
 
 SIX = ["build_lint_compile", "command_error", "missing_file_or_command", "runtime_exception", "test_or_assertion"]
 
@@ -340,3 +343,24 @@ def test_long_prompts_are_cut_between_words(text: str, limit: int) -> None:
         words = text.split()
         if max(map(len, words), default=0) < 20:
             assert set(head.split()) | set(tail.split()) <= set(words)
+
+
+def test_a_correction_after_a_further_request_has_the_answer_and_what_came_next() -> None:
+    session = [
+        HEADER,
+        user("Rename the column total in the table of orders, please"),
+        *bash("sed -i s/total/sum/ orders.sql", ""),
+        call("edit", "c2", path="orders.sql", oldText="total", newText="sum"),
+        result("edit", "ok", call_id="c2"),
+        assistant("I have renamed it."),
+        user("commit and push"),
+        *bash("git push", "done"),
+        assistant("Pushed."),
+        user("No, that is wrong: you renamed the wrong column, it is still called total"),
+        call("edit", "c3", path="orders.sql", oldText="amount", newText="sum"),
+        result("edit", "ok", call_id="c3"),
+    ]
+    (found,) = find_evidence(read_trace(write_trace(*session)).events, None).described.values()
+    assert [(item["kind"], item["target"], item["next"]) for item in found] == [
+        ("correction", "Pushed.", "edit orders.sql")
+    ]

@@ -71,6 +71,14 @@ def test_a_file_that_is_named_must_be_there() -> None:
         load_settings(Path("mine.toml"))
 
 
+@pytest.mark.parametrize("url", ["http://bob:hunter2@localhost:8000/v1", "https://models.org/v1?api_key=abc"])
+def test_an_address_with_a_key_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(InferenceError, match="leave them out and set") as error:
+        find_endpoint(url, {})
+    assert "hunter2" not in str(error.value)
+    assert "abc" not in str(error.value)
+
+
 @pytest.mark.skipif(bool(get_token()), reason="logged in to the Hub")
 def test_the_hub_s_router_takes_the_token_of_the_login() -> None:
     with pytest.raises(InferenceError, match="HF_TOKEN or HUGGINGFACE_API_KEY"):
