@@ -28,12 +28,12 @@ from pimono_sdpo.replay.calls import (
     find_path,
     find_text,
     is_veto,
+    list_hunks,
     overlap,
     read_edits,
     read_patch,
 )
 from pimono_sdpo.replay.commands import find_changes, find_shown_file, parse_once
-from pimono_sdpo.replay.files import Edit
 from pimono_sdpo.replay.initial_state import InitialState
 from pimono_sdpo.replay.workspace import Workspace, is_read_only
 from pimono_sdpo.schema import EVIDENCE, Finding
@@ -403,7 +403,7 @@ def _find_fault(goal: Json, call: Event | None, resolver: Event | None, prompt: 
 def _is_determined(call: Event, resolver: Event, prompt: _Prompt, error: str) -> bool:
     """Whether the prompt has the text to edit and says what to put in, so that only the quoting was wrong."""
     given, own = decode_arguments(resolver), decode_arguments(call)
-    old, wrong = ("\n".join(hunk.old for hunk in _list_hunks(one)) for one in (given, own))
+    old, wrong = ("\n".join(hunk.old for hunk in list_hunks(one)) for one in (given, own))
     lines = [_use_slashes(line.strip()) for line in old.split("\n")]
     new = [word[1:].lower() for word in changed_words(given) if re.fullmatch(r"\+\w{3,}", word)]
     said = "\n".join([prompt.asked, prompt.plan, *(turn.shown for turn in prompt.turns[-1:])]).lower()
@@ -424,13 +424,9 @@ def _is_determined(call: Event, resolver: Event, prompt: _Prompt, error: str) ->
     )
 
 
-def _list_hunks(given: Json) -> list[Edit]:
-    return read_edits(given) or [hunk for patch in read_patch(given) for hunk in patch.hunks]
-
-
 def _was_shown(call: Event, prompt: _Prompt) -> bool:
     """Whether the prompt shows the lines that an edit replaces, or many of them."""
-    old = "\n".join(hunk.old for hunk in _list_hunks(decode_arguments(call)))
+    old = "\n".join(hunk.old for hunk in list_hunks(decode_arguments(call)))
     lines = [line for line in map(str.strip, _use_slashes(old).split("\n")) if len(line) > MIN_LINE]
     shown = "\n".join(turn.shown for turn in prompt.turns)
     return sum(line in prompt.text or line in shown for line in lines) >= MANY * len(lines)
@@ -438,7 +434,7 @@ def _was_shown(call: Event, prompt: _Prompt) -> bool:
 
 def _is_guess(call: Event, path: str, error: str, prompt: _Prompt) -> bool:
     """Whether an edit of a file that is named was made up: the prompt shows nothing of the text that it replaces."""
-    hunks = _list_hunks(decode_arguments(call))
+    hunks = list_hunks(decode_arguments(call))
     new, old = (
         {" ".join(line.split()) for text in texts for line in _use_slashes(text).split("\n")}
         for texts in ([hunk.new for hunk in hunks], [hunk.old for hunk in hunks])

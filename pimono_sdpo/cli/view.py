@@ -96,13 +96,13 @@ def run(options: Options) -> None:
     if options.rows and options.rows > sys.maxsize:
         raise OutputError(f"--rows {options.rows} is too large; leave it out or give a smaller number.")
     folder, name = find_folder(options.source)
-    if options.review:
-        page, kind = render_review(folder, name, options.traces, options.rows or 50, options.seed), "-review"
-    else:
-        page, kind = render_view(folder, options.traces, options.rows or 500), ""
-    out = options.out or Path(f"{name.rpartition('/')[2]}{kind}.html")
+    out = options.out or Path(f"{name.rpartition('/')[2]}{'-review' * options.review}.html")
     if out.is_file() and OURS not in out.read_bytes()[:HEAD_BYTES]:
         raise OutputError(f"`{out}` is another page; give another name with --out, or delete it.")
+    if options.review:
+        page = render_review(folder, name, options.traces, options.rows or 50, options.seed)
+    else:
+        page = render_view(folder, options.traces, options.rows or 500)
     with writing(out, "give the path of a file with --out"):
         write_atomically(out, page.encode())
     typer.echo(f"the page is {out} ({describe_size(len(page.encode()))}), on this machine only")

@@ -81,6 +81,11 @@ def read_patch(arguments: dict[str, Any]) -> list[Patch]:
     return [_build_patch(*file, targets.get(at, "")) for at, file in enumerate(files)]
 
 
+def list_hunks(arguments: dict[str, Any]) -> list[Edit]:
+    """Return the edits of a call, be it a patch or not; [] for any other call."""
+    return read_edits(arguments) or [hunk for patch in read_patch(arguments) for hunk in patch.hunks]
+
+
 def _build_patch(kind: str, path: str, hunks: list[tuple[str, list[str]]], target: str) -> Patch:
     edits = [
         Edit(

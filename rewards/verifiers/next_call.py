@@ -17,7 +17,16 @@ from itertools import pairwise, takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pimono_sdpo.replay.calls import changed_words, find_path, find_text, hash_call, overlap, read_edits, read_patch
+from pimono_sdpo.replay.calls import (
+    changed_words,
+    find_path,
+    find_text,
+    hash_call,
+    list_hunks,
+    overlap,
+    read_edits,
+    read_patch,
+)
 from pimono_sdpo.replay.commands import find_changes
 from pimono_sdpo.replay.files import Edit
 from pimono_sdpo.replay.workspace import CHANGING, Workspace, load_workspace, split_name
@@ -98,7 +107,7 @@ class Step:
         for call in self.references:
             path = find_path(call.arguments)
             # What an edit would insert is not in the file.
-            olds = [hunk.old for hunk in _list_hunks(call)]
+            olds = [hunk.old for hunk in list_hunks(call.arguments)]
             texts += olds or [str(value) for value in call.arguments.values() if str(value) != path]
         names = [PurePosixPath(path).name for path in self.targets] if self.kind in _CONTENT else self.paths
         self.text = "\n".join([*texts, *names]).lower()
@@ -573,14 +582,10 @@ def _read_code(text: str, step: Step) -> list[str]:
     return re.findall(rf"{indent}\w+|[^\w\s]", re.sub(r"[\"`]", "'", text).strip())
 
 
-def _list_hunks(call: Call) -> list[Edit]:
-    return read_edits(call.arguments) or [hunk for patch in read_patch(call.arguments) for hunk in patch.hunks]
-
-
 def _read_change(call: Call, step: Step) -> list[tuple[list[str], list[str]]]:
     """Return the tokens that each edit of a call removes and adds, without the unchanged text around them."""
     changes = []
-    for edit in _list_hunks(call) or [Edit("", find_text(call.arguments, "content"))]:
+    for edit in list_hunks(call.arguments) or [Edit("", find_text(call.arguments, "content"))]:
         old, new = _read_code(edit.old, step), _read_code(edit.new, step)
         start = _count_same(old, new)
         end = _count_same(old[start:][::-1], new[start:][::-1])
