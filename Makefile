@@ -27,7 +27,7 @@ test: $(READY) ## run the tests, except those marked slow
 test-slow: $(READY) ## run the tests marked slow: kills, installations, whole trainings
 	$(PYTEST) -m slow
 
-test-all: test test-slow ## run every test (benchmarks are separate, see tests/benchmarks)
+test-all: test test-slow ## run every test (benchmarks are separate, see benchmarks)
 
 lint: $(READY) ## formatting and style
 	$(BIN)/ruff format --check .

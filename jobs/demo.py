@@ -98,8 +98,8 @@ def write_task(model: Path, rows: Path) -> None:
     sys.path.insert(0, str(ROOT))
     os.environ["TQDM_DISABLE"] = "1"
     quiet_libraries()
-    from tests.benchmarks import learning_task
-    from tests.benchmarks.learning_model import unpack
+    from benchmarks import learning_task
+    from benchmarks.learning_model import unpack
 
     unpack(ROOT / "tests" / "training" / "learned_base.safetensors", model)
     for split, requests in zip(("train", "test"), learning_task.requests(), strict=True):
@@ -109,9 +109,9 @@ def write_task(model: Path, rows: Path) -> None:
 
 def before_and_after(run: Path) -> str:
     """Return held-out pass rates, and answers to three held-out requests without and with LoRA."""
+    from benchmarks.learning_model import sample
+    from benchmarks.learning_task import requests
     from pimono_sdpo.training.models import load_adapter
-    from tests.benchmarks.learning_model import sample
-    from tests.benchmarks.learning_task import requests
 
     rate = json.loads((run / "run.json").read_text())["evaluation"]["pass_rate"]
     model, tokenizer = load_adapter(run)

@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pimono_sdpo.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from pimono_sdpo.errors import PimonoError
     from pimono_sdpo.stage import Filter, FlatMap, Map, Stage, run_stages
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from pimono_sdpo.training import train
     from processors import pipeline, run_pipeline
 
-__version__ = "0.1.0"
 __all__ = [
     "Filter",
     "FlatMap",

@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from datasets import Features, Value
 
-from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, TrainingInputError, require_extra
 from pimono_sdpo.options import argument, check_shares, option, options, report_options, resume_key
 from pimono_sdpo.report import describe_unreadable
@@ -32,6 +31,7 @@ from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts
 from pimono_sdpo.suites.suite import load_suite
 from pimono_sdpo.traces.sources import Source
 from pimono_sdpo.training.token_budget import templated_ids
+from pimono_sdpo.version import __version__
 from processors.redact import redact_text
 from processors.rollouts.steps import PROBLEM, drop_problems
 from processors.rollouts.together import make_dpo_line, make_sft_line, write_lines

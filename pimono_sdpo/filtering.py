@@ -11,7 +11,6 @@ from typing import Any
 from cards.lint import check_licence
 from cards.plots import write_report_plots
 from cards.render import render_dataset_card
-from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.options import check_shares, option, options, report_options, resume_key
 from pimono_sdpo.report import build_report, explain_empty
@@ -22,6 +21,7 @@ from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.traces.sources import Shard, Source, open_source
+from pimono_sdpo.version import __version__
 from processors import pipeline
 from processors.grade import WEIGHTS
 from processors.judge import Judge

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pimono_sdpo import __version__
+from pimono_sdpo.version import __version__
 
 BIN_WIDTH = 2.0
 OVER_MAX_SAMPLES = "over_max_samples"

@@ -8,7 +8,7 @@ drops   no_messages, unknown_harness, no_prompt, no_evidence; expected_failure, 
 The worth of an episode is the probability that a strict reader finds that its prompt can be
 understood, that the evidence belongs to it and is real, and that a competent agent could have done
 better. A logistic model estimates it from a few properties of the evidence;
-tests/benchmarks/fit_worth.py fits its weights to rows that readers have scored.
+benchmarks/fit_worth.py fits its weights to rows that readers have scored.
 """
 
 import math

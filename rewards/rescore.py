@@ -27,13 +27,13 @@ import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict, Features, List, Value, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
-from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.own_code import import_own
 from pimono_sdpo.runs.engine import Output, Part, Piece, hide_bars, run_parts
 from pimono_sdpo.runs.folders import LOCK, make_output, only_run, publish_folder, remove
 from pimono_sdpo.runs.parquet import link_or_copy, read_rows
 from pimono_sdpo.stage import source_hash
+from pimono_sdpo.version import __version__
 from rewards.answers import text_of
 from rewards.verifiers.rubric import Rubric, Status, Verifier
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import fit_corrections
+from benchmarks.corrections import evaluate_corrections, main, measure, read_examples, render
+from benchmarks.fetch_corrections import LABELS, expand_labels, read_sessions, write_as_pi
+from benchmarks.fit_corrections import fit, weights_json
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import read_trace
 from processors.corrections import features
 from processors.corrections.decide import SPAN_CHARS, decide, find_corrections, read_model
 from processors.corrections.features import Turn, describe, read_cues, read_later_turns
-from tests.benchmarks import fit_corrections
-from tests.benchmarks.corrections import evaluate_corrections, main, measure, read_examples, render
-from tests.benchmarks.fetch_corrections import LABELS, expand_labels, read_sessions, write_as_pi
-from tests.benchmarks.fit_corrections import fit, weights_json
 from tests.linear import is_linear
 from tests.traces import HEADER, assistant, bash, call, result, trace, user
 
@@ -355,7 +355,7 @@ def test_labels_may_go_without_their_text_and_name_people(tmp_path: Path) -> Non
 def test_sessions_that_the_weights_were_fitted_to_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = read_examples(*labelled(tmp_path, SAID))
     assert evaluate_corrections(examples).known == 0
-    monkeypatch.setattr("tests.benchmarks.corrections.read_model", lambda: fit(examples))
+    monkeypatch.setattr("benchmarks.corrections.read_model", lambda: fit(examples))
     assert evaluate_corrections(examples).known == len(SAID)
 
 

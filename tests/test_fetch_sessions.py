@@ -37,7 +37,7 @@ def test_sessions_are_fetched_at_their_commits_and_checked(tmp_path: Path) -> No
         writer.writerow(COLUMNS)
         for path, expected in zip(sessions, [hashes[0], "0" * 64], strict=True):
             writer.writerow(["ann/shop", commit, path.name, "MIT", "pi", expected])
-    command = [sys.executable, "-m", "tests.benchmarks.fetch_sessions", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "benchmarks.fetch_sessions", str(tmp_path / "out")]
     command += ["--manifest", str(tmp_path / "manifest.csv")]
     command += ["--url", f"file://{tmp_path}/hub/{{repository}}"]
     root = Path(__file__).parent.parent

@@ -11,7 +11,20 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # From the ground up. Packages of one storey that import each other are one entry.
 STOREYS = (
-    ("schema", "errors", "own_code", "stage", "stats", "text", "shell", "failures", "prefilter", "report", "options"),
+    (
+        "version",
+        "schema",
+        "errors",
+        "own_code",
+        "stage",
+        "stats",
+        "text",
+        "shell",
+        "failures",
+        "prefilter",
+        "report",
+        "options",
+    ),
     ("traces",),
     ("runs",),
     ("llm",),

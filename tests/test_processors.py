@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.fit_worth import fit, read_labels
 from pimono_sdpo.replay.workspace import load_workspace
 from pimono_sdpo.text import TRIMMED, shorten, shorten_at_paragraphs
 from pimono_sdpo.traces.parse import read_trace
@@ -16,7 +17,6 @@ from processors.keep import INTERCEPT, LEAST_WORTH, LOG_ODDS, estimate_worth, ke
 from processors.rows import write_verifier_spec
 from processors.salient_tokens import KINDS, Kind, find_salient_tokens, find_tokens
 from processors.threshold import check_score
-from tests.benchmarks.fit_worth import fit, read_labels
 from tests.traces import HEADER, assistant, bash, call, result, user
 from tests.traces import trace as write_trace
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.suites import FORMS, Judge, block, buggy_of, solution_of
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.suites.build import Task, read_functions, read_quixbugs, record_tests
 from rewards.sandbox import Server
 from rewards.verifiers import tests
-from tests.benchmarks.suites import FORMS, Judge, block, buggy_of, solution_of
 
 # name: (fixed, what of it, what instead, cases)
 VALUES: dict[str, tuple[str, str, str, list[list[object]]]] = {

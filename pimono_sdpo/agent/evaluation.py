@@ -19,7 +19,6 @@ from typing import Any
 
 from cards.plots import write_comparison_plot
 from cards.render import render_comparison
-from pimono_sdpo import __version__
 from pimono_sdpo.agent.rollout import Echo, OnFinished, RolloutOptions, check_errors, run_rollouts
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.runs.folders import (
@@ -35,6 +34,7 @@ from pimono_sdpo.runs.parquet import read_rows, write_atomically
 from pimono_sdpo.stats import cluster_interval
 from pimono_sdpo.suites.stored_rollouts import open_rollouts
 from pimono_sdpo.suites.suite import NAME, load_suite
+from pimono_sdpo.version import __version__
 from processors.rollouts.conversation import has_worked
 
 Json = dict[str, Any]

@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Features, Value
 
-from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.options import argument, option
 from pimono_sdpo.options import options as option_class
@@ -37,6 +36,7 @@ from pimono_sdpo.suites.stored_rollouts import describe_file, write_shards
 from pimono_sdpo.traces.sources import find_parquet_files
 from pimono_sdpo.traces.trajectories import FORMATS, find_runs, openai_messages
 from pimono_sdpo.traces.trajectories.base import Format, Message, Trajectory, pair_results
+from pimono_sdpo.version import __version__
 from processors.diagnostics import looks_failed
 from processors.rollouts.conversation import Json, add_answer, add_call, count_steps, make_turn
 from processors.rollouts.sessions import infer_tools

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import typer
 from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]
 
-from pimono_sdpo import __version__
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.options import flag_of
+from pimono_sdpo.version import __version__
 
 # The commands by heading in the help.
 GROUPS = {

@@ -24,7 +24,6 @@ from numpy.typing import ArrayLike
 
 from cards.plots import write_duel_plot
 from cards.render import render_duel_card, render_duel_report
-from pimono_sdpo import __version__
 from pimono_sdpo.dataset_writer import WriterOptions, write_dataset
 from pimono_sdpo.duel.gate import OUTLYING, WITHOUT, decide_by_original_rules, krippendorff_alpha, mean_of, to_json
 from pimono_sdpo.duel.stages import AA, ANSWERS, GATE, JOURNAL, JUDGMENTS, VOTE_COLUMNS, Duel
@@ -37,6 +36,7 @@ from pimono_sdpo.runs.parquet import read_tables, write_tables
 from pimono_sdpo.runs.sessions import rows_and_rejects
 from pimono_sdpo.schema import DUEL, DUEL_METRICS
 from pimono_sdpo.stage import Stage
+from pimono_sdpo.version import __version__
 from processors.duel import judge as panel
 from processors.duel.answers import classify_action
 from processors.duel.export import TABLES, Kind, build_stages

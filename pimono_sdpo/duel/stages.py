@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow.parquet as pq
 from datasets import Dataset, Features
 
-from pimono_sdpo import __version__
 from pimono_sdpo.duel.gate import LOOKS, OUTLYING, WITHOUT, choose_unit, count_effective, decide
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.calls import Json, format_dollars, sum_costs
@@ -36,6 +35,7 @@ from pimono_sdpo.runs.folders import lock
 from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.schema import ANSWER, JUDGMENT, Opponent
 from pimono_sdpo.stage import source_hash
+from pimono_sdpo.version import __version__
 from processors.duel.answers import AnswerStage
 from processors.duel.judge import SECOND_EVERY, JudgeStage, limit_score, score_judgment
 from processors.duel.turns import KEY, RECORDS, REPORT, TURNS, Options, draw_turns

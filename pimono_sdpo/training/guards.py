@@ -19,10 +19,10 @@ from peft import set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-from pimono_sdpo import __version__
 from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.training import argument, warn
 from pimono_sdpo.training.output import BEST, BEST_PARTIAL, WEIGHTS, write_json
+from pimono_sdpo.version import __version__
 
 # After one of these the final adapter is worse than an earlier one, so the best one is restored.
 COLLAPSES = ("reward_collapse", "divergence")

@@ -16,7 +16,6 @@ import torch
 from datasets import Dataset
 
 from cards.render import write_model_card
-from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.text import shorten_line
@@ -28,6 +27,7 @@ from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.preflight import as_text, preflight, refuse
 from pimono_sdpo.training.sdpo import SDPO
 from pimono_sdpo.training.supervised import DPO, SFT
+from pimono_sdpo.version import __version__
 
 # Names and prefixes of arguments that do not affect the weights: where a run writes and logs to.
 NO_EFFECT = (

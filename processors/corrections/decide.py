@@ -2,7 +2,7 @@
 
 No fixed wording marks a correction. Each message is described by cues and words of many languages
 and by the situation; a linear model adds their weights to a probability. The weights in
-weights.json were fitted to labelled messages by tests/benchmarks/fit_corrections.py.
+weights.json were fitted to labelled messages by benchmarks/fit_corrections.py.
 """
 
 import json

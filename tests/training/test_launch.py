@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo import __version__
 from pimono_sdpo.filtering import FilterOptions, run_filter
+from pimono_sdpo.version import __version__
 from tests.exports import write_samples
 from tests.loopback_hub import LoopbackHub, run_client, run_python
 from tests.loopback_hub.call import FINE_TOKEN

@@ -1,9 +1,9 @@
 """SDPO with our feedback learns, and does not where there is nothing to learn from.
 
-The short form of `tests/benchmarks/learning.py`: a tiny Gemma 4 that knows a small world of tool
+The short form of `benchmarks/learning.py`: a tiny Gemma 4 that knows a small world of tool
 calls is trained by the trainer of the job where tools have names that it hardly ever uses.
 Teaching it beforehand takes three minutes, so what came of that lies in `learned_base.safetensors`
-(`python -m tests.benchmarks.learning --out FOLDER --pack FILE` makes it).
+(`python -m benchmarks.learning --out FOLDER --pack FILE` makes it).
 """
 
 from pathlib import Path
@@ -15,10 +15,10 @@ from peft import set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from benchmarks.learning import ALONE, Setting
+from benchmarks.learning_model import passes, unpack
+from benchmarks.learning_task import RARE, requests, rows, scoring
 from pimono_sdpo.training import output
-from tests.benchmarks.learning import ALONE, Setting
-from tests.benchmarks.learning_model import passes, unpack
-from tests.benchmarks.learning_task import RARE, requests, rows, scoring
 from tests.training.setup import arguments, prepare
 
 pytestmark = pytest.mark.slow
