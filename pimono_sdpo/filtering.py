@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from cards.lint import check_licence
-from cards.plots import write_report_plots
 from cards.render import render_dataset_card
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.options import check_shares, option, options, report_options, resume_key
@@ -329,7 +328,6 @@ def _publish(source: Source, files: list[Files], records: list[Json], work: Path
     if not report["kept"]:
         folders.remove(work, folders.LOCK)
         raise EmptySelection(explain_empty(report, _advise(report)))
-    write_report_plots(report, finished)
     (finished / "README.md").write_text(render_dataset_card(report))
     folders.publish_folder(finished, out, report)
     return report
