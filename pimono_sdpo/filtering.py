@@ -10,9 +10,10 @@ from typing import Any
 
 from cards.lint import check_licence
 from cards.render import render_dataset_card
-from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
+from pimono_sdpo.errors import OutputError, SourceError
+from pimono_sdpo.left_out import explain_empty, report_left_out
 from pimono_sdpo.options import check_shares, option, options, report_options, resume_key
-from pimono_sdpo.report import build_report, explain_empty
+from pimono_sdpo.report import build_report
 from pimono_sdpo.runs import folders, sessions
 from pimono_sdpo.runs.dedupe import choose_rows
 from pimono_sdpo.runs.engine import EngineName, code_of, engine_of, run_parts, sha256, sum_counts
@@ -211,9 +212,10 @@ def run_part(
         (finished / folders.PART).write_text(json.dumps(content, indent=2) + "\n")
         folders.publish_folder(finished, out)
     dropped = Counter[str]()
-    for reasons in sum_counts(records.values()).get("dropped", {}).values():
+    counts = sum_counts(records.values())
+    for reasons in counts.get("dropped", {}).values():
         dropped.update(reasons)
-    return {**content, "dropped": dict(sorted(dropped.items()))}
+    return {**content, "dropped": dict(sorted(dropped.items())), **report_left_out(counts, dropped)}
 
 
 def _describe_part(part: tuple[int, int], source: Source, options: FilterOptions, records: Mapping[int, Json]) -> Json:
@@ -227,7 +229,13 @@ def _describe_part(part: tuple[int, int], source: Source, options: FilterOptions
         "pimono_sdpo": __version__,
         "part": part[0],
         "parts": part[1],
-        "source": {"name": redacted.name, "kind": source.kind, "revision": source.revision, "shards": shards},
+        "source": {
+            "name": redacted.name,
+            "kind": source.kind,
+            "revision": source.revision,
+            "shards": shards,
+            "others": redacted.others,
+        },
         "upstream": source.upstream,
         "options": resume_key(options),
         "code": code_of(sessions.filter_shard, options.stages(source.recorder)),
@@ -296,7 +304,9 @@ def _read_parts(parts: Sequence[Path]) -> tuple[Source, list[Files], list[Json],
     shards = tuple(
         Shard(kind, one["path"], one["layout"], one["sessions"], one["bytes"]) for one in described["shards"]
     )
-    source = Source(described["name"], kind, described["revision"], shards, first.get("upstream"))
+    source = Source(
+        described["name"], kind, described["revision"], shards, first.get("upstream"), others=described["others"]
+    )
     return source, files, records, first["options"]
 
 
@@ -322,12 +332,12 @@ def _publish(source: Source, files: list[Files], records: list[Json], work: Path
     finished, dropped = choose_rows(files, work, options["max_samples"], options["seed"], options["dedupe"])
     counts = sum_counts(records)
     report = build_report(source.describe(), options, WEIGHTS, counts, dropped, finished)
+    report |= report_left_out(counts, report["drop_reasons"], source.others)
     if unreadable := sessions.list_unreadable(counts):
         report["bytes"]["unreadable"] = sum(unreadable.values())
-        report["unreadable"] = [redact_text(one, "")[0] for one in unreadable]
     if not report["kept"]:
         folders.remove(work, folders.LOCK)
-        raise EmptySelection(explain_empty(report, _advise(report)))
+        raise explain_empty(report, _advise(report))
     (finished / "README.md").write_text(render_dataset_card(report))
     folders.publish_folder(finished, out, report)
     return report
@@ -336,7 +346,8 @@ def _publish(source: Source, files: list[Files], records: list[Json], work: Path
 def _redact_names(source: Source) -> Source:
     """Redact file names like texts, since they are in the report and the card."""
     shards = tuple(replace(s, path=redact_text(s.path, "")[0]) for s in source.shards)
-    return replace(source, name=redact_text(source.name, "")[0], shards=shards)
+    others = tuple(redact_text(name, "")[0] for name in source.others)
+    return replace(source, name=redact_text(source.name, "")[0], shards=shards, others=others)
 
 
 def _advise(report: Json) -> str:

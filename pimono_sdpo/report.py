@@ -19,7 +19,6 @@ from pimono_sdpo.version import __version__
 
 BIN_WIDTH = 2.0
 OVER_MAX_SAMPLES = "over_max_samples"
-NOT_READ = {"no_messages", "unknown_harness"}
 BY_SCORE = ("below_min_score", OVER_MAX_SAMPLES)
 # The detail of a reject names its harness, then its score.
 SCORE_IN_DETAIL = r"(?:^|, )score (-?[0-9][0-9.e+-]*)"
@@ -77,24 +76,6 @@ def build_report(
         "sha256": {name: _hash_files(_files(folder, name)) for name in ("data", "rejects")},
         **(_describe_rows(folder, described["source"], options) if kept else {}),
     }
-
-
-def describe_unreadable(report: Json) -> list[str]:
-    """Return a line that lists the session files that could not be read, [] if there are none."""
-    files = report.get("unreadable", [])
-    more = f" and {len(files) - 3} more" if len(files) > 3 else ""
-    listed = f"skipped, since they cannot be read: {', '.join(files[:3])}{more}"
-    return [f"{listed}; --exclude leaves them out from the start"] if files else []
-
-
-def explain_empty(report: Json, advice: str) -> str:
-    """Return a sentence that says why there are no rows and what to do."""
-    if report["drop_reasons"] and report["drop_reasons"].keys() <= NOT_READ:
-        advice = "use whole sessions of an agent that this package reads"
-    source = report["source"] if "source" in report else report["input"]["source"]
-    reasons = ", ".join(f"{count} {name}" for name, count in report["drop_reasons"].items())
-    why = "; ".join([reasons or "nothing to make them from", *describe_unreadable(report)])
-    return f"`{source}` gives no {report.get('stage', 'rows')} ({why}); {advice}."
 
 
 def _files(folder: Path, kind: str, name: str = "") -> list[Path]:

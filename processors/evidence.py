@@ -18,7 +18,7 @@ import xxhash
 from pimono_sdpo.failures import CATEGORIES
 from pimono_sdpo.prefilter import compile_patterns
 from pimono_sdpo.replay.initial_state import MOST_BEFORE, InitialState
-from pimono_sdpo.schema import EVIDENCE, Correction, Finding, Message, Unit
+from pimono_sdpo.schema import COUNTS, EVIDENCE, Correction, Finding, Message, Unit
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import find_harness
@@ -30,7 +30,7 @@ from processors.diagnostics import NOTHING_KNOWN, find_failures, find_target
 from processors.judge import Judge
 from processors.keep import keep, rate_episodes
 from processors.outcome import describe_outcomes
-from processors.redact import identify
+from processors.redact import identify, redact_text
 
 _PATTERNS = compile_patterns(Path(__file__).with_name("wording.toml"), "requests")
 # Characters of the turns before a request that means nothing alone; about 1,000 tokens.
@@ -258,7 +258,8 @@ def _list_requests(events: Sequence[Event]) -> list[Event]:
 def spell_out(request: Event, events: Sequence[Event]) -> str:
     """Return what a request says, with the text of its command; "" if it points at what nobody has shown."""
     text = strip_wrapper(request.text)
-    before, *_, after = events[max(request.index - 1, 0) : request.index + 2]
+    around = events[max(request.index - 1, 0) : request.index + 2]
+    before, after = around[0], around[-1]
     if before.kind == after.kind == "custom_message" and " " not in before.text and after.text[:1] != "<":
         text += f"\n\n{after.text.strip()}"
     is_first = not any(map(_is_message, events[: request.index]))
@@ -319,7 +320,14 @@ def stage(
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=EVIDENCE,
         tallies=("counts", "volume"),
+        on_crash=name_session,
     )
+
+
+def name_session(row: Row) -> dict[str, Any]:
+    """Return the reject of a session on which a stage crashed; all its bytes count as skipped."""
+    names = {name: redact_text(row[name] or "", "")[0] for name in ("session_id", "source")}
+    return {**names, "episode": 0, "counts": {**dict.fromkeys(COUNTS, 0), "bytes_skipped": len(row["trace"] or b"")}}
 
 
 MIN_WORDS, TERSE_WORDS = 4, 2

@@ -49,6 +49,7 @@ from processors.evidence import (
     find_evidence,
     gather_history,
     hash_messages,
+    name_session,
     spell_out,
     stands_alone,
 )
@@ -693,4 +694,5 @@ def stage(
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=Features({**EVIDENCE, "exercise": Value("string")}),
         tallies=("counts", "volume"),
+        on_crash=name_session,
     )

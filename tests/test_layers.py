@@ -15,7 +15,7 @@ STOREYS = (
     ("llm",),
     ("replay", "samples"),
     ("/processors", "/rewards", "/cards"),
-    ("agent", "suites", "duel", "training", "dataset_writer", "filtering", "push", "source_options"),
+    ("agent", "suites", "duel", "training", "dataset_writer", "filtering", "left_out", "push", "source_options"),
     ("cli", "__main__"),
     ("/jobs",),
 )

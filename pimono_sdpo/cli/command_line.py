@@ -196,12 +196,12 @@ def front(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command; print one sentence and exit with 2 for a PimonoError, with 130 for Ctrl-C."""
+    """Run a command; print one sentence and exit with 1 or 2 for a PimonoError, with 130 for Ctrl-C."""
     try:
         command()
     except PimonoError as error:
         sys.stderr.write(f"pimono-sdpo: {error}\n")
-        sys.exit(2)
+        sys.exit(error.exit_code)
     except OSError as error:
         if error.errno not in ADVICE:
             raise

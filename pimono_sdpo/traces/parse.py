@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pimono_sdpo.text import replace_surrogates
 from pimono_sdpo.traces.events import Event
@@ -17,7 +17,10 @@ from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.lines import Lines, read_lines, read_objects
 
 Problem = Literal["no_messages", "unknown_harness"]
+NOT_READ: tuple[Problem, ...] = get_args(Problem)
 
+# Where Copilot, Cursor, Gemini, Goose, Hermes, Kimi, OpenCode and Qwen put messages, and the agents that are read.
+SAYS = frozenset("content message messages parts role text user_input".split())
 CONVERSATION = frozenset({"user", "assistant", "tool_call", "tool_result", "bash"})
 
 
@@ -26,7 +29,7 @@ class Trace:
     """One session in memory: its events, where it ran, and how many of its lines could be read.
 
     `lines` holds only counts. `problem` is set for a trace that cannot be used: `no_messages`, or
-    `unknown_harness` when no harness recognises any of the JSON objects.
+    `unknown_harness` when no harness recognises any of the JSON objects, but some look like messages.
     """
 
     harness: str
@@ -54,7 +57,7 @@ def _read_trace(trace: str | bytes) -> Trace:
     harness = detect_harness(content)
     if harness is None:
         lines = read_objects(content)
-        problem: Problem = "unknown_harness" if lines.objects else "no_messages"
+        problem: Problem = "unknown_harness" if any(map(_may_be_message, lines.objects)) else "no_messages"
         return Trace("unknown", "", "", (), replace(lines, objects=[]), problem)
     lines = read_lines(content, harness.decoder, harness.build)
     objects, lines = lines.objects, replace(lines, objects=[])
@@ -63,6 +66,12 @@ def _read_trace(trace: str | bytes) -> Trace:
     name = harness.recorder_of(objects) if harness.recorder_of else harness.name
     has_messages = any(event.kind in CONVERSATION for event in events)
     return Trace(name, session_id, cwd, events, lines, None if has_messages else "no_messages")
+
+
+def _may_be_message(entry: dict[str, Any]) -> bool:
+    """Check for a field in which agents store what somebody said; lines of metadata have none."""
+    inner = (value for value in entry.values() if isinstance(value, dict))
+    return any(not SAYS.isdisjoint(fields) for fields in (entry, *inner))
 
 
 def detect_harness(trace: bytes) -> Harness | None:

@@ -120,7 +120,13 @@ def infer_tools(steps: Sequence[Json], harness: str) -> list[Json]:
 
 def build_stage(test_fraction: float = 0.0, recorder: Sequence[str] | None = ()) -> FlatMap:
     """Return the stage from sessions to runs; `recorder` is as in `processors.redact.identify`."""
-    return FlatMap(partial(read_session, test_fraction=test_fraction, recorder=recorder), reads=READ, writes=RUN)
+    read = partial(read_session, test_fraction=test_fraction, recorder=recorder)
+    return FlatMap(read, reads=READ, writes=RUN, on_crash=name_run)
+
+
+def name_run(row: Row) -> Json:
+    """Return the reject of a session on which a stage crashed."""
+    return {"task_id": redact_text(row["session_id"] or row["source"], "")[0]}
 
 
 # The target of a pair, the number of the rejected turn, the chosen and the rejected turn, and the
@@ -228,4 +234,5 @@ def _find_answer(turns: Sequence[Turn], start: int) -> int | None:
 def build_stages(test_fraction: float = 0.0, recorder: Sequence[str] | None = ()) -> tuple[FlatMap, Filter]:
     """Return the stages from sessions to pairs."""
     pair = partial(pair_session, test_fraction=test_fraction, recorder=recorder)
-    return (FlatMap(pair, reads=READ, writes=Features({**PAIR, **PROBLEM})), Filter(drop_problems, reads=("problem",)))
+    writes = Features({**PAIR, **PROBLEM})
+    return (FlatMap(pair, reads=READ, writes=writes, on_crash=name_run), Filter(drop_problems, reads=("problem",)))
