@@ -27,8 +27,9 @@ from pimono_sdpo.training.output import ADAPTER, LOCAL_FILE, PROBE_FILE, WEIGHTS
 # gradient here, and PEFT has no default for this model type. Text layers are in `language_model` in a
 # multimodal checkpoint and in `model.layers` in a text-only one.
 TEXT_LINEARS = r"(?!.*(?:vision|audio)).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
-# Raised for files that are missing, truncated or of another size, and settings that the model does not support.
-LOADING_ERRORS = (OSError, ValueError, RuntimeError, HTTPError, SafetensorError, re.error)
+# Raised for files that are missing, truncated or of another size, for settings that the model does not support,
+# and for a setting whose package is not installed.
+LOADING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, HTTPError, SafetensorError, re.error)
 # With fewer parameters, one thread is faster than two.
 SMALL = 5_000_000
 

@@ -41,6 +41,8 @@ PASS_THROUGH = "{feedback_raw}"
 # Joined, two texts can need a token or two more than separately.
 SEAM_TOKENS = 8
 TRIED_ROWS = 8
+# The rewards that give feedback.
+VERIFYING = ("verifiers", "outcome")
 # A sampled token that is half a character decodes to U+FFFD, which is encoded as three byte tokens.
 TOKENS_READ_BACK = 3
 THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
@@ -229,11 +231,7 @@ def hash_own(names: Sequence[str]) -> dict[str, str]:
 
 def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:
     """Raise TrainingInputError when the reward scores tool calls and the model's call format is unknown."""
-    if (
-        name not in {"verifiers", "outcome"}
-        or find_model_format(tokenizer)
-        or "verifier_spec" not in rows.column_names
-    ):
+    if name not in VERIFYING or find_model_format(tokenizer) or "verifier_spec" not in rows.column_names:
         return
     specs = (json.loads(text) for text in rows["verifier_spec"] if text)
     if any(isinstance(spec, dict) and needs_format(spec) for spec in specs):

@@ -49,7 +49,6 @@ def run_job(method: str, argv: list[str], description: str | None = None) -> Pat
     if method in ("rft", "grpo"):
         argv = [*argv, "--method", method]
     run = Run(METHODS[method], argv, description)
-    say(f"recipe {run.recipe}, model {run.model_args.model_name_or_path}")
     with run.open_output():
         run.train()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -82,7 +81,13 @@ class Run:
             argv, method.OPTIONS, method.CONFIG, description, method.RECIPE
         )
         self.command = argv
+        say(f"recipe {self.recipe}, model {self.model_args.model_name_or_path}")
         self.method = method(self.job, self.args, self.model_args)
+        if self.method.lacks_gpu and self.job.mode != "preflight":
+            raise TrainingInputError(
+                f"This machine has no GPU, which the recipe {self.recipe} needs; train with --on hf:FLAVOR, or give "
+                "--use_cpu true for a small model."
+            )
         self.folder = Path(self.args.output_dir)
 
     @contextmanager
