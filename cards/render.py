@@ -133,8 +133,8 @@ def render_model_card(report: Json | None, run: Json) -> str:
         preflight=run.get("preflight") or {},
         steps=steps,
         completions=steps * batch * run["hardware"]["count"] // arguments.get("num_iterations", 1),
-        # On one line, so that it cannot close the code block.
-        command=" ".join(shlex.join(run["command"]).split("\n")),
+        command=_join(run["command"]),
+        submitted=_join(run.get("submitted_with", [])),
         metrics=metrics,
         meanings=METRICS,
         mean_reward=means.get("self_distillation/reward_mean"),
@@ -142,6 +142,11 @@ def render_model_card(report: Json | None, run: Json) -> str:
         sample=_shorten_sample(report["first_sample"]) if report is not None else None,
         measures=MEASURES[method],
     )
+
+
+def _join(words: list[str]) -> str:
+    """Return a command on one line, so that it cannot close a code block."""
+    return " ".join(shlex.join(words).split("\n"))
 
 
 def _list_results(run: Json) -> list[EvalResult]:

@@ -43,6 +43,10 @@ class Options:
     wheel: Path | None = option(
         "Wheel of this package for the job; by default, the installed version is used.", default=None
     )
+    namespace: str | None = option(
+        "Organization that runs the job and pays for it; your own account by default.", default=None
+    )
+    detach: bool = option("Return when the job is submitted, without its log.", default=False)
 
 
 def run(options: Options) -> None:
@@ -54,10 +58,14 @@ def run(options: Options) -> None:
     if where == "hf" and flavor:
         from pimono_sdpo.training.launch import launch
 
-        launch(flavor, options.method, rows, arguments, options.wheel)
+        launch(flavor, options.method, rows, arguments, options.wheel, options.namespace, options.detach)
         return
     if options.on != "here":
         raise TrainingInputError(f"--on is {options.on}; give here or hf:FLAVOR.")
+    if options.wheel or options.namespace or options.detach:
+        raise TrainingInputError(
+            "--wheel, --namespace and --detach are for a job; give --on hf:FLAVOR, or leave them out."
+        )
     require_extra("train", "trl", "Training here, without --on hf:FLAVOR,")
     from pimono_sdpo.training.run import run_job
 

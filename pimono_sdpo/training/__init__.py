@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+# The command that writes the rows of a method, and the columns that the method reads.
+READS = {
+    "sdpo": ("filter", ("prompt", "privileged_context", "reward_terms")),
+    "sft": ("steps", ("prompt", "completion")),
+    "dpo": ("pairs", ("prompt", "chosen", "rejected")),
+}
 # The libraries check few ranges, and some only after the weights are loaded. No number may be negative
 # unless its default is, or it is a bound of a reward; these may not be 0 either, unless their default is:
 POSITIVE = (
@@ -132,6 +138,33 @@ def find_recipe(name: str) -> Path:
             return path
     known = ", ".join(sorted(path.stem for path in recipes.glob("*.yaml")))
     raise TrainingInputError(f"There is no recipe `{name}`; give the path of a YAML file or one of {known}.")
+
+
+def is_local(name: str) -> bool:
+    """Return whether a name is a path and not a Hub id: it exists here, or is not of the form `ns/name`."""
+    return Path(name).exists() or name.startswith(("/", ".", "~")) or name.count("/") != 1
+
+
+def check_folder(dataset: str) -> None:
+    """Raise TrainingInputError for a name that is neither a folder nor a Hub id."""
+    folder = Path(dataset)
+    if folder.is_file():
+        raise TrainingInputError(f"`{folder}` is a file; give the folder of rows that `filter` wrote.")
+    if is_local(dataset) and not folder.is_dir():
+        raise TrainingInputError(
+            f"There is no folder `{folder}`; make it with `pimono-sdpo filter SOURCE --out {folder}` or give the Hub "
+            "id of a dataset."
+        )
+
+
+def check_columns(method: str, columns: Sequence[str], dataset: str) -> None:
+    """Raise TrainingInputError unless the rows have the columns that the method reads."""
+    command, needed = READS.get(method, READS["sdpo"])
+    if missing := [name for name in needed if name not in columns]:
+        raise TrainingInputError(
+            f"`{dataset}` has no column {' and '.join(missing)}, only {', '.join(columns)}; give rows that "
+            f"`{command}` wrote, or their configuration as --dataset_config."
+        )
 
 
 def refuse_unknown(arguments: list[str], parser: ArgumentParser) -> None:

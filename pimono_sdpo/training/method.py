@@ -16,7 +16,7 @@ from transformers.integrations import TrackioCallback
 from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import models, rows, say
+from pimono_sdpo.training import check_columns, models, rows, say
 from pimono_sdpo.training.arguments import CommonArguments
 from pimono_sdpo.training.callbacks import Progress
 from pimono_sdpo.training.guards import GuardOptions, Guards
@@ -87,6 +87,7 @@ class Method(ABC):
         """Return the rows to train on and those of --eval_split, None if there is none."""
         config, split = self.job.dataset_config, self.job.eval_split
         loaded = rows.load_rows(dataset, config=config)
+        check_columns(self.args.METHOD, loaded.column_names, dataset)
         rows.refuse_test_rows(loaded, dataset)
         return loaded, rows.load_rows(dataset, split, config) if split else None
 

@@ -21,6 +21,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.traces.hub import explain_error
+from pimono_sdpo.training import is_local
 from pimono_sdpo.training.output import ADAPTER, LOCAL_FILE, PROBE_FILE, WEIGHTS, read_finished
 
 # The text layers only: `all-linear` would also wrap the image and audio embedders, which get no
@@ -48,11 +49,6 @@ def translate_errors(what: str, advice: str) -> Iterator[None]:
         elif isinstance(error, HTTPError):
             reason = explain_error(error)
         raise TrainingInputError(f"{what} ({reason}); {advice}.") from error
-
-
-def is_local(name: str) -> bool:
-    """Return whether a name is a path and not a Hub id: it exists here, or is not of the form `ns/name`."""
-    return Path(name).exists() or name.startswith(("/", ".", "~")) or name.count("/") != 1
 
 
 def public_name(name: str) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import platform
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,9 +20,10 @@ from cards.render import write_model_card
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.text import shorten_line
-from pimono_sdpo.training import held_out, is_main_process, models, output, publish, say, tracking, warn
+from pimono_sdpo.training import held_out, is_local, is_main_process, models, output, publish, say, tracking, warn
 from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.callbacks import TimeLimit, now, time_limit_of
+from pimono_sdpo.training.launch import COMMAND
 from pimono_sdpo.training.memory import hardware_of
 from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.preflight import as_text, preflight, refuse
@@ -146,6 +148,8 @@ class Run:
         log = describe_run(method) | {
             "recipe": self.recipe,
             "command": [_without_machine_path(word) for word in self.command],
+            # The command that submitted this job, if any did.
+            "submitted_with": [_without_machine_path(word) for word in shlex.split(environ.get(COMMAND, ""))],
             "licence": licence,
             "preflight": before.get("preflight"),
             "evaluation": evaluation,
@@ -217,7 +221,7 @@ class Run:
         base = str(self.model_args.model_name_or_path)
         local = {
             "pimono_sdpo": __version__,
-            "base_model": str(Path(base).resolve()) if models.is_local(base) else base,
+            "base_model": str(Path(base).resolve()) if is_local(base) else base,
             "started_with": start,
             "before": before,
         }
