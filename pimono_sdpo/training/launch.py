@@ -26,7 +26,7 @@ from huggingface_hub import HfApi, JobInfo, JobStage, Volume, get_token
 
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.own_code import list_own_files
-from pimono_sdpo.push import PushOptions, hub_errors, push_folder
+from pimono_sdpo.push import PushOptions, hub_errors, push_folder, require_adapter_of
 from pimono_sdpo.traces.hub import retry_hub
 from pimono_sdpo.training import find_recipe, find_shipped, read_options, refuse_unknown, say, seconds_of
 from pimono_sdpo.version import __version__
@@ -60,7 +60,10 @@ def launch(flavor: str, method: str, rows: str, argv: list[str], wheel: Path | N
                 account = str(api.whoami()["name"])
     folder = Path(rows) if Path(rows).exists() else None
     dataset = f"{account}/{folder.resolve().name}" if folder else rows
-    adapter = options.hub_model_id or environ.get("HUB_MODEL_ID") or f"{account}/{dataset.partition('/')[2]}-{method}"
+    adapter = options.hub_model_id or environ.get("HUB_MODEL_ID")
+    if not adapter:
+        adapter = f"{account}/{dataset.partition('/')[2]}-{method}"
+        require_adapter_of(dataset, adapter)
     run_name = options.run_name or adapter.rpartition("/")[2]
     lock = find_shipped("requirements.txt").read_text().splitlines()
     pins = [line for line in lock if line and line[0] != "#"]
@@ -73,7 +76,7 @@ def launch(flavor: str, method: str, rows: str, argv: list[str], wheel: Path | N
             shutil.copy(file, artifacts / name)
         say("stays here: the sessions from which the rows were made")
         if folder is not None:
-            say(push_folder(folder, dataset, PushOptions(), only_private=True))
+            say(push_folder(folder, dataset, PushOptions(), typed=False))
         with hub_errors("The job could not be submitted"):
             volumes = _upload(api, artifacts, f"{account}/jobs-artifacts")
             files = "".join(f"{word}, " for word in argv if Path(word).is_file())
