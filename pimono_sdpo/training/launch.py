@@ -32,7 +32,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.own_code import list_own_files
-from pimono_sdpo.push import PushOptions, hub_errors, push_folder
+from pimono_sdpo.push import PushOptions, hub_errors, push_folder, require_adapter_of
 from pimono_sdpo.traces.hub import explain_error, retry_hub
 from pimono_sdpo.training import (
     check_columns,
@@ -103,7 +103,10 @@ def launch(
     check_rows(rows, method, options)
     folder = Path(rows) if Path(rows).exists() else None
     dataset = f"{account}/{folder.resolve().name}" if folder else rows
-    adapter = options.hub_model_id or environ.get("HUB_MODEL_ID") or f"{account}/{dataset.partition('/')[2]}-{method}"
+    adapter = options.hub_model_id or environ.get("HUB_MODEL_ID")
+    if not adapter:
+        adapter = f"{account}/{dataset.partition('/')[2]}-{method}"
+        require_adapter_of(dataset, adapter)
     run_name = options.run_name or adapter.rpartition("/")[2]
     lock = find_shipped("requirements.txt").read_text().splitlines()
     pins = [line for line in lock if line and line[0] != "#"]
@@ -116,7 +119,7 @@ def launch(
             shutil.copy(file, artifacts / name)
         say("stays here: the sessions from which the rows were made")
         if folder is not None:
-            say(push_folder(folder, dataset, PushOptions(), only_private=True))
+            say(push_folder(folder, dataset, PushOptions(), typed=False))
             # The dataset may have the rows of other commands as well.
             check_rows(dataset, method, options)
         with hub_errors("The job could not be submitted"):

@@ -18,6 +18,7 @@ from datasets import Dataset
 
 from cards.render import write_model_card
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
+from pimono_sdpo.push import Repo, remove_empty
 from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.text import shorten_line
 from pimono_sdpo.training import held_out, is_local, is_main_process, models, output, publish, say, tracking, warn
@@ -75,7 +76,7 @@ class Run:
     limit: TimeLimit | None = None
     # Where checkpoints are stored, and where the adapter is published.
     checkpoints: publish.HubCheckpoints | None = None
-    destination: publish.AdapterUpload | None = None
+    destination: Repo | None = None
 
     def __init__(self, method: type[Method], argv: list[str], description: str | None) -> None:
         """Parse and check the arguments; raises TrainingInputError."""
@@ -108,7 +109,7 @@ class Run:
                 yield
             except BaseException:
                 if self.destination is not None:
-                    self.destination.remove_empty()
+                    remove_empty(self.destination)
                 raise
 
     def train(self) -> None:
@@ -165,7 +166,7 @@ class Run:
             say(note)
         say(f"the adapter and its card are in {self.folder / output.ADAPTER}")
         if self.destination is not None:
-            say(self.destination.publish())
+            say(publish.publish_adapter(self.destination, self.folder / output.ADAPTER))
         if stopped_at is not None:
             say(
                 f"the time limit ended the training after step {stopped_at} of {trainer.state.max_steps}; "
@@ -193,7 +194,7 @@ class Run:
     def _print_destinations(self) -> None:
         logged = "trackio" in self.args.report_to and self.job.mode == "train"
         space = self.args.trackio_space_id or environ.get(tracking.SPACE_VARIABLE)
-        repository = self.destination and self.destination.repo_id
+        repository = self.destination and self.destination.name
         destinations = {
             "the adapter, its card, run log and page, to the repository": repository,
             "checkpoints, to the private bucket": self.checkpoints and self.checkpoints.bucket,

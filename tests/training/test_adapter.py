@@ -22,9 +22,9 @@ pytestmark = pytest.mark.slow
 PUBLISH = """
 import json
 from pathlib import Path
-from pimono_sdpo.push import PushOptions
-from pimono_sdpo.training.publish import AdapterUpload
-AdapterUpload(repo_id="me/adapter", options=PushOptions(), folder=Path("adapter")).publish()
+from pimono_sdpo.push import open_repo
+from pimono_sdpo.training.publish import publish_adapter
+publish_adapter(open_repo("me/adapter", "model", public=False), Path("adapter"))
 print(json.dumps(None))
 """
 USE = """
