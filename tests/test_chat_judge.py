@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pimono_sdpo.errors import InferenceError, OutputError
+from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.traces.parse import read_trace
 from processors.corrections import find_corrections
@@ -98,8 +98,3 @@ def test_a_judge_scores_redacted_rows_once_and_drops_poor_ones(chat_server: Chat
     assert "FAIL good" in sent
     assert SECRET not in sent
     assert "/home/ann" not in sent
-
-
-def test_a_judge_of_rows_is_refused_for_exercises() -> None:
-    with pytest.raises(OutputError, match="leave it out with --unit step"):
-        FilterOptions(unit="step", row_judge="tiny")

@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import yaml
 from httpx2 import HTTPError
 from huggingface_hub import HfApi, JobInfo, JobStage, Volume, get_token
 
@@ -28,7 +29,7 @@ from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.own_code import list_own_files
 from pimono_sdpo.push import PushOptions, hub_errors, push_folder
 from pimono_sdpo.traces.hub import retry_hub
-from pimono_sdpo.training import find_recipe, find_shipped, read_options, refuse_unknown, say, seconds_of
+from pimono_sdpo.training import SMOKE_TEST, find_recipe, find_shipped, read_options, refuse_unknown, say, seconds_of
 from pimono_sdpo.version import __version__
 
 # A reward or verifier of the user, as module:name, optionally with a weight.
@@ -38,6 +39,7 @@ MOUNT = "/pimono-sdpo"
 DEFAULT_LIMIT = "3h"
 # Options whose values may be folders on this machine, which a job cannot read.
 PATHS = ("model_name_or_path", "adapter", "source")
+Json = dict[str, Any]
 TYPES = {"int": int, "float": float}
 
 
@@ -51,6 +53,8 @@ def launch(flavor: str, method: str, rows: str, argv: list[str], wheel: Path | N
     """
     argv = [part for word in argv for part in (word.split("=", 1) if word[:2] == "--" else [word])]
     options = _parse_options(method, argv)
+    if method in ("sdpo", "rft", "grpo") and _find_reward(options) == "trace_grounding":
+        say(SMOKE_TEST)
     limit = options.time_limit or DEFAULT_LIMIT
     api = HfApi()
     with hub_errors("No job can be submitted"):
@@ -123,6 +127,12 @@ def _parse_options(method: str, argv: list[str]) -> Namespace:
             )
     seconds_of(options.time_limit or DEFAULT_LIMIT)
     return options
+
+
+def _find_reward(options: Namespace) -> str:
+    """Return the reward of a job, by its options or its recipe."""
+    recipe: Json = yaml.safe_load(find_recipe(options.config).read_text()) if options.config else {}
+    return str(options.reward or recipe.get("reward", "trace_grounding"))
 
 
 def find_flavor(api: HfApi, flavor: str) -> Any:

@@ -19,7 +19,7 @@ from cards.render import write_model_card
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.text import shorten_line
-from pimono_sdpo.training import held_out, is_main_process, models, output, publish, say, tracking, warn
+from pimono_sdpo.training import SMOKE_TEST, held_out, is_main_process, models, output, publish, say, tracking, warn
 from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.callbacks import TimeLimit, now, time_limit_of
 from pimono_sdpo.training.memory import hardware_of
@@ -49,6 +49,8 @@ def run_job(method: str, argv: list[str], description: str | None = None) -> Pat
     if method in ("rft", "grpo"):
         argv = [*argv, "--method", method]
     run = Run(METHODS[method], argv, description)
+    if getattr(run.job, "reward", None) == "trace_grounding":
+        say(SMOKE_TEST)
     say(f"recipe {run.recipe}, model {run.model_args.model_name_or_path}")
     with run.open_output():
         run.train()
