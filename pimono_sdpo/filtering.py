@@ -39,9 +39,8 @@ class FilterOptions:
     """The options that decide which rows are made from a source."""
 
     unit: Unit = option(
-        "One row per `episode` (one request and the work on it), per `session` (for its request with "
-        "the strongest evidence, as in the reference run), or per `step` (an exercise for each tool "
-        "call that failed).",
+        "One row per `episode` (one request and the work on it), or per `session` (for its request with "
+        "the strongest evidence, as in the reference run).",
         default="episode",
         decides="row",
     )
@@ -66,18 +65,6 @@ class FilterOptions:
     )
     reference_terms: bool = option(
         "Add the categories to the `reward_terms`, as in the reference run.", default=False, decides="row"
-    )
-    prompt_tokens: int = option(
-        "Maximum number of tokens of the conversation before a `step`, counted as 4 characters each.",
-        default=4000,
-        minimum=500,
-        decides="row",
-    )
-    resolving_call: bool = option(
-        "Also show the teacher of a `step` the call that worked.", default=False, decides="row"
-    )
-    corrections: bool = option(
-        "Also make a `step` of each correction by the user; no verifier can judge these.", default=False, decides="row"
     )
     stage: list[str] = option(
         "Your own stage, as module:name of a Map or a Filter in the current folder; it runs on each "
@@ -130,14 +117,10 @@ class FilterOptions:
         if not math.isfinite(self.min_score):
             raise OutputError(f"--min-score {self.min_score} keeps or drops all; use a number.")
         check_shares(self)
-        if self.unit != "step" and (self.resolving_call or self.corrections):
-            raise OutputError("--resolving-call and --corrections are options of --unit step; give it as well.")
         if self.judge_provider != "hf" and not (self.correction_judge or self.row_judge):
             raise OutputError(
                 "--judge-provider is the provider of --row-judge and --correction-judge; give one of them."
             )
-        if self.row_judge and self.unit == "step":
-            raise OutputError("--row-judge scores episodes and sessions; leave it out with --unit step.")
         if self.max_samples is not None and self.max_samples < 1:
             raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")
         self.licence = check_licence(self.licence)
@@ -153,10 +136,7 @@ class FilterOptions:
             self.reference_terms,
             self._open_judge(self.correction_judge),
             self.stage,
-            self.prompt_tokens,
-            self.resolving_call,
             None if self.keep_identity else recorder,
-            self.corrections,
             self.min_worth,
             self._open_judge(self.row_judge),
         )
@@ -363,6 +343,4 @@ def _advise(report: Json) -> str:
         return "use another --row-judge or leave it out"
     if "hardly_worth_it" in report["drop_reasons"]:
         return "lower --min-worth"
-    if report["options"]["unit"] == "step":
-        return "use traces with failed calls whose right form the prompt names, or add --corrections"
     return "use traces with tool errors, failed commands or user corrections"

@@ -4,7 +4,6 @@ It contains no times and no machine paths, so that the same input gives the same
 """
 
 import hashlib
-import json
 import math
 import re
 from collections import Counter
@@ -100,10 +99,10 @@ def _describe_rows(folder: Path, name: str, options: Json) -> Json:
     """Count and describe the rows of a folder without loading all of them."""
     files = [*_files(folder, "data", "train-"), *_files(folder, "data", "test-")]
     columns = ["score", "split", "categories", "reward_terms", "source", "session_id"]
-    unit, sessions, scores = options["unit"], set[tuple[str, str]](), list[float]()
-    splits, categories, sources, exercises = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    sessions, scores = set[tuple[str, str]](), list[float]()
+    splits, categories, sources = Counter[str](), Counter[str](), Counter[str]()
     without_terms = 0
-    for batch in _read_columns(files, [*columns, "verifier_spec"] if unit == "step" else columns):
+    for batch in _read_columns(files, columns):
         scores += batch["score"]
         splits.update(batch["split"])
         categories.update(chain.from_iterable(batch["categories"]))
@@ -112,7 +111,6 @@ def _describe_rows(folder: Path, name: str, options: Json) -> Json:
         )
         sessions.update(zip(batch["source"], batch["session_id"], strict=True))
         sources.update(one.rpartition("/")[0] if "/" in one else name for one in batch["source"])
-        exercises.update(json.loads(one)["goal"]["kind"] for one in batch.get("verifier_spec", ()))
     kept_bins, rejected_bins = Counter(int(score // BIN_WIDTH) for score in scores), Counter[int]()
     # Rows that were dropped for their score: the reasons, and their number per bin.
     reasons: set[str] = set()
@@ -138,7 +136,6 @@ def _describe_rows(folder: Path, name: str, options: Json) -> Json:
         "source_files": len({source for source, _ in sessions}),
         "splits": dict(sorted(splits.items())),
         "without_terms": without_terms,
-        **({"exercises": dict(sorted(exercises.items()))} if unit == "step" else {}),
         "category_counts": dict(sorted(categories.items())),
         "sources": dict(sorted(sources.items())),
         "first_sample": next(pq.ParquetFile(files[0]).iter_batches(1)).to_pylist()[0],

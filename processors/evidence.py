@@ -17,11 +17,9 @@ import xxhash
 
 from pimono_sdpo.failures import CATEGORIES
 from pimono_sdpo.prefilter import compile_patterns
-from pimono_sdpo.replay.initial_state import MOST_BEFORE, InitialState
 from pimono_sdpo.schema import COUNTS, EVIDENCE, Correction, Finding, Message, Unit
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.traces.events import Event
-from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import find_branches, match_results, read_trace
 from processors.corrections import find_corrections
@@ -53,12 +51,12 @@ def gather_evidence(
     """Return the evidence rows of a session, at least one, so that every session is counted.
 
     `recorder` are names of the recorder that are known, None to keep all that are found. A row that
-    `keep` drops at this `min_worth` has neither history nor workspace; None fills all.
+    `keep` drops at this `min_worth` has no history; None fills all.
     """
     trace = read_trace(row["trace"] or b"")
     events = trace.events
     found = find_evidence(events, judge, unit)
-    matched, requests, described = found.matched, found.requests, found.described
+    requests, described = found.requests, found.described
     ends = [*(request.index for request in requests[1:]), len(events)]
     # Without evidence, no text is kept.
     identity, secrets = identify(row["trace"], trace, recorder) if any(described.values()) else (recorder, [])
@@ -67,23 +65,18 @@ def gather_evidence(
     chosen: list[Event | None] = [*requests] or [None]
     if unit == "session" and requests:
         chosen = [_choose_request(requests, described)]
-    # No event is followed before the first request of a session.
-    most_before = MOST_BEFORE if chosen[-1] not in (None, *requests[:1]) else 0
-    harness = find_harness(trace.harness)
-    files = InitialState(events, matched, trace.cwd, harness.files, most_before)
     tools = sorted({event.tool_name for event in events if event.kind == "tool_call"})
     rows = []
-    spans: list[tuple[tuple[Event, ...], list[int]]] = []
+    spans: list[tuple[Event, ...]] = []
     for episode, (request, (start, stop)) in enumerate(zip(chosen, pairwise(cuts), strict=True)):
         own = [request.index] if request and unit == "episode" else [*described]
         here = [item for index in own for item in described.get(index, ())]
         span = events[start:stop]
         wrong = [item["event_index"] for item in here]
-        after = [index for index in wrong if request and index > request.index]
         # The work on a correction is that of the request which it opens.
         last = max(wrong, default=stop)
         until = next((end for end in ends if end > last), stop)
-        spans.append((span, after))
+        spans.append(span)
         rows.append(
             {
                 "harness": trace.harness,
@@ -99,29 +92,22 @@ def gather_evidence(
                 "findings": here,
                 "continued": any(map(_is_work, events[last + 1 : until])),
                 "tools": tools,
-                "workspace": [],
                 "problem": trace.problem,
                 "fingerprints": [],
                 **count_row(span, found, row, trace.lines, episode == 0),
             }
         )
     rate_episodes(rows)
-    for written, request, (span, after) in zip(rows, chosen, spans, strict=True):
+    for written, request, span in zip(rows, chosen, spans, strict=True):
         # A row without evidence is dropped before it is read or compared.
         if not request or not written["findings"]:
             continue
-        has_files = after and harness.tools
         if min_worth is not None and keep(written, min_worth):
-            if has_files:
-                files.skip(request.index)
             continue
         # As many turns as wanted, or as the request needs to be understood.
         history = history_chars if stands_alone(request.text) else max(history_chars, LEAD_IN_CHARS)
         written["history"] = gather_history(events, request.index, history)
         written["fingerprints"] = hash_messages(span)
-        if has_files:
-            known_files = files.files_at(request.index, min(after))
-            written["workspace"] = [known._asdict() for known in known_files]
     return rows
 
 

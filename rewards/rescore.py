@@ -29,6 +29,7 @@ from datasets.exceptions import DatasetsError
 
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.own_code import import_own
+from pimono_sdpo.removed import refuse_removed
 from pimono_sdpo.runs.engine import Output, Part, Piece, hide_bars, run_parts
 from pimono_sdpo.runs.folders import LOCK, make_output, only_run, publish_folder, remove
 from pimono_sdpo.runs.parquet import link_or_copy, read_rows
@@ -82,6 +83,7 @@ def build_rubric(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
 
 def import_verifier(name: str) -> Verifier:
     """Import a verifier by its name; raises OutputError or OwnCodeError if there is none."""
+    refuse_removed(f"verifier {name}")
     verifier: object = None
     if ":" in name or (VERIFIERS / f"{name}.py").is_file():
         verifier = import_own(name if ":" in name else f"rewards.verifiers.{name}:verify")

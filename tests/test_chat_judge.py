@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pimono_sdpo.errors import InferenceError, OutputError
+from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.traces.parse import read_trace
 from processors.corrections import find_corrections
@@ -125,8 +125,3 @@ def test_answers_are_kept_by_endpoint(chat_server: ChatServer) -> None:
             assert len(find_corrections(EVENTS, Judge("tiny", chat_server.url))) == 2
             assert find_corrections(EVENTS, Judge("tiny", other.url)) == []
         assert len(chat_server.hits) == len(other.hits) == 2
-
-
-def test_a_judge_of_rows_is_refused_for_exercises() -> None:
-    with pytest.raises(OutputError, match="leave it out with --unit step"):
-        FilterOptions(unit="step", row_judge="tiny")

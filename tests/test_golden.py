@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset
 from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
@@ -29,7 +28,6 @@ from tests.rollout_data import FIXED, OTHER, final, prose, read, rollout, write,
 GOLDEN = Path(__file__).parent / "data" / "golden.json"
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
 HARNESSES = ("pi", "claude_code", "codex", "droid", "odd")
-CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.ts"}}\n</tool_call><|im_end|>'
 Hashes = dict[str, str]
 Golden = dict[str, Hashes]
 
@@ -101,22 +99,6 @@ def of_rollouts(work: Path) -> Golden:
     return golden
 
 
-def of_completions(work: Path) -> Golden:
-    """`rescore` over stored completions."""
-    spec = json.dumps({"tools": "pi", "format": "qwen3"})
-    texts = [CALL, CALL.replace('"path"', '"pat"'), "just words"]
-    one = {"completion": [*texts, CALL], "verifier_spec": [spec, spec, spec, None]}
-    several = {"completions": [texts, [], [CALL]], "verifier_spec": [spec] * 3}
-    golden: Golden = {}
-    for name, rows in (("rescore", one), ("rescore-several", several)):
-        (work / name).mkdir()
-        Dataset.from_dict(rows).to_parquet(work / name / "rows.parquet")
-        out = work / f"{name}-out"
-        run("rescore", work / name, "--out", out, "--gate", "tool_calls", "--grade", "replay=2")
-        golden[name] = hashes(out)
-    return golden
-
-
 def of_models(work: Path) -> Golden:
     """`rollout` and `duel` with the scripted server."""
     with serve_chat() as server, _settings(server, work):
@@ -171,7 +153,6 @@ def of_real_traces(work: Path) -> Golden:
 PARTS: dict[str, Callable[[Path], Golden]] = {
     "sessions": of_sessions,
     "rollouts": of_rollouts,
-    "completions": of_completions,
     "models": of_models,
     "real": of_real_traces,
 }

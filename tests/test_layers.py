@@ -9,11 +9,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # From the ground up. Packages of one storey that import each other are one entry.
 STOREYS = (
-    ("", *"version schema errors own_code stage stats text shell failures prefilter report options".split()),
+    ("", *"version schema errors own_code stage stats text shell failures prefilter removed report options".split()),
     ("traces",),
     ("runs",),
     ("llm",),
-    ("replay", "samples"),
+    ("edits", "samples"),
     ("/processors", "/rewards", "/cards"),
     ("agent", "suites", "duel", "training", "dataset_writer", "filtering", "left_out", "push", "source_options"),
     ("cli", "__main__"),

@@ -5,8 +5,8 @@ pimono-sdpo train rows --method sft --config qwen3_4b_sft --max-steps 20
 pimono-sdpo train rows --on hf:a10g-large --time-limit 3h
 
 All options of the jobs are accepted after ROWS, with dashes or underscores; `pimono-sdpo train rows
--- --help` lists them. Without --config, the reference recipe of the method is used; the first line
-names the recipe and the model. Nothing leaves this machine unless a repository, a bucket or a Space
+-- --help` lists them. Without --config, the reference recipe of the method is used; the first lines
+name the recipe and the model. Nothing leaves this machine unless a repository, a bucket or a Space
 is given, also by HUB_MODEL_ID or TRACKIO_SPACE_ID.
 
 With --on hf:FLAVOR, the rows are pushed to a private dataset, the installed version of this package

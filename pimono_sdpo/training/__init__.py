@@ -20,10 +20,14 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from pimono_sdpo.errors import TrainingInputError, require_extra
+from pimono_sdpo.removed import refuse_removed
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+SMOKE_TEST = (
+    "rows of traces have only a smoke-test reward: with trace_grounding, a fluent wrong answer scores like a right one"
+)
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 # The command that writes the rows of a method, and the columns that the method reads.
 READS = {
@@ -136,6 +140,7 @@ def find_recipe(name: str) -> Path:
     for path in (Path(name), recipes / f"{name.removesuffix('.yaml')}.yaml"):
         if path.is_file():
             return path
+    refuse_removed(f"recipe {name.removesuffix('.yaml')}")
     known = ", ".join(sorted(path.stem for path in recipes.glob("*.yaml")))
     raise TrainingInputError(f"There is no recipe `{name}`; give the path of a YAML file or one of {known}.")
 

@@ -12,6 +12,7 @@ from trl.experimental.sdpo import SDPOConfig
 
 from cards.lint import check_licence
 from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.removed import refuse_removed
 from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.training import argument, check_numbers, checked_recipe, find_recipe, refuse_unknown
 from pimono_sdpo.training.guards import LOSS, GuardOptions
@@ -110,13 +111,12 @@ class SDPOArguments(CommonArguments):
     )
     max_samples: int | None = argument("Keep the best N rows (with --source).")
     reward: str = argument(
-        "What scores a completion: outcome (its tool calls, compared with the recorded session; "
-        "trace_grounding where nothing can be verified), verifiers (named by --gate and --grade), "
-        "trace_grounding (a smoke test: a fluent wrong answer scores like a right one), or a "
-        "function of your own as module:name, in the current folder or installed.",
-        default="outcome",
+        "What scores a completion: verifiers (named by --gate and --grade), trace_grounding (a smoke test: a "
+        "fluent wrong answer scores like a right one), or a function of your own as module:name, in the current "
+        "folder or installed.",
+        default="trace_grounding",
     )
-    gate: list[str] = argument("Verifiers that must pass, as for `pimono-sdpo rescore`.", default=[])
+    gate: list[str] = argument("Verifiers that must pass, such as tool_calls.", default=[])
     grade: list[str] = argument("Verifiers that count, with weights such as syntax=0.5.", default=[])
     tools: str | None = argument(
         "Tools that the chat template declares to the model, such as pi or repo_agent; none by default."
@@ -162,6 +162,7 @@ class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
 
     def set_defaults_with_config(self, **config: Any) -> list[str]:
         """Set the values of a recipe as defaults, after a check."""
+        refuse_removed("train", [f"--{name}={value}" for name, value in config.items()])
         super().set_defaults_with_config(**checked_recipe(config, self))
         return []
 
@@ -177,6 +178,7 @@ def parse_job(
     argv: list[str], options: type[CommonArguments], config: type, description: str | None, default_recipe: str
 ) -> tuple[Any, Any, ModelConfig, str]:
     """Return the arguments of the job, of TRL and of the model, and the recipe's file name."""
+    refuse_removed("train", argv)
     recipe_parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     recipe_parser.add_argument("--config", default=default_recipe)
     try:

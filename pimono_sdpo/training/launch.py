@@ -35,6 +35,7 @@ from pimono_sdpo.own_code import list_own_files
 from pimono_sdpo.push import PushOptions, hub_errors, push_folder, require_adapter_of
 from pimono_sdpo.traces.hub import explain_error, retry_hub
 from pimono_sdpo.training import (
+    SMOKE_TEST,
     check_columns,
     check_folder,
     check_numbers,
@@ -61,6 +62,7 @@ COMMAND = "PIMONO_SDPO_COMMAND"
 TRUE = ("true", "yes", "1")
 # Options whose values may be folders on this machine, which a job cannot read.
 PATHS = ("model_name_or_path", "adapter")
+Json = dict[str, Any]
 TYPES = {"int": int, "float": float}
 
 
@@ -84,6 +86,8 @@ def launch(
     check_folder(rows)
     argv = [part for word in argv for part in (word.split("=", 1) if word[:2] == "--" else [word])]
     options = _parse_options(method, argv)
+    if method in ("sdpo", "rft", "grpo") and _find_reward(options) == "trace_grounding":
+        say(SMOKE_TEST)
     limit = options.time_limit or DEFAULT_LIMIT
     api = HfApi()
     with hub_errors("No job can be submitted"):
@@ -242,6 +246,12 @@ def _read_recipe(name: str) -> dict[str, Any]:
     # Variables that TRL sets in the job.
     recipe.pop("env", None)
     return recipe
+
+
+def _find_reward(options: Namespace) -> str:
+    """Return the reward of a job, by its options or its recipe."""
+    recipe = _read_recipe(options.config) if options.config else {}
+    return str(options.reward or recipe.get("reward", "trace_grounding"))
 
 
 def find_flavor(api: HfApi, flavor: str) -> Any:

@@ -191,32 +191,25 @@ class Scoring:
         if self.column is not None and self.column not in columns:
             raise TrainingInputError(
                 f"The rows have no column `{self.column}`, which this reward needs; filter the "
-                "traces again, or give --reward outcome."
+                "traces again, or give --reward trace_grounding."
             )
 
 
 def scoring_of(
     name: str, gates: Sequence[str], graded: Sequence[str], tokenizer: Any, end_ids: Collection[int] = ()
 ) -> Scoring:
-    """Return the reward of a name: outcome, verifiers, trace_grounding or module:name.
-
-    `outcome` is the verifier `next_call` where it applies and `trace_grounding` elsewhere.
-    """
+    """Return the reward of a name: verifiers, trace_grounding or module:name."""
     if name == "verifiers":
         reward = VerifierReward(build_rubric(gates, graded), tokenizer, end_ids)
         return Scoring(reward, reward.feedback, "verifier_spec", MAX_PARTIAL)
     if gates or graded:
         raise TrainingInputError("--gate and --grade name verifiers; give --reward verifiers, or leave them out.")
-    if name == "outcome":
-        rubric = build_rubric([], ["next_call"])
-        reward = VerifierReward(rubric, tokenizer, end_ids, fallback=trace_grounding_reward)
-        return Scoring(reward, reward.feedback, partial=MAX_PARTIAL)
     if name == "trace_grounding":
         return Scoring(trace_grounding_reward)
     if ":" in name:
         return Scoring(OwnReward(name))
     raise TrainingInputError(
-        f"--reward {name} is not outcome, verifiers or trace_grounding; give your own reward as module:name."
+        f"--reward {name} is not verifiers or trace_grounding; give your own reward as module:name."
     )
 
 
@@ -231,7 +224,7 @@ def hash_own(names: Sequence[str]) -> dict[str, str]:
 
 def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:
     """Raise TrainingInputError when the reward scores tool calls and the model's call format is unknown."""
-    if name not in VERIFYING or find_model_format(tokenizer) or "verifier_spec" not in rows.column_names:
+    if name != "verifiers" or find_model_format(tokenizer) or "verifier_spec" not in rows.column_names:
         return
     specs = (json.loads(text) for text in rows["verifier_spec"] if text)
     if any(isinstance(spec, dict) and needs_format(spec) for spec in specs):

@@ -21,7 +21,18 @@ from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.push import Repo, remove_empty
 from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.text import shorten_line
-from pimono_sdpo.training import held_out, is_local, is_main_process, models, output, publish, say, tracking, warn
+from pimono_sdpo.training import (
+    SMOKE_TEST,
+    held_out,
+    is_local,
+    is_main_process,
+    models,
+    output,
+    publish,
+    say,
+    tracking,
+    warn,
+)
 from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.callbacks import TimeLimit, now, time_limit_of
 from pimono_sdpo.training.launch import COMMAND
@@ -52,6 +63,8 @@ def run_job(method: str, argv: list[str], description: str | None = None) -> Pat
     if method in ("rft", "grpo"):
         argv = [*argv, "--method", method]
     run = Run(METHODS[method], argv, description)
+    if getattr(run.job, "reward", None) == "trace_grounding":
+        say(SMOKE_TEST)
     with run.open_output():
         run.train()
     if torch.distributed.is_available() and torch.distributed.is_initialized():

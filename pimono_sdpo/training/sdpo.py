@@ -141,7 +141,7 @@ def fit_prompts(
             return count(reprompt.format(task, context)) + reprompt.reserved_tokens()
 
         lengths = {"prompt": count(task), "teacher_prompt": count_reprompt(context)}
-        # An exercise keeps its system prompt and request; in other rows the request is the last turn.
+        # Behind a system prompt stands the request, which is kept; in other rows it is the last turn.
         fixed = 2 if history and history[0]["role"] == "system" else 0
         while len(history) > fixed and count(task) > prompt_tokens:
             # The request matters more than earlier turns; the oldest exchange is dropped first.
@@ -342,7 +342,8 @@ class SDPO(Method):
             scored = sorted({*range(len(fitted.rows))} - {*unscored})
             if not scored:
                 raise TrainingInputError(
-                    f"None of the {len(unscored)} rows names a concrete term in `reward_terms`; give --reward outcome."
+                    f"None of the {len(unscored)} rows names a concrete term in `reward_terms`; give other rows, or "
+                    "another --reward."
                 )
             lengths = {name: [values[index] for index in scored] for name, values in fitted.lengths.items()}
             fitted = replace(fitted, rows=fitted.rows.select(scored), lengths=lengths)
@@ -405,10 +406,4 @@ class SDPO(Method):
             "verifiers": f"of {used} rows have no verifier_spec, so nothing scores them",
             "trace_grounding": "rows name no concrete term and were left out",
         }.get(self.job.reward, f"of {used} rows get no reward, which counts as 0")
-        notes = [f"{unscored} {reason}"] if unscored else []
-        if self.job.reward == "trace_grounding":
-            notes.append(
-                "trace_grounding is a smoke test: a fluent wrong answer scores like a right one; "
-                "the default, --reward outcome, grades calls by what the session recorded"
-            )
-        return super().notes() + notes
+        return super().notes() + ([f"{unscored} {reason}"] if unscored else [])

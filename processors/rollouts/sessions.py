@@ -17,12 +17,10 @@ from typing import Any
 
 from datasets import Features
 
-from pimono_sdpo.replay.calls import apply_in_turn, decode_arguments, find_path, read_edits
-from pimono_sdpo.replay.workspace import Workspace
+from pimono_sdpo.edits import decode_arguments, find_path
 from pimono_sdpo.schema import PAIR, Turn
 from pimono_sdpo.stage import Filter, FlatMap, Row
 from pimono_sdpo.traces.events import Event, decode_json
-from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import Trace, find_branches, match_results, read_trace
 from processors.redact import Private, identify, redact_json, redact_text
 from processors.rollouts.conversation import Json, add_answer, add_call, dump_json, make_turn, select_context
@@ -159,28 +157,19 @@ def _without_ids(turn: Turn) -> list[Any]:
 
 
 def _find_fixed_edits(trace: Trace, turns: Sequence[Turn], turn_of: Mapping[int, int]) -> Iterator[PairOfTurns]:
-    """Yield failed edits with their fixes; a fix that replay shows to be impossible is a problem."""
+    """Yield failed edits with their fixes."""
     matched = match_results(trace.events)
-    known = Workspace(trace.cwd, tools=find_harness(trace.harness).files)
     for event in trace.events:
-        if event.kind != "tool_call":
-            known.observe_event(event)
+        is_call = event.kind == "tool_call" and event.on_active_branch and not event.is_subagent
+        if not is_call or event.tool_name not in EDITS or event.index not in matched:
             continue
-        if not event.on_active_branch or event.is_subagent:
-            continue
-        if event.index not in matched:
-            known.observe_unanswered(event.tool_name, decode_arguments(event))
-            continue
-        result = trace.events[matched[event.index]]
-        is_failed = event.tool_name in EDITS and result.is_error
-        fixed = _find_next_edit(trace, matched, event) if is_failed else None
+        has_failed = trace.events[matched[event.index]].is_error
+        fixed = _find_next_edit(trace, matched, event) if has_failed else None
         at = turn_of.get(event.index)
         if fixed is not None and at is not None and fixed.index in turn_of:
             # The text before a call did not make it fail, so it is left out.
             chosen, rejected = turns[turn_of[fixed.index]], turns[at]
-            problem = "ineligible" if _contradicts(known, fixed) else None
-            yield "edit", at, {**chosen, "content": ""}, {**rejected, "content": ""}, problem
-        known.observe(event, result)
+            yield "edit", at, {**chosen, "content": ""}, {**rejected, "content": ""}, None
 
 
 def _find_next_edit(trace: Trace, matched: Mapping[int, int], failed: Event) -> Event | None:
@@ -196,16 +185,6 @@ def _find_next_edit(trace: Trace, matched: Mapping[int, int], failed: Event) -> 
             if has_worked and path and find_path(decode_arguments(event)) == path:
                 return event
     return None
-
-
-def _contradicts(known: Workspace, fixed: Event) -> bool:
-    """Return whether the fix could not have worked in place of the failed edit."""
-    arguments = decode_arguments(fixed)
-    file = known.files.get(known.absolute(find_path(arguments)))
-    edits = read_edits(arguments)
-    if file is None or not edits or not file.is_known:
-        return False
-    return file.predict(edits, apply_in_turn(arguments)) not in {None, "ok"}
 
 
 def _find_branches(

@@ -12,7 +12,7 @@ import msgspec
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks
-from pimono_sdpo.traces.harness.base import Entry, FileTools, Harness, keep_fields
+from pimono_sdpo.traces.harness.base import Entry, Harness, keep_fields
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 _COMMAND = re.compile(r"<command-name>([^<]{0,200})</command-name>")
@@ -355,11 +355,7 @@ HARNESS = Harness(
     read=read,
     decoder=_DECODER,
     no_tools="their arguments differ from version to version",
-    files=FileTools(
-        edit=("old_string", "new_string"),
-        read_only=r"[Tt]odo\w*|Task(?:Create|Update|Get|List|Stop)|\w*mark_chapter|[Ww]eb\w*|ToolSearch|AskUser\w*|Skill|LSP|ListMcp\w*|ReadMcp\w*"
-        r"|BashOutput|TaskOutput|KillShell|ExitPlanMode|EnterPlanMode",
-    ),
+    edit=("old_string", "new_string"),
     sample="""\
 {"type": "user", "uuid": "1", "parentUuid": null, "sessionId": "s", "cwd": "/w/app",\
  "message": {"role": "user", "content": "Fix the failing test of the parser."}}

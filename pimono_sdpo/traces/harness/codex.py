@@ -12,7 +12,7 @@ import msgspec
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks
-from pimono_sdpo.traces.harness.base import Entry, FileTools, Harness, keep_fields
+from pimono_sdpo.traces.harness.base import Entry, Harness, keep_fields
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 _FIELDS = (
@@ -266,9 +266,6 @@ HARNESS = Harness(
     read=read,
     decoder=_DECODER,
     no_tools="their names and arguments differ from version to version",
-    files=FileTools(
-        read_only="update_plan|view_image", numbers_lines=False, max_lines=None, reads_first=False, trims_output=False
-    ),
     sample="""\
 {"type": "session_meta", "payload": {"id": "s", "cwd": "/w/app"}}
 {"type": "response_item", "payload": {"type": "message", "role": "user",\

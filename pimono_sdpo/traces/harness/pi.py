@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from pimono_sdpo.traces.events import Event, Kind, strip_colours
-from pimono_sdpo.traces.harness.base import FileTools, Harness, Schema, Tool, describe_object
+from pimono_sdpo.traces.harness.base import Harness, Schema, Tool, describe_object
 from pimono_sdpo.traces.harness.blocks import find_path
 
 NO_JSON = Raw()
@@ -310,14 +310,7 @@ HARNESS = Harness(
     build=build_entry,
     tools=TOOLS,
     coerces=True,
-    files=FileTools(
-        edit=("oldText", "newText"),
-        read_only="read|grep|find|glob|ls|multi_grep|think",
-        numbers_lines=False,
-        max_lines=None,
-        reads_first=False,
-        trims_output=False,
-    ),
+    edit=("oldText", "newText"),
     sample="""\
 {"type": "session", "id": "s", "cwd": "/w/app"}
 {"type": "message", "message": {"role": "user", "content": "Fix the failing test of the parser."}}
