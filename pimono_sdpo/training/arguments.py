@@ -192,8 +192,9 @@ def parse_job(
         )
     except (ValueError, ImportError, OSError, yaml.YAMLError) as error:
         # TRL raises ValueError when its arguments contradict each other.
+        reason = " ".join(str(error).split()).rstrip(".")
         raise TrainingInputError(
-            f"The arguments of `{recipe.name}` and the command line cannot be used: {' '.join(str(error).split())}"
+            f"The arguments of `{recipe.name}` and the command line cannot be used: {reason}."
         ) from error
     refuse_unknown(unknown[-1], parser)
     job.license = check_licence(job.license)

@@ -248,6 +248,21 @@ def test_an_organization_runs_the_job_and_the_rows_stay_with_the_user(
     assert job.spec["environment"]["PIMONO_SDPO_COMMAND"] == f"{typed} --time-limit 3h"
 
 
+MEMORY = """
+import json
+from pimono_sdpo.training.memory import hardware_of
+print(json.dumps([hardware_of(flavor).gib for flavor in {flavors}]))
+"""
+
+
+def test_a_flavor_has_the_memory_that_its_driver_reports(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
+    asking = MEMORY.format(flavors=["cpu-basic", "a10g-large", "a10g-largex2", "l40sx1", "h200"])
+    none, *found = run_client(loopback_hub, tmp_path, asking, xet=True, imported=TRAINING)
+    assert none is None
+    # The nominal sizes are 24, 24, 48 and 141 GB; of the last, no other is known.
+    assert found == [21.99, 21.99, 44.4, 141e9 / 2**30]
+
+
 LEFT = """
 import importlib, json, os
 from pimono_sdpo.training import callbacks

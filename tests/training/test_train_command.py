@@ -57,6 +57,10 @@ def test_wrong_options_are_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
     assert "Give the rows before the options" in run_train("--max-steps", "2", "rows")[1]
     code, _ = run_train("rows", "--no-such-option", "2")
     assert code == 2
+    for job_option in (["--detach"], ["--namespace", "lab"], ["--wheel", "p.whl"]):
+        code, output = run_train("rows", *job_option)
+        assert code == 2
+        assert "--wheel, --namespace and --detach are for a job; give --on hf:FLAVOR" in output
 
 
 def test_help_does_not_import_torch() -> None:
