@@ -68,10 +68,6 @@ class CallSection(Limits):
     # The file of the working folder that names the provider, None if the user or the default does.
     _provider_file: Path | None = PrivateAttr(None)
 
-    def find_address(self) -> "Address":
-        """Return the address of the provider."""
-        return find_address(self.provider, self._provider_file)
-
     def find_endpoint(self) -> "Endpoint":
         """Return URL and key of the provider."""
         return find_endpoint(self.provider, self._provider_file)
@@ -230,11 +226,6 @@ class Address(NamedTuple):
     url: str
     file: Path | None
 
-    @property
-    def host(self) -> str:
-        """The host, which commands name before they send texts to it."""
-        return URL(self.url).host
-
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -243,6 +234,11 @@ class Endpoint:
     name: str
     base_url: str
     key: str = Field(repr=False)
+
+    @property
+    def host(self) -> str:
+        """The host, which commands name before they send texts to it."""
+        return URL(self.base_url).host
 
 
 def find_address(provider: str, file: Path | None = None) -> Address:
@@ -322,4 +318,4 @@ def find_endpoint(provider: str, file: Path | None = None) -> Endpoint:
         raise InferenceError(f"The provider `{provider}` needs a key; set {names} in the environment or in `.env`.")
     # Only the user's choice of an address is shown as the provider.
     is_own = preset is not None and address.file is None
-    return Endpoint(provider if is_own else address.host, address.url, key or NO_KEY)
+    return Endpoint(provider if is_own else URL(address.url).host, address.url, key or NO_KEY)
