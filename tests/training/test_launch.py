@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pimono_sdpo.filtering import FilterOptions, run_filter
+from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.version import __version__
 from tests.exports import write_samples
 from tests.loopback_hub import LoopbackHub, run_client, run_hf, run_python
@@ -163,6 +164,64 @@ def test_private_rows_do_not_go_to_a_public_dataset(loopback_hub: LoopbackHub, r
     assert done.returncode == 2
     assert "The dataset `me/rows` is public" in done.stderr
     assert sorted(loopback_hub.files("me/rows", "dataset")) == [".gitattributes", "a.txt"]
+
+
+def test_a_name_that_nobody_typed_is_not_used_for_another_source(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
+    """Two folders called `rows`, made from two folders called `traces`."""
+    loopback_hub.store.credit = False
+    words = (*ON, "--wheel", str(tmp_path / "p.whl"))
+    (tmp_path / "p.whl").write_bytes(b"")
+    sessions = sorted(SAMPLE_SESSIONS.glob("*.jsonl"))
+    one, other = tmp_path / "one", tmp_path / "other"
+    for work, part in ((one, sessions[::2]), (other, sessions[1::2])):
+        (work / "traces").mkdir(parents=True)
+        for session in part:
+            shutil.copy(session, work / "traces")
+        run_filter(str(work / "traces"), work / "rows", FilterOptions(unit="session", licence="mit"))
+    assert "402" in launch(loopback_hub, one, *words).stderr
+    before = loopback_hub.files("me/rows", "dataset")
+
+    done = launch(loopback_hub, other, *words)
+    assert done.returncode == 2, done.stdout
+    assert "The dataset `me/rows` holds rows of another source; rename the folder, or push" in done.stderr
+    assert loopback_hub.files("me/rows", "dataset") == before
+
+    # The same source with a session more, and other options.
+    shutil.copy(sessions[1], one / "traces")
+    run_filter(str(one / "traces"), one / "rows", FilterOptions(unit="session", max_samples=2, licence="mit"))
+    assert "402" in launch(loopback_hub, one, *words).stderr
+    assert loopback_hub.files("me/rows", "dataset")["report.json"] == (one / "rows" / "report.json").read_bytes()
+
+    # A name that was typed is obeyed.
+    done = run_python(loopback_hub, other, "-m", "pimono_sdpo", "push", "rows", "me/rows", imported=TRAINING)
+    assert done.returncode == 0, done.stderr
+    assert "402" in launch(loopback_hub, other, *words).stderr
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({"run.json": b'{"dataset": {"id": "lab/rows"}}'}, "an adapter that was trained on `lab/rows`"),
+        ({"run.json": b'{"dataset": {"id": "me/rows"}}'}, None),
+        ({"config.json": b"{}"}, "files that no training has pushed"),
+        ({}, None),
+    ],
+)
+def test_an_adapter_of_other_rows_is_replaced_only_by_name(
+    loopback_hub: LoopbackHub, rows: Path, tmp_path: Path, files: dict[str, bytes], sentence: str | None
+) -> None:
+    loopback_hub.store.credit = False
+    (tmp_path / "p.whl").write_bytes(b"")
+    loopback_hub.seed("me/rows-sdpo", "model", files)
+    done = launch(loopback_hub, rows.parent, *ON, "--wheel", "p.whl")
+    assert done.returncode == 2
+    if sentence is None:
+        assert "402" in done.stderr
+        return
+    assert f"`me/rows-sdpo` holds {sentence}; give --hub_model_id" in done.stderr
+    assert ("dataset", "me/rows") not in loopback_hub.store.repos, "nothing has left"
+    done = launch(loopback_hub, rows.parent, *ON, "--wheel", "p.whl", "--hub_model_id", "me/rows-sdpo")
+    assert "402" in done.stderr
 
 
 @pytest.mark.parametrize("token", ["hf_loopback", FINE_TOKEN])
