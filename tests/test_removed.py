@@ -12,7 +12,7 @@ from pimono_sdpo.removed import REMOVED
 from pimono_sdpo.training import find_recipe, train
 from rewards.verifiers.rubric import import_verifier
 
-OF_COMMANDS = [name for name in REMOVED if not name.startswith(("recipe ", "verifier "))]
+OF_COMMANDS = [name for name in REMOVED if not name.startswith(("recipe ", "verifier ", "suite "))]
 
 
 @pytest.mark.parametrize("name", OF_COMMANDS)
