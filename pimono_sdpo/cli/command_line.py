@@ -26,7 +26,7 @@ from pimono_sdpo.version import __version__
 # The commands by heading in the help.
 GROUPS = {
     "Rows and adapters": ("filter", "view", "push", "train"),
-    "Rollouts": ("rollout", "import", "steps", "pairs", "evaluate", "rescore"),
+    "Rollouts": ("rollout", "import", "steps", "pairs", "evaluate"),
     "Suites and duels": ("suite build", "suite split", "suite check", "duel"),
     "Samples": ("demo sessions", "demo model"),
     "Older names": ("prefs", "sft-extract", "eval"),
