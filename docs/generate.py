@@ -142,7 +142,7 @@ def describe_together() -> str:
 
 def describe_recipes() -> str:
     """Return the page of the recipes: each YAML file as it is, with its comments."""
-    from pimono_sdpo.training import find_shipped
+    from pimono_sdpo.training.options import find_shipped
 
     lines = [
         NOTE,

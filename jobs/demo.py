@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from pimono_sdpo.training import quiet_libraries
+from pimono_sdpo.training.console import quiet_libraries
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

@@ -9,7 +9,8 @@ from pimono_sdpo.cli import app
 from pimono_sdpo.cli.command_line import run
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.removed import REMOVED
-from pimono_sdpo.training import find_recipe, train
+from pimono_sdpo.training import train
+from pimono_sdpo.training.options import find_recipe
 from rewards.verifiers.rubric import import_verifier
 
 OF_COMMANDS = [name for name in REMOVED if not name.startswith(("recipe ", "verifier ", "suite "))]

@@ -21,23 +21,14 @@ from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.push import Repo, remove_empty
 from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.text import shorten_line
-from pimono_sdpo.training import (
-    SMOKE_TEST,
-    held_out,
-    is_local,
-    is_main_process,
-    models,
-    output,
-    publish,
-    say,
-    tracking,
-    warn,
-)
+from pimono_sdpo.training import held_out, models, output, publish, tracking
 from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.callbacks import TimeLimit, now, time_limit_of
+from pimono_sdpo.training.console import is_main_process, say, warn
 from pimono_sdpo.training.launch import COMMAND
 from pimono_sdpo.training.memory import hardware_of
 from pimono_sdpo.training.method import Method
+from pimono_sdpo.training.options import SMOKE_TEST, is_local
 from pimono_sdpo.training.preflight import as_text, preflight, refuse
 from pimono_sdpo.training.sdpo import SDPO
 from pimono_sdpo.training.supervised import DPO, SFT

@@ -9,8 +9,9 @@ from datasets import Dataset
 
 from pimono_sdpo.errors import OutputError, TrainingInputError
 from pimono_sdpo.samples import write_samples
-from pimono_sdpo.training import check_columns, find_recipe, models, output, rows, train
+from pimono_sdpo.training import models, output, rows, train
 from pimono_sdpo.training.arguments import SDPOArguments
+from pimono_sdpo.training.options import check_columns, find_recipe
 from pimono_sdpo.training.rewards import Mode
 from pimono_sdpo.training.sdpo import SDPO
 from tests.training.setup import JOBS, arguments, hand_made, prepare

@@ -12,9 +12,10 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import find_shipped, models
+from pimono_sdpo.training import models
 from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.memory import GIB, REPORTED, estimate_sdpo, estimate_supervised, read_config, weights
+from pimono_sdpo.training.options import find_shipped
 from pimono_sdpo.training.preflight import USABLE
 from pimono_sdpo.training.sdpo import SDPO
 from pimono_sdpo.training.supervised import DPO, SFT

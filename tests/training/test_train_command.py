@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.training import SMOKE_TEST, read_options
 from pimono_sdpo.training.arguments import open_parser
+from pimono_sdpo.training.options import SMOKE_TEST, read_options
 from pimono_sdpo.training.run import METHODS
 
 
