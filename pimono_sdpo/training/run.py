@@ -54,8 +54,6 @@ def run_job(method: str, argv: list[str], description: str | None = None) -> Pat
     if method in ("rft", "grpo"):
         argv = [*argv, "--method", method]
     run = Run(METHODS[method], argv, description)
-    if getattr(run.job, "reward", None) == "trace_grounding":
-        say(SMOKE_TEST)
     with run.open_output():
         run.train()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -88,6 +86,8 @@ class Run:
             argv, method.OPTIONS, method.CONFIG, description, method.RECIPE
         )
         self.command = argv
+        if getattr(self.job, "reward", None) == "trace_grounding":
+            say(SMOKE_TEST)
         say(f"recipe {self.recipe}, model {self.model_args.model_name_or_path}")
         self.method = method(self.job, self.args, self.model_args)
         if self.method.lacks_gpu and self.job.mode != "preflight":
