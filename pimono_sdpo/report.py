@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from pimono_sdpo.traces.drift import UNREAD, describe_drift, sum_by_agent
 from pimono_sdpo.version import __version__
 
 BIN_WIDTH = 2.0
@@ -57,6 +58,7 @@ def build_report(
         reasons.update(stage["dropped"])
     columns = counts.get("columns", {})
     lines, volume, redactions = (Counter(columns.get(name)) for name in ("counts", "volume", "redactions"))
+    agents = sum_by_agent(columns.get("drift", {}))
     return {
         "pimono_sdpo": __version__,
         "input": described,
@@ -66,6 +68,8 @@ def build_report(
             "parsed": volume["bytes_parsed"],
             **{name: lines[f"bytes_{name}"] for name in ("repaired", "skipped", "not_utf8")},
         },
+        "agents": agents,
+        "drift": describe_drift(agents),
         "stages": stages,
         "sessions": sum(shard["sessions"] for shard in described["shards"]),
         "kept": kept,
@@ -93,7 +97,13 @@ def explain_empty(report: Json, advice: str) -> str:
         advice = "use whole sessions of an agent that this package reads"
     source = report["source"] if "source" in report else report["input"]["source"]
     reasons = ", ".join(f"{count} {name}" for name, count in report["drop_reasons"].items())
-    why = "; ".join([reasons or "nothing to make them from", *describe_unreadable(report)])
+    named = [
+        agent for agent, versions in report.get("agents", {}).items() if any(UNREAD in of for of in versions.values())
+    ]
+    like = [f"they look like sessions of {', '.join(named)}"] if {*named} - {"unknown"} else []
+    why = "; ".join(
+        [reasons or "nothing to make them from", *like, *report.get("drift", ()), *describe_unreadable(report)]
+    )
     return f"`{source}` gives no {report.get('stage', 'rows')} ({why}); {advice}."
 
 

@@ -20,10 +20,11 @@ from pimono_sdpo.prefilter import compile_patterns
 from pimono_sdpo.replay.initial_state import MOST_BEFORE, InitialState
 from pimono_sdpo.schema import EVIDENCE, Correction, Finding, Message, Unit
 from pimono_sdpo.stage import FlatMap, Row
+from pimono_sdpo.traces.drift import count_trace
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.lines import Lines
-from pimono_sdpo.traces.parse import find_branches, match_results, read_trace
+from pimono_sdpo.traces.parse import Trace, find_branches, match_results, read_trace
 from processors.corrections import find_corrections
 from processors.corrections.features import ASKED_CHARS, is_automated, list_edited, read_cues, strip_wrapper
 from processors.diagnostics import NOTHING_KNOWN, find_failures, find_target
@@ -102,7 +103,7 @@ def gather_evidence(
                 "workspace": [],
                 "problem": trace.problem,
                 "fingerprints": [],
-                **count_row(span, found, row, trace.lines, episode == 0),
+                **count_row(span, found, row, trace, episode == 0),
             }
         )
     rate_episodes(rows)
@@ -274,12 +275,12 @@ def _is_work(event: Event) -> bool:
     )
 
 
-def count_row(events: Sequence[Event], found: Found, row: Row, lines: Lines[Any], is_first: bool) -> dict[str, Any]:
-    """Return `counts` and `volume` of the events of a row; what a session has once, its first."""
+def count_row(events: Sequence[Event], found: Found, row: Row, trace: Trace, is_first: bool) -> dict[str, Any]:
+    """Return `counts`, `volume` and `drift` of the events of a row; what a session has once, its first."""
     matched, forks = found.matched, found.forks
     calls = [event.index for event in events if event.kind == "tool_call"]
     start, stop = (events[0].index, events[-1].index + 1) if events else (0, 0)
-    lines = lines if is_first else Lines()
+    lines = trace.lines if is_first else Lines()
     return {
         "counts": {
             "events": len(events),
@@ -296,6 +297,7 @@ def count_row(events: Sequence[Event], found: Found, row: Row, lines: Lines[Any]
             "bytes_not_utf8": (row["bytes_not_utf8"] or 0) * is_first,
         },
         "volume": {"bytes_parsed": lines.bytes_parsed},
+        "drift": count_trace(trace) if is_first else [],
     }
 
 
@@ -318,7 +320,7 @@ def stage(
         ),
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=EVIDENCE,
-        tallies=("counts", "volume"),
+        tallies=("counts", "volume", "drift"),
     )
 
 

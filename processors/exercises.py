@@ -224,7 +224,7 @@ def gather_exercises(
                 "worth": 0.0,
                 "is_best": True,
                 "fingerprints": hash_messages(events[begin : begin + 1]) if item else [],
-                **count_row(events[before:stop], evidence, row, trace.lines, not made),
+                **count_row(events[before:stop], evidence, row, trace, not made),
                 "exercise": json.dumps(exercise),
             }
         )
@@ -692,5 +692,5 @@ def stage(
         ),
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=Features({**EVIDENCE, "exercise": Value("string")}),
-        tallies=("counts", "volume"),
+        tallies=("counts", "volume", "drift"),
     )

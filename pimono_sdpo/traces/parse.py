@@ -5,14 +5,14 @@ The harness is detected by the lines of the trace, never by file names or column
 
 import gc
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pimono_sdpo.text import replace_surrogates
 from pimono_sdpo.traces.events import Event
-from pimono_sdpo.traces.harness import HARNESSES
+from pimono_sdpo.traces.harness import HARNESSES, find_harness, name_agent
 from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.lines import Lines, read_lines, read_objects
 
@@ -26,7 +26,8 @@ class Trace:
     """One session in memory: its events, where it ran, and how many of its lines could be read.
 
     `lines` holds only counts. `problem` is set for a trace that cannot be used: `no_messages`, or
-    `unknown_harness` when no harness recognises any of the JSON objects.
+    `unknown_harness` when no harness has understood a message in it; then `harness` names the agent
+    that its lines are like. `kinds` counts the types of its entries and blocks.
     """
 
     harness: str
@@ -35,6 +36,8 @@ class Trace:
     events: tuple[Event, ...]
     lines: Lines[Any]
     problem: Problem | None
+    version: str = ""
+    kinds: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_trace(trace: str | bytes) -> Trace:
@@ -54,15 +57,20 @@ def _read_trace(trace: str | bytes) -> Trace:
     harness = detect_harness(content)
     if harness is None:
         lines = read_objects(content)
-        problem: Problem = "unknown_harness" if lines.objects else "no_messages"
-        return Trace("unknown", "", "", (), replace(lines, objects=[]), problem)
+        named = dict.fromkeys(filter(None, map(name_agent, lines.objects)))
+        # Other agents write lines as ours do, too.
+        agent = min(named, key=lambda name: find_harness(name).name == name, default="unknown")
+        is_empty = find_harness(agent).name == agent or not lines.objects
+        return Trace(agent, "", "", (), replace(lines, objects=[]), "no_messages" if is_empty else "unknown_harness")
     lines = read_lines(content, harness.decoder, harness.build)
     objects, lines = lines.objects, replace(lines, objects=[])
     session_id, cwd = harness.read_header(objects)
     events = tuple(harness.read(objects))
     name = harness.recorder_of(objects) if harness.recorder_of else harness.name
     has_messages = any(event.kind in CONVERSATION for event in events)
-    return Trace(name, session_id, cwd, events, lines, None if has_messages else "no_messages")
+    problem: Problem | None = None if has_messages else "no_messages"
+    version, kinds = harness.version_of(objects), Counter(harness.list_kinds(objects))
+    return Trace(name, session_id, cwd, events, lines, problem, version, kinds)
 
 
 def detect_harness(trace: bytes) -> Harness | None:

@@ -3,7 +3,7 @@
 A new harness is one file here with a `HARNESS`, and one line in `HARNESSES`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -57,11 +57,12 @@ class Harness:
                  from `decoder`, or from `build` for a dict that `decoder` refuses
     read         returns all events of a session, in order
     sample       the lines of a short session: a request, then a command that fails
-    tools        the tools that come with the harness; without them rows have no `verifier_spec`
-    no_tools     why `tools` is empty
+    tools        the tools that come with the harness, by the names in its events
     files        how it shows and edits files
     coerces      it converts arguments to the types of the schema, such as "42" to a number
     recorder_of  returns the name of the harness that wrote a session, if several write this format
+    version_of   returns the version that wrote a session, "" if it does not say
+    list_kinds   yields the types of entries and of the blocks in them, which `traces.drift` counts
     """
 
     name: str
@@ -71,12 +72,13 @@ class Harness:
     read: Callable[[list[Any]], list[Event]]
     sample: str
     tools: Mapping[str, Tool] = field(default_factory=dict)
-    no_tools: str = ""
     files: FileTools = FileTools()
     coerces: bool = False
     decoder: msgspec.json.Decoder[Any] = OBJECT
     build: Callable[[Entry], Any] = dict
     recorder_of: Callable[[list[Any]], str] | None = None
+    version_of: Callable[[list[Any]], str] = lambda objects: ""
+    list_kinds: Callable[[list[Any]], Iterable[str]] = lambda objects: ()
 
 
 def keep_fields(names: str, **nested: Any) -> Any:

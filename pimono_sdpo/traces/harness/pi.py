@@ -7,6 +7,7 @@ custom message. In JSON mode Pi prints each message several times, complete and 
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -80,6 +81,7 @@ class Entry(msgspec.Struct, gc=False):
     content: Content = None
     summary: str | None = None
     cwd: str | None = None
+    version: int | str | None = None
     firstKeptEntryIndex: int | None = None
     firstKeptEntryId: str | None = None
 
@@ -300,6 +302,23 @@ TOOLS = {
     "find": Tool("Find files whose names match a pattern.", (_describe("pattern", "pattern path", "limit"),)),
     "ls": Tool("List a directory.", (_describe("", "path", "limit"),)),
 }
+
+
+def read_version(entries: list[Entry]) -> str:
+    """Return the version of the format in the header; the first one had none."""
+    return next((str(entry.version or 1) for entry in entries if entry.type == "session"), "")
+
+
+def list_kinds(entries: list[Entry]) -> Iterator[str]:
+    """Yield the type of each line, the role of its message and the types of the blocks in it."""
+    for entry in entries:
+        yield entry.type or ""
+        if message := entry.message:
+            yield f"message/{message.role}"
+            if isinstance(message.content, list):
+                yield from (f"message:{block.type}" for block in message.content)
+
+
 HARNESS = Harness(
     name="pi",
     about="Pi sessions of versions 1 to 3, also without a header, and its JSON mode; oh-my-pi, OpenClaw and GSD",
@@ -310,6 +329,8 @@ HARNESS = Harness(
     build=build_entry,
     tools=TOOLS,
     coerces=True,
+    version_of=read_version,
+    list_kinds=list_kinds,
     files=FileTools(
         edit=("oldText", "newText"),
         read_only="read|grep|find|glob|ls|multi_grep|think",
