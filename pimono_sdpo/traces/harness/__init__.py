@@ -43,5 +43,5 @@ def name_agent(entry: Entry) -> str:
         return "grok"
     if kind in {"session_meta", "turn_context", "thread.started"} or "record_type" in entry:
         return codex.HARNESS.name
-    is_claude = kind in {"summary", "file-history-snapshot"} or "sessionId" in entry
+    is_claude = kind in {"summary", "file-history-snapshot"} or {"sessionId", "session_id"} & entry.keys()
     return claude_code.HARNESS.name if is_claude else ""

@@ -90,7 +90,26 @@ def keep_fields(names: str, **nested: Any) -> Any:
     return make("Fields", {**dict.fromkeys(names.split(), Any), **nested}, total=False)
 
 
-def describe_object(required: str, closed: bool = False, **properties: Schema) -> Schema:
+TEXT: Schema = {"type": "string"}
+
+
+def describe_arguments(required: str, texts: str, numbers: str = "", flags: str = "", **others: Schema) -> Schema:
+    """Return the JSON Schema of a tool's arguments, whose names are separated by spaces.
+
+    >>> describe_arguments("path", "path", "limit")["properties"]["limit"]
+    {'type': 'number'}
+    """
+    kinds = {"string": texts, "boolean": flags, "number": numbers}
+    properties: dict[str, Any] = {name: {"type": kind} for kind, names in kinds.items() for name in names.split()}
+    return describe_object(required, **properties, **others)
+
+
+def describe_list(item: Schema) -> Schema:
+    """Return the JSON Schema of a list."""
+    return {"type": "array", "items": item}
+
+
+def describe_object(required: str, closed: bool = False, /, **properties: Schema) -> Schema:
     """Return the JSON Schema of an object; `required` names properties, separated by spaces.
 
     >>> describe_object("path", path={"type": "string"})["required"]

@@ -12,7 +12,17 @@ import msgspec
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks
-from pimono_sdpo.traces.harness.base import Entry, FileTools, Harness, keep_fields
+from pimono_sdpo.traces.harness.base import (
+    TEXT,
+    Entry,
+    FileTools,
+    Harness,
+    Tool,
+    describe_arguments,
+    describe_list,
+    describe_object,
+    keep_fields,
+)
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 _COMMAND = re.compile(r"<command-name>([^<]{0,200})</command-name>")
@@ -434,6 +444,121 @@ def list_kinds(objects: list[Entry]) -> Iterator[str]:
             yield f"{kind}/{attachment.get('type')}" if isinstance(attachment, dict) else kind
 
 
+_TEXTS = describe_list(TEXT)
+_OPTION = describe_arguments("label description", "label description preview")
+_QUESTION = describe_arguments(
+    "question header options multiSelect", "question header", flags="multiSelect", options=describe_list(_OPTION)
+)
+_TODO = describe_arguments("content status activeForm", "content status activeForm")
+_SEARCH = describe_arguments(
+    "pattern", "pattern path glob output_mode type", "-A -B -C context head_limit offset", "-n -i -o multiline"
+)
+_AGENT = Tool(
+    "Hand a task to a subagent.",
+    (
+        describe_arguments(
+            "description prompt", "description prompt subagent_type model name isolation", "", "run_in_background"
+        ),
+    ),
+)
+# From sdk-tools.d.ts of the package @anthropic-ai/claude-code, and for tools that are gone from their calls.
+TOOLS = {
+    "bash": Tool(
+        "Run a shell command and return its output.",
+        (
+            describe_arguments(
+                "command", "command description", "timeout", "run_in_background dangerouslyDisableSandbox"
+            ),
+        ),
+    ),
+    "read": Tool(
+        "Read a file, or `limit` lines of it from line `offset`.",
+        (describe_arguments("file_path", "file_path pages", "offset limit", "allow_large"),),
+    ),
+    "edit": Tool(
+        "Replace a text of a file by another one.",
+        (
+            describe_arguments("notebook_path new_source", "notebook_path cell_id new_source cell_type edit_mode"),
+            describe_arguments(
+                "file_path edits",
+                "file_path",
+                edits=describe_list(
+                    describe_arguments("old_string new_string", "old_string new_string", flags="replace_all")
+                ),
+            ),
+            describe_arguments(
+                "file_path old_string new_string", "file_path old_string new_string", flags="replace_all"
+            ),
+        ),
+    ),
+    "write": Tool(
+        "Write a file, replacing what it held.", (describe_arguments("file_path content", "file_path content"),)
+    ),
+    "glob": Tool("Find files whose paths match a pattern.", (describe_arguments("pattern", "pattern path"),)),
+    "grep": Tool("Search the content of files for a regular expression.", (_SEARCH,)),
+    "ls": Tool("List a directory.", (describe_object("path", path=TEXT, ignore=_TEXTS),)),
+    "Agent": _AGENT,
+    "Task": _AGENT,
+    "AskUserQuestion": Tool(
+        "Ask the user to choose among options.", (describe_object("questions", questions=describe_list(_QUESTION)),)
+    ),
+    "BashOutput": Tool(
+        "Return new output of a background command.", (describe_arguments("bash_id", "bash_id filter"),)
+    ),
+    "EnterPlanMode": Tool("Begin to plan before changing anything.", (describe_object(""),)),
+    "ExitPlanMode": Tool("Ask the user to approve the plan.", (describe_arguments("", "plan planFilePath"),)),
+    "KillShell": Tool("Stop a background command.", (describe_arguments("shell_id", "shell_id"),)),
+    "ListMcpResourcesTool": Tool("List the resources of MCP servers.", (describe_arguments("", "server"),)),
+    "Monitor": Tool(
+        "Watch a command in the background and report its lines.",
+        (describe_arguments("description timeout_ms", "description command", "timeout_ms", "persistent"),),
+    ),
+    "ReadMcpResourceTool": Tool(
+        "Read a resource of an MCP server.", (describe_arguments("server uri", "server uri"),)
+    ),
+    "ScheduleWakeup": Tool(
+        "Continue with a prompt after a delay.",
+        (describe_arguments("", "reason prompt", "delaySeconds", "stop noop"),),
+    ),
+    "SendMessage": Tool(
+        "Send a message to another agent.",
+        (
+            describe_arguments("type recipient content", "type recipient content summary"),
+            describe_arguments("to message", "to message summary"),
+        ),
+    ),
+    "Skill": Tool("Load the instructions of a skill.", (describe_arguments("skill", "skill args"),)),
+    "TaskCreate": Tool(
+        "Add a task to the list.",
+        (describe_arguments("subject description", "subject description activeForm", metadata={"type": "object"}),),
+    ),
+    "TaskGet": Tool("Return a task of the list.", (describe_arguments("taskId", "taskId"),)),
+    "TaskList": Tool("Return the list of tasks.", (describe_object(""),)),
+    "TaskOutput": Tool(
+        "Return the output of a background task.", (describe_arguments("task_id", "task_id", "timeout", "block"),)
+    ),
+    "TaskStop": Tool("Stop a background task.", (describe_arguments("", "task_id shell_id"),)),
+    "TaskUpdate": Tool(
+        "Change a task of the list.",
+        (
+            describe_arguments(
+                "taskId",
+                "taskId subject description activeForm status owner",
+                addBlocks=_TEXTS,
+                addBlockedBy=_TEXTS,
+                metadata={"type": "object"},
+            ),
+        ),
+    ),
+    "TodoWrite": Tool("Replace the list of tasks.", (describe_object("todos", todos=describe_list(_TODO)),)),
+    "ToolSearch": Tool("Load tools that match a query.", (describe_arguments("query", "query", "max_results"),)),
+    "WebFetch": Tool(
+        "Fetch a page and answer a prompt about it.", (describe_arguments("url prompt", "url prompt", "offset"),)
+    ),
+    "WebSearch": Tool(
+        "Search the web.", (describe_object("query", query=TEXT, allowed_domains=_TEXTS, blocked_domains=_TEXTS),)
+    ),
+}
 HARNESS = Harness(
     name="claude_code",
     about="Claude Code sessions and the output of its stream-json mode; subagents are kept separate",
@@ -441,6 +566,7 @@ HARNESS = Harness(
     read_header=read_header,
     read=read,
     decoder=_DECODER,
+    tools=TOOLS,
     version_of=read_version,
     list_kinds=list_kinds,
     files=FileTools(

@@ -14,7 +14,17 @@ import msgspec
 
 from pimono_sdpo.traces.events import Event, decode_json
 from pimono_sdpo.traces.harness import blocks
-from pimono_sdpo.traces.harness.base import Entry, FileTools, Harness, keep_fields
+from pimono_sdpo.traces.harness.base import (
+    TEXT,
+    Entry,
+    FileTools,
+    Harness,
+    Tool,
+    describe_arguments,
+    describe_list,
+    describe_object,
+    keep_fields,
+)
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 from pimono_sdpo.traces.harness.scripts import read_calls
 
@@ -683,7 +693,7 @@ def list_kinds(objects: list[Entry]) -> Iterator[str]:
     for entry in objects:
         kind, payload = to_text(entry.get("type")), _unwrap_payload(entry)
         inner = to_text(payload.get("type"))
-        yield kind if payload is entry else f"{kind}/{inner}"
+        yield f"{kind}/{inner}" if inner and payload is not entry else kind
         if inner == "message":
             content = payload.get("content")
             if isinstance(content, list):
@@ -692,6 +702,59 @@ def list_kinds(objects: list[Entry]) -> Iterator[str]:
             yield f"{inner}:{to_object(_open(payload.get('item'), _ITEM)).get('type')}"
 
 
+_OPTIONS = describe_list(describe_arguments("label description", "label description"))
+_QUESTION = describe_arguments("id header question options", "id header question", options=_OPTIONS)
+_ESCALATION = {"prefix_rule": describe_list(TEXT)}
+# From codex-rs/tools of openai/codex; a shell has the command line that its events have.
+TOOLS = {
+    "bash": Tool(
+        "Run a shell command and return its output, or the session of a command that goes on.",
+        (
+            describe_arguments(
+                "command",
+                "command workdir sandbox_permissions justification",
+                "timeout_ms",
+                "login with_escalated_permissions",
+                **_ESCALATION,
+            ),
+            describe_arguments(
+                "command",
+                "command workdir shell sandbox_permissions justification chars",
+                "yield_time_ms max_output_tokens session_id",
+                "login tty",
+                **_ESCALATION,
+            ),
+        ),
+    ),
+    "edit": Tool(
+        "Apply a patch to files, between *** Begin Patch and *** End Patch.", (describe_arguments("input", "input"),)
+    ),
+    "write_stdin": Tool(
+        "Write to a command that goes on, and return its new output.",
+        (describe_arguments("session_id", "chars", "session_id yield_time_ms max_output_tokens"),),
+    ),
+    "update_plan": Tool(
+        "Replace the plan of the task.",
+        (
+            describe_arguments(
+                "plan", "explanation", plan=describe_list(describe_arguments("step status", "step status"))
+            ),
+        ),
+    ),
+    "view_image": Tool("Look at an image file.", (describe_arguments("path", "path detail"),)),
+    "web_search": Tool(
+        "Search the web or open a page.",
+        (describe_object("", type=TEXT, query=TEXT, url=TEXT, queries=describe_list(TEXT)),),
+    ),
+    "request_user_input": Tool(
+        "Ask the user to choose among options.", (describe_object("questions", questions=describe_list(_QUESTION)),)
+    ),
+    "list_mcp_resources": Tool("List the resources of MCP servers.", (describe_arguments("", "server cursor"),)),
+    "list_mcp_resource_templates": Tool(
+        "List the templates of resources of MCP servers.", (describe_arguments("", "server cursor"),)
+    ),
+    "read_mcp_resource": Tool("Read a resource of an MCP server.", (describe_arguments("server uri", "server uri"),)),
+}
 HARNESS = Harness(
     name="codex",
     about="Codex rollouts, also of code mode and of the first versions in 2025, and the output of `codex exec --json`",
@@ -699,6 +762,7 @@ HARNESS = Harness(
     read_header=read_header,
     read=read,
     decoder=_DECODER,
+    tools=TOOLS,
     version_of=read_version,
     list_kinds=list_kinds,
     files=FileTools(

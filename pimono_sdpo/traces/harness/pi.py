@@ -14,7 +14,16 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from pimono_sdpo.traces.events import Event, Kind, strip_colours
-from pimono_sdpo.traces.harness.base import FileTools, Harness, Schema, Tool, describe_object
+from pimono_sdpo.traces.harness.base import (
+    TEXT,
+    FileTools,
+    Harness,
+    Schema,
+    Tool,
+    describe_arguments,
+    describe_list,
+    describe_object,
+)
 from pimono_sdpo.traces.harness.blocks import find_path
 
 NO_JSON = Raw()
@@ -271,36 +280,32 @@ def join_text(content: Content) -> str:
     return strip_colours(texts[0] if len(texts) == 1 else "\n".join(texts))
 
 
-_TEXT = {"type": "string"}
-
-
-def _describe(required: str, texts: str, numbers: str = "", flags: str = "") -> Schema:
-    kinds = {"string": texts, "boolean": flags, "number": numbers}
-    properties: dict[str, Any] = {name: {"type": kind} for kind, names in kinds.items() for name in names.split()}
-    return describe_object(required, **properties)
-
-
 def _describe_edits(closed: bool) -> Schema:
-    edit = describe_object("oldText newText", closed, oldText=_TEXT, newText=_TEXT)
-    edits = {"type": "array", "items": edit}
-    return describe_object("path edits", closed, path=_TEXT, edits=edits)
+    edit = describe_object("oldText newText", closed, oldText=TEXT, newText=TEXT)
+    return describe_object("path edits", closed, path=TEXT, edits=describe_list(edit))
 
 
 # The three versions of `edit`: one text, a closed list of edits, an open list of edits.
-_EDITS = (_describe("path oldText newText", "path oldText newText"), _describe_edits(True), _describe_edits(False))
-_SEARCH = _describe("pattern", "pattern path glob", "context limit", "ignoreCase literal")
+_EDITS = (
+    describe_arguments("path oldText newText", "path oldText newText"),
+    _describe_edits(True),
+    _describe_edits(False),
+)
+_SEARCH = describe_arguments("pattern", "pattern path glob", "context limit", "ignoreCase literal")
 TOOLS = {
     "read": Tool(
-        "Read a file, or `limit` lines of it from line `offset`.", (_describe("path", "path", "offset limit"),)
+        "Read a file, or `limit` lines of it from line `offset`.",
+        (describe_arguments("path", "path", "offset limit"),),
     ),
     "bash": Tool(
-        "Run a command in the working directory and return its output.", (_describe("command", "command", "timeout"),)
+        "Run a command in the working directory and return its output.",
+        (describe_arguments("command", "command", "timeout"),),
     ),
     "edit": Tool("Replace texts of a file: each oldText must stand in it exactly once.", _EDITS),
-    "write": Tool("Write a file, replacing what it held.", (_describe("path content", "path content"),)),
+    "write": Tool("Write a file, replacing what it held.", (describe_arguments("path content", "path content"),)),
     "grep": Tool("Search files for a pattern.", (_SEARCH,)),
-    "find": Tool("Find files whose names match a pattern.", (_describe("pattern", "pattern path", "limit"),)),
-    "ls": Tool("List a directory.", (_describe("", "path", "limit"),)),
+    "find": Tool("Find files whose names match a pattern.", (describe_arguments("pattern", "pattern path", "limit"),)),
+    "ls": Tool("List a directory.", (describe_arguments("", "path", "limit"),)),
 }
 
 
