@@ -52,6 +52,7 @@ EVIDENCE = Features(
         **columns(string="prompt", int32="request"),
         "findings": List(FINDING),
         "continued": Value("bool"),
+        # The definitions of tools as JSON texts.
         "tools": STRINGS,
         "workspace": List(KNOWN_FILE),
         "problem": Value("string"),
@@ -80,6 +81,7 @@ SDPO_ROW = Features(
         "corrections": List(CORRECTION),
         **columns(string="session_id source harness", int32="episode"),
         **columns(string="split verifier_spec"),
+        "tools": List(Json()),
         "counts": COUNTS,
     }
 )

@@ -4,6 +4,7 @@ reads   session_id, source, trace, bytes_not_utf8
 writes  one row per episode (a request and what followed it), or one per session
 """
 
+import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +22,11 @@ from pimono_sdpo.replay.initial_state import MOST_BEFORE, InitialState
 from pimono_sdpo.schema import EVIDENCE, Correction, Finding, Message, Unit
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.traces.drift import count_trace
-from pimono_sdpo.traces.events import Event
-from pimono_sdpo.traces.harness import find_harness
+from pimono_sdpo.traces.events import Event, decode_json
+from pimono_sdpo.traces.harness import Harness, find_harness, pi
 from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import Trace, find_branches, match_results, read_trace
+from pimono_sdpo.traces.tools import describe_tools
 from processors.corrections import find_corrections
 from processors.corrections.features import ASKED_CHARS, is_automated, list_edited, read_cues, strip_wrapper
 from processors.diagnostics import NOTHING_KNOWN, find_failures, find_target
@@ -72,7 +74,7 @@ def gather_evidence(
     most_before = MOST_BEFORE if chosen[-1] not in (None, *requests[:1]) else 0
     harness = find_harness(trace.harness)
     files = InitialState(events, matched, trace.cwd, harness.files, most_before)
-    tools = sorted({event.tool_name for event in events if event.kind == "tool_call"})
+    tools: list[str] = []
     rows = []
     spans: list[tuple[tuple[Event, ...], list[int]]] = []
     for episode, (request, (start, stop)) in enumerate(zip(chosen, pairwise(cuts), strict=True)):
@@ -99,7 +101,7 @@ def gather_evidence(
                 "request": request.index if request else -1,
                 "findings": here,
                 "continued": any(map(_is_work, events[last + 1 : until])),
-                "tools": tools,
+                "tools": [],
                 "workspace": [],
                 "problem": trace.problem,
                 "fingerprints": [],
@@ -111,7 +113,7 @@ def gather_evidence(
         # A row without evidence is dropped before it is read or compared.
         if not request or not written["findings"]:
             continue
-        has_files = after and harness.tools
+        has_files = after and harness.name == pi.HARNESS.name
         if min_worth is not None and keep(written, min_worth):
             if has_files:
                 files.skip(request.index)
@@ -120,10 +122,19 @@ def gather_evidence(
         history = history_chars if stands_alone(request.text) else max(history_chars, LEAD_IN_CHARS)
         written["history"] = gather_history(events, request.index, history)
         written["fingerprints"] = hash_messages(span)
+        written["tools"] = tools = tools or list_tools(events, harness)
         if has_files:
             known_files = files.files_at(request.index, min(after))
             written["workspace"] = [known._asdict() for known in known_files]
     return rows
+
+
+def list_tools(events: Sequence[Event], harness: Harness) -> list[str]:
+    """Return the definitions of the tools of a session as JSON texts, without those that the agent made up."""
+    unknown = {event.tool_name for event in events if event.kind == "tool_result" and _is_unknown_tool(event)}
+    calls = (event for event in events if event.kind == "tool_call" and event.tool_name not in unknown)
+    tools = describe_tools(harness, ((call.tool_name, decode_json(call.arguments)) for call in calls))
+    return [json.dumps(tool, ensure_ascii=False) for tool in tools]
 
 
 class Found(NamedTuple):

@@ -4,6 +4,7 @@ A new harness is one file here with a `HARNESS`, and one line in `HARNESSES`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -22,6 +23,12 @@ class Tool:
 
     description: str
     schemas: tuple[Schema, ...]
+
+    def define(self, name: str, schema: Schema) -> Schema:
+        """Return the tool in the form that chat templates take; every schema is open there."""
+        parameters = {key: value for key, value in schema.items() if key != "additionalProperties"}
+        function = {"name": name, "description": self.description, "parameters": deepcopy(parameters)}
+        return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True)
