@@ -1,1 +1,1 @@
-"""Cards of `pimono_sdpo`: dataset cards, model cards, reports and plots of what a run did."""
+"""Cards of `pimono_sdpo`: dataset cards, model cards, reports and pages of what a run did."""

@@ -19,7 +19,6 @@ from huggingface_hub import CardData, DatasetCardData, EvalResult, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cards.lint import is_repo_id, lint_file
-from cards.plots import CURVES, write_report_plots, write_run_plot
 from cards.view import render_page, run_view
 from pimono_sdpo.report import MEASURES
 from pimono_sdpo.schema import DUEL, DUEL_METRICS, FINAL_SCORE, REFINED_SCORE, SDPO_ROW
@@ -28,7 +27,7 @@ from pimono_sdpo.text import shorten
 Json = dict[str, Any]
 PREVIEW_CHARS = 1200
 REJECTS = {"train": "rejects/rejects-*.parquet"}
-PLOT, PAGE = "training.svg", "training.html"
+PAGE = "training.html"
 # The tag of a dataset, by the stage that made its rows.
 TAGS = {"steps": "sft", "pairs": "dpo", "sdpo": "sdpo"}
 # The scores of the buckets of a duel.
@@ -134,16 +133,20 @@ def render_model_card(report: Json | None, run: Json) -> str:
         preflight=run.get("preflight") or {},
         steps=steps,
         completions=steps * batch * run["hardware"]["count"] // arguments.get("num_iterations", 1),
-        # On one line, so that it cannot close the code block.
-        command=" ".join(shlex.join(run["command"]).split("\n")),
+        command=_join(run["command"]),
+        submitted=_join(run.get("submitted_with", [])),
         metrics=metrics,
         meanings=METRICS,
         mean_reward=means.get("self_distillation/reward_mean"),
         successes=means.get("self_distillation/success_group_fraction"),
         sample=_shorten_sample(report["first_sample"]) if report is not None else None,
         measures=MEASURES[method],
-        curves=", ".join(title for _, title in CURVES[method]).capitalize(),
     )
+
+
+def _join(words: list[str]) -> str:
+    """Return a command on one line, so that it cannot close a code block."""
+    return " ".join(shlex.join(words).split("\n"))
 
 
 def _list_results(run: Json) -> list[EvalResult]:
@@ -261,10 +264,7 @@ def _combine(hashes: list[str]) -> str:
 
 
 def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
-    """Write README.md, its plots and the page that it links to; return the problems found in the card."""
-    write_run_plot(run, folder / PLOT)
-    if report is not None:
-        write_report_plots(report, folder)
+    """Write README.md and the page that it links to; return the problems found in the card."""
     (folder / PAGE).write_text(render_page(run_view(run)), encoding="utf-8")
     (folder / "README.md").write_text(render_model_card(report, run))
     return lint_file(folder / "README.md")

@@ -50,7 +50,7 @@ NODES = {
     "filter": (1, 0, "filter", "evidence and score"),
     "sdpo": (2, 0, "SDPO rows", "request + feedback"),
     "train": (3, 0, "train", "LoRA on a 4-bit base"),
-    "adapter": (4, 0, "adapter", "card, plots, metrics"),
+    "adapter": (4, 0, "adapter", "card, page, metrics"),
     "steps": (1, 1, "steps, pairs", "next or better action"),
     "answers": (2, 1, "SFT, DPO rows", "prompt + answers"),
     "evaluate": (4, 1, "evaluate", "before against after"),

@@ -243,8 +243,8 @@ def describe_stages() -> str:
 
 
 def list_tools(harness: Any) -> str:
-    """Return the names of a harness's tools, or why there are none."""
-    return ", ".join(map(code, harness.tools)) or f"none: {harness.no_tools}"
+    """Return the names of a harness's tools."""
+    return ", ".join(map(code, sorted(harness.tools))) or "described from their use"
 
 
 # Verifiers and modules
@@ -349,6 +349,9 @@ def list_job_options() -> str:
         for action in parser._actions[1:]:
             kind = getattr(action.type, "__name__", None)
             about: dict[str, Any] = {} if kind not in ("int", "float") else {"type": kind}
+            # With such a default, `check_numbers` allows 0 or a negative number.
+            if about and action.default is not None and action.default <= 0:
+                about["default"] = action.default
             if kind == "string_to_bool":
                 about["choices"] = "true false True False yes no 1 0".split()
             elif action.choices:

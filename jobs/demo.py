@@ -139,7 +139,7 @@ def summary(rows: Path, run: Path, out: Path, seconds: float) -> str:
 == done in {seconds:.0f} s
 {report["sessions"]} sessions -> {report["kept"]} rows, score {report["score"]["min"]:g} to \
 {report["score"]["max"]:g}; {last["step"]} SDPO steps on {log["base_model_class"]} in NF4
-what was learned        {out / "learned" / "adapter" / "training.html"} (curve: training.svg)
+what was learned        {out / "learned" / "adapter" / "training.html"}
 rows and dataset card   {rows / "README.md"}
 adapter and model card  {run / "adapter" / "README.md"}
 report, run log         {rows / "report.json"}, {run / "run.json"}

@@ -14,16 +14,9 @@ Errors that a user can fix are `PimonoError`.
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pimono_sdpo.version import __version__ as __version__
-
-if TYPE_CHECKING:
-    from pimono_sdpo.errors import PimonoError
-    from pimono_sdpo.stage import Filter, FlatMap, Map, Stage, run_stages
-    from pimono_sdpo.traces.sources import load_sessions
-    from pimono_sdpo.training import train
-    from processors import pipeline, run_pipeline
 
 __all__ = [
     "Filter",
@@ -37,6 +30,7 @@ __all__ = [
     "run_stages",
     "train",
 ]
+# `__init__.pyi` says the same to type checkers.
 _MODULES = {
     **dict.fromkeys(__all__, "pimono_sdpo.stage"),
     **dict.fromkeys(("pipeline", "run_pipeline"), "processors"),

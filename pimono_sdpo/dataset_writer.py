@@ -18,12 +18,12 @@ from typing import Any, Literal
 from datasets import Features, Value
 
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, TrainingInputError, require_extra
+from pimono_sdpo.left_out import describe_left_out, report_left_out
 from pimono_sdpo.options import argument, check_shares, option, options, report_options, resume_key
-from pimono_sdpo.report import describe_unreadable
 from pimono_sdpo.runs.engine import Output, Part, run_parts, sum_counts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import SPLITS, join_parts, read_rows
-from pimono_sdpo.runs.sessions import UNREADABLE, list_unreadable
+from pimono_sdpo.runs.sessions import LEFT_OUT, UNREADABLE
 from pimono_sdpo.source_options import SourceOptions
 from pimono_sdpo.stage import Filter, Map, Row, Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
@@ -177,11 +177,13 @@ def write_dataset(
     source: tuple[str, str],
     used_options: Json,
     warnings: Sequence[str] = (),
+    others: Sequence[str] = (),
 ) -> Json:
     """Run the parts, write `out` and return its report; `table` has the columns of rows and rejects.
 
-    `source` is its kind and name, `used_options` are for the report. Without any rows, only the rejects are
-    published. Training rows for tasks of the test suite of `options` raise Leakage and leave `out` unchanged.
+    `source` is its kind and name; `used_options`, `warnings` and `others` (files that are not sessions) are for the
+    report. Without any rows, only the rejects are published. Training rows for tasks of the test suite of
+    `options` raise Leakage and leave `out` unchanged.
     """
     from cards.lint import check_licence
     from cards.render import render_stage_card
@@ -202,8 +204,9 @@ def write_dataset(
             check_leakage(read_task_ids(finished) if written["rows"] else [], held_out)
         counts = sum_counts(records.values())
         dropped = counts.pop("dropped", {})
-        unreadable = list_unreadable(counts)
-        counts.pop(UNREADABLE, None)
+        left_out = report_left_out(counts, dropped, others)
+        for key in (UNREADABLE, LEFT_OUT):
+            counts.pop(key, None)
         report: Json = {
             "pimono_sdpo": __version__,
             "stage": stage,
@@ -214,7 +217,7 @@ def write_dataset(
             **written,
             "drop_reasons": dict(sorted(dropped.items())),
             "warnings": [*warnings],
-            **({UNREADABLE: [redact_text(one, "")[0] for one in unreadable]} if unreadable else {}),
+            **left_out,
             "licence": licence,
             "together": _write_lines(finished, stage) if options.format == TOGETHER else None,
         }
@@ -266,6 +269,6 @@ def summarize(report: Json, out: Path) -> str:
             hint = "; lines need calls as text: give --tool-protocol json" if "native_tool_calls" in counts else ""
             lines.append(f"{name}: {listed}{hint}")
     lines += [f"warning: {warning}" for warning in report["warnings"]]
-    lines += describe_unreadable(report)
+    lines += describe_left_out(report)
     lines.append(f"rows, rejects, report.json and README.md are in {out}")
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Errors that a user can fix. Each message is one sentence: what is wrong, and what to do.
 
-The command line prints a PimonoError and exits with 2. Bugs in this project are other exceptions.
+The command line prints a PimonoError and exits with its `exit_code`. Bugs in this project are other exceptions.
 """
 
 from importlib.util import find_spec
@@ -8,6 +8,8 @@ from importlib.util import find_spec
 
 class PimonoError(Exception):
     """A problem with the user's input or environment, described in one sentence."""
+
+    exit_code = 2
 
 
 class SourceError(PimonoError):
@@ -20,6 +22,12 @@ class ShardError(PimonoError):
 
 class EmptySelection(PimonoError):
     """No rows are left after filtering."""
+
+
+class SessionsCrashed(PimonoError):
+    """A bug in this package dropped some sessions; the rows of all others are written."""
+
+    exit_code = 1
 
 
 class EngineError(PimonoError):

@@ -4,8 +4,11 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from pimono_sdpo.prefilter import Guarded, Prefilter, lazy_pattern
+
+Role = Literal["signature", "check", "call", "complaint", "harness", "refusal", "slip", "unclear"]
 
 
 @dataclass(frozen=True)
@@ -19,17 +22,18 @@ class Rule:
 
 @dataclass(frozen=True)
 class Category:
-    """One kind of failure: its weight in the score, a sentence that explains it, an example and its rules."""
+    """One kind of failure: its weight in the score, a sentence that explains it, an example, rules and roles."""
 
     name: str
     weight: float
     sentence: str
     example: str
     rules: tuple[Rule, ...]
+    roles: frozenset[str]
 
 
 def read_categories(toml: str) -> dict[str, Category]:
-    """Read a table of categories; raises ValueError if an entry is incomplete."""
+    """Read a table of categories; raises ValueError if an entry is incomplete or has an unknown role."""
     categories = {}
     for name, entry in tomllib.loads(toml).items():
         try:
@@ -45,7 +49,10 @@ def read_categories(toml: str) -> dict[str, Category]:
                 for rule in entry.get("rules", ())
             )
             example = rules[0].example if rules else entry["example"]
-            categories[name] = Category(name, entry["weight"], entry["sentence"], example, rules)
+            roles = frozenset(entry.get("roles", ("signature",)))
+            if unknown := sorted(roles - {*get_args(Role)}):
+                raise ValueError(f"Category `{name}` has the unknown role `{unknown[0]}`.")
+            categories[name] = Category(name, entry["weight"], entry["sentence"], example, rules, roles)
         except KeyError as missing:
             raise ValueError(f"Category `{name}` has no `{missing.args[0]}`.") from missing
     return categories
@@ -67,6 +74,15 @@ _IRRELEVANT = Guarded(
 )
 
 _PREFILTER = Prefilter([rule.pattern for rule in RULES])
+
+
+def with_role(role: Role) -> frozenset[str]:
+    """Return the names of the categories with a role; failures.toml explains the roles.
+
+    >>> sorted(with_role("check"))
+    ['build_lint_compile', 'test_or_assertion']
+    """
+    return frozenset(category.name for category in CATEGORIES.values() if role in category.roles)
 
 
 def find_rules(text: str) -> list[Rule]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -9,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from cards.lint import check_licence
-from cards.plots import write_report_plots
 from cards.render import render_dataset_card
-from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
+from pimono_sdpo.errors import OutputError, SourceError
+from pimono_sdpo.left_out import explain_empty, report_left_out
 from pimono_sdpo.options import check_shares, option, options, report_options, resume_key
-from pimono_sdpo.report import build_report, explain_empty
+from pimono_sdpo.report import build_report
 from pimono_sdpo.runs import folders, sessions
 from pimono_sdpo.runs.dedupe import choose_rows
 from pimono_sdpo.runs.engine import EngineName, code_of, engine_of, run_parts, sha256, sum_counts
 from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.schema import SplitBy, Unit
-from pimono_sdpo.stage import Stage
+from pimono_sdpo.stage import STRICT, Stage
+from pimono_sdpo.traces.drift import refuse_drift
 from pimono_sdpo.traces.sources import Shard, Source, open_source
 from pimono_sdpo.version import __version__
 from processors import pipeline
@@ -39,9 +41,8 @@ class FilterOptions:
     """The options that decide which rows are made from a source."""
 
     unit: Unit = option(
-        "One row per `episode` (one request and the work on it), per `session` (for its request with "
-        "the strongest evidence, as in the reference run), or per `step` (an exercise for each tool "
-        "call that failed).",
+        "One row per `episode` (one request and the work on it), or per `session` (for its request with "
+        "the strongest evidence, as in the reference run).",
         default="episode",
         decides="row",
     )
@@ -66,18 +67,6 @@ class FilterOptions:
     )
     reference_terms: bool = option(
         "Add the categories to the `reward_terms`, as in the reference run.", default=False, decides="row"
-    )
-    prompt_tokens: int = option(
-        "Maximum number of tokens of the conversation before a `step`, counted as 4 characters each.",
-        default=4000,
-        minimum=500,
-        decides="row",
-    )
-    resolving_call: bool = option(
-        "Also show the teacher of a `step` the call that worked.", default=False, decides="row"
-    )
-    corrections: bool = option(
-        "Also make a `step` of each correction by the user; no verifier can judge these.", default=False, decides="row"
     )
     stage: list[str] = option(
         "Your own stage, as module:name of a Map or a Filter in the current folder; it runs on each "
@@ -130,14 +119,10 @@ class FilterOptions:
         if not math.isfinite(self.min_score):
             raise OutputError(f"--min-score {self.min_score} keeps or drops all; use a number.")
         check_shares(self)
-        if self.unit != "step" and (self.resolving_call or self.corrections):
-            raise OutputError("--resolving-call and --corrections are options of --unit step; give it as well.")
         if self.judge_provider != "hf" and not (self.correction_judge or self.row_judge):
             raise OutputError(
                 "--judge-provider is the provider of --row-judge and --correction-judge; give one of them."
             )
-        if self.row_judge and self.unit == "step":
-            raise OutputError("--row-judge scores episodes and sessions; leave it out with --unit step.")
         if self.max_samples is not None and self.max_samples < 1:
             raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")
         self.licence = check_licence(self.licence)
@@ -153,10 +138,7 @@ class FilterOptions:
             self.reference_terms,
             self._open_judge(self.correction_judge),
             self.stage,
-            self.prompt_tokens,
-            self.resolving_call,
             None if self.keep_identity else recorder,
-            self.corrections,
             self.min_worth,
             self._open_judge(self.row_judge),
         )
@@ -212,9 +194,10 @@ def run_part(
         (finished / folders.PART).write_text(json.dumps(content, indent=2) + "\n")
         folders.publish_folder(finished, out)
     dropped = Counter[str]()
-    for reasons in sum_counts(records.values()).get("dropped", {}).values():
+    counts = sum_counts(records.values())
+    for reasons in counts.get("dropped", {}).values():
         dropped.update(reasons)
-    return {**content, "dropped": dict(sorted(dropped.items()))}
+    return {**content, "dropped": dict(sorted(dropped.items())), **report_left_out(counts, dropped)}
 
 
 def _describe_part(part: tuple[int, int], source: Source, options: FilterOptions, records: Mapping[int, Json]) -> Json:
@@ -228,7 +211,13 @@ def _describe_part(part: tuple[int, int], source: Source, options: FilterOptions
         "pimono_sdpo": __version__,
         "part": part[0],
         "parts": part[1],
-        "source": {"name": redacted.name, "kind": source.kind, "revision": source.revision, "shards": shards},
+        "source": {
+            "name": redacted.name,
+            "kind": source.kind,
+            "revision": source.revision,
+            "shards": shards,
+            "others": redacted.others,
+        },
         "upstream": source.upstream,
         "options": resume_key(options),
         "code": code_of(sessions.filter_shard, options.stages(source.recorder)),
@@ -297,7 +286,9 @@ def _read_parts(parts: Sequence[Path]) -> tuple[Source, list[Files], list[Json],
     shards = tuple(
         Shard(kind, one["path"], one["layout"], one["sessions"], one["bytes"]) for one in described["shards"]
     )
-    source = Source(described["name"], kind, described["revision"], shards, first.get("upstream"))
+    source = Source(
+        described["name"], kind, described["revision"], shards, first.get("upstream"), others=described["others"]
+    )
     return source, files, records, first["options"]
 
 
@@ -323,13 +314,14 @@ def _publish(source: Source, files: list[Files], records: list[Json], work: Path
     finished, dropped = choose_rows(files, work, options["max_samples"], options["seed"], options["dedupe"])
     counts = sum_counts(records)
     report = build_report(source.describe(), options, WEIGHTS, counts, dropped, finished)
+    report |= report_left_out(counts, report["drop_reasons"], source.others)
     if unreadable := sessions.list_unreadable(counts):
         report["bytes"]["unreadable"] = sum(unreadable.values())
-        report["unreadable"] = [redact_text(one, "")[0] for one in unreadable]
     if not report["kept"]:
         folders.remove(work, folders.LOCK)
-        raise EmptySelection(explain_empty(report, _advise(report)))
-    write_report_plots(report, finished)
+        raise explain_empty(report, _advise(report))
+    if os.environ.get(STRICT) == "1":
+        refuse_drift(report)
     (finished / "README.md").write_text(render_dataset_card(report))
     folders.publish_folder(finished, out, report)
     return report
@@ -338,7 +330,8 @@ def _publish(source: Source, files: list[Files], records: list[Json], work: Path
 def _redact_names(source: Source) -> Source:
     """Redact file names like texts, since they are in the report and the card."""
     shards = tuple(replace(s, path=redact_text(s.path, "")[0]) for s in source.shards)
-    return replace(source, name=redact_text(source.name, "")[0], shards=shards)
+    others = tuple(redact_text(name, "")[0] for name in source.others)
+    return replace(source, name=redact_text(source.name, "")[0], shards=shards, others=others)
 
 
 def _advise(report: Json) -> str:
@@ -354,6 +347,4 @@ def _advise(report: Json) -> str:
         return "use another --row-judge or leave it out"
     if "hardly_worth_it" in report["drop_reasons"]:
         return "lower --min-worth"
-    if report["options"]["unit"] == "step":
-        return "use traces with failed calls whose right form the prompt names, or add --corrections"
     return "use traces with tool errors, failed commands or user corrections"

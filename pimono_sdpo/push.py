@@ -4,55 +4,57 @@
     rejects/                    ->  steps_rejects/
     report.json                 ->  steps/report.json
 
-Rows of the filter keep their paths. The dataset card has a section for each stage; a push replaces
-its own section and leaves the others.
-
-A push is atomic: one commit adds new and changed files and removes the shards of an earlier push. Its
-parent is the commit that the files were compared with; if the branch has moved on, nothing is committed.
+Rows of the filter keep their paths. A push is atomic: one commit adds new and changed files and removes those of an
+earlier push. Its parent is the commit that the files were compared with; if the branch has moved on, nothing is
+committed. `upload_folder` does not do that: with hf_xet, it commits in several parts, and repeats a commit whose
+response was lost.
 """
 
 import logging
 import re
 import shlex
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
-from uuid import uuid4
+from typing import Any, Literal
 
+import pyarrow.parquet as pq
 import typer
 import yaml
-from datasets import Features
 from httpx2 import HTTPError
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
 
 from cards.lint import is_repo_id, lint_file
+from cards.merge import SECTIONS, merge_cards, path_in_repo, split_card
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.options import flag_of, option, options
 from pimono_sdpo.runs.folders import PICTURES, REPORT, mark_of, read_json
-from pimono_sdpo.runs.parquet import read_tables
-from pimono_sdpo.stage import iterate_rows
-from pimono_sdpo.traces.hub import explain_error, is_transient, retry_hub
+from pimono_sdpo.runs.parquet import read_rows
+from pimono_sdpo.traces.hub import CONFLICTS, explain_error, is_transient, retry_hub
 from processors.secrets import redact_secrets
 
-CARD = "README.md"
+CARD, RUN = "README.md", "run.json"
 # Files that are published besides the shards.
 SINGLE_FILES = (CARD, REPORT, "report.md", *PICTURES)
 SHARDS = ("data", "rejects")
-# Stages whose rows get a config of their own; rows of any other stage are the default config.
-STAGES = ("steps", "pairs")
+# The columns that say which session or run a row was made from; the first one that is filled counts.
+ORIGINS = ("session_id", "run_id", "run_chosen", "task_id", "instance_id")
+# The titles of our commits, by which a push finds the card that the last one wrote.
+TITLES = {"dataset": "Push rows made by pimono-sdpo", "model": "Add the adapter"}
 BATCH_ROWS = 1024
 PLACEHOLDER = '"PATH_OR_ID"'
-_FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 _PLACEHOLDER = re.compile(r"\[REDACTED:\w+\]")
-_SECTION = re.compile(r"<!-- pimono-sdpo:(\w+) -->\n.*?<!-- /pimono-sdpo:\1 -->\n", re.DOTALL)
 # Errors of the Hub, the token or the network.
-HUB_ERRORS = (HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled)
+HUB_ERRORS = (HTTPError, LocalEntryNotFoundError, LocalTokenNotFoundError, OfflineModeIsEnabled)
 Json = dict[str, Any]
-Operation = CommitOperationAdd | CommitOperationDelete
 
 logger = logging.getLogger(__name__)
 # `retry_hub` logs each retry itself.
@@ -92,220 +94,234 @@ class PushResult(PushOptions):
         A missing dataset is created and deleted again, to find out whether the token allows it.
         """
         if self.push is not None:
-            upload = RowsUpload(repo_id=self.push, options=self, folder=Path())
-            upload.open()
-            upload.remove_empty()
+            remove_empty(open_repo(self.push, "dataset", self.public))
         elif flags := self.flags():
             raise OutputError(f"{flags[0]} needs --push.")
 
 
-@dataclass(kw_only=True)
-class Upload(ABC):
-    """The upload of a folder to a repository, in one commit.
+API = HfApi()
 
-    advice        ends the error message of a failed upload
-    created       whether this upload created the repository
-    unconfirmed   whether a commit may have been made although its response was lost
+
+@dataclass
+class Repo:
+    """A repository on the Hub.
+
+    removable  whether this process created it, and may delete it while it is empty
+    uncertain  whether a commit may have been made although its response was lost
     """
 
-    KIND: ClassVar[str]
-    MESSAGE: ClassVar[str]
+    name: str
+    kind: Literal["dataset", "model"]
+    public: bool = False
+    removable: bool = False
+    uncertain: bool = False
 
-    repo_id: str
-    options: PushOptions
-    folder: Path
-    advice: str = ""
-    api: HfApi = field(default_factory=HfApi)
-    created: bool = False
-    unconfirmed: bool = False
+    def info(self) -> Any:
+        """Return what the Hub says about the head of `main`."""
+        return API.repo_info(self.name, repo_type=self.kind, revision="main")
 
-    def __post_init__(self) -> None:
-        """Raise OutputError unless `repo_id` is a valid repository name."""
-        if not is_repo_id(self.repo_id):
-            raise OutputError(
-                f"Nothing can be pushed to `{self.repo_id}`: it is not a valid repository name; use ns/name."
-            )
+    def download(self, name: str, revision: str | None) -> Path:
+        """Download a file, and return its place in the cache."""
+        return Path(hf_hub_download(self.name, name, repo_type=self.kind, revision=revision))
 
-    @abstractmethod
-    def operations(self, info: Any) -> list[Operation]:
-        """Return the files to add and delete in the repository that `info`, from `repo_info`, describes."""
 
-    def open(self) -> None:
-        """Create the repository if it is missing, and check write access; raises OutputError.
+def open_repo(name: str, kind: Literal["dataset", "model"], public: bool, advice: str = "") -> Repo:
+    """Create a repository if it is missing, private unless `public`, and check write access; raises OutputError."""
+    what = f"Nothing can be pushed to `{name}`"
+    if not is_repo_id(name):
+        raise OutputError(f"{what}: it is not a valid repository name; use ns/name.")
+    repo = Repo(name, kind, public)
+    try:
+        for attempt in retry_hub(connected=False):
+            with attempt:
+                account = API.whoami()["name"]
+                repo.name = name if "/" in name else f"{account}/{name}"
+                if not API.repo_exists(repo.name, repo_type=kind):
+                    # Set first, because the response may be lost.
+                    repo.removable = True
+                    API.create_repo(repo.name, repo_type=kind, private=not public, exist_ok=True)
+                API.auth_check(repo.name, repo_type=kind, write=True)
+    except HUB_ERRORS as error:
+        remove_empty(repo)
+        raise OutputError(f"{what}: {explain_error(error)}{advice}.") from error
+    return repo
 
-        A branch is created and deleted: a fine-grained token may see a repository and not write to it.
-        """
-        problem: str | None = None
-        branch = f"pimono-sdpo-check-{uuid4().hex[:8]}"
-        try:
-            for attempt in retry_hub(connected=False):
-                with attempt:
-                    problem = self._create()
-                    if problem is None:
-                        self.api.create_branch(self.repo_id, branch=branch, repo_type=self.KIND, exist_ok=True)
-                        self.api.delete_branch(self.repo_id, branch=branch, repo_type=self.KIND)
-        except HUB_ERRORS as error:
-            problem = explain_error(error)
-        if problem is not None:
-            self.remove_empty()
-            raise OutputError(f"Nothing can be pushed to `{self.repo_id}`: {problem}{self.advice}.")
 
-    def _exists(self) -> bool:
-        return self.api.repo_exists(self.repo_id, repo_type=self.KIND)
+def remove_empty(repo: Repo) -> None:
+    """Delete a repository if this process created it and nothing was committed to it."""
+    if not repo.removable or repo.uncertain:
+        return
+    try:
+        with suppress(RepositoryNotFoundError):
+            if len(API.list_repo_commits(repo.name, repo_type=repo.kind)) == 1:
+                API.delete_repo(repo.name, repo_type=repo.kind, missing_ok=True)
+        repo.removable = False
+    except HTTPError:
+        logger.warning("The new repository `%s` is empty; delete it or use it.", repo.name)
 
-    def _create(self) -> str | None:
-        """Create the repository if it is missing; return why its name cannot be used."""
-        account = self.api.whoami()["name"]
-        if "/" not in self.repo_id:
-            self.repo_id = f"{account}/{self.repo_id}"
-        if not self._exists():
-            try:
-                self.api.create_repo(self.repo_id, repo_type=self.KIND, private=not self.options.public)
-                self.created = True
-            except HfHubHTTPError as error:
-                if error.response.status_code != 409:
-                    raise
-                if not self._exists():
-                    return (
-                        f"the Hub says that the name is taken, but there is no {self.KIND} of that name: it has "
-                        "another type, or this account may not see it; use another name"
-                    )
-        return None
 
-    def remove_empty(self) -> None:
-        """Delete the repository if this upload created it and nothing was committed to it."""
-        if not self.created or self.unconfirmed:
-            return
-        try:
-            if len(self.api.list_repo_commits(self.repo_id, repo_type=self.KIND)) == 1:
-                self.api.delete_repo(self.repo_id, repo_type=self.KIND, missing_ok=True)
-                self.created = False
-        except HTTPError:
-            logger.warning("The new repository `%s` is empty; delete it or use it.", self.repo_id)
-
-    def push(self) -> str:
-        """Push the folder, and return a sentence on what was done; raises OutputError."""
-        try:
-            self.open()
-            for attempt in retry_hub():
-                with attempt:
-                    return self._commit()
-        except Exception as error:
-            self.remove_empty()
-            if not isinstance(error, (*HUB_ERRORS, _FileRefused)):
-                raise
-            what = f"Nothing was pushed to `{self.repo_id}`"
-            if self.unconfirmed:
-                what = f"The Hub did not confirm whether the files are in `{self.repo_id}`"
-            reason = f"{error}; fix this" if isinstance(error, _FileRefused) else explain_error(error)
-            raise OutputError(f"{what}: {reason}{self.advice}.") from error
-        raise AssertionError("the last attempt returns or raises")
-
-    def _fetch_info(self) -> Any:
-        return self.api.repo_info(self.repo_id, repo_type=self.KIND, revision="main")
-
-    def _commit(self) -> str:
-        """Compare the folder with the head of `main`, and commit the difference on top of it."""
-        info = self._fetch_info()
-        operations = self.operations(info)
-        try:
-            # The client skips unchanged files and makes no empty commit.
-            commit = self.api.create_commit(
-                self.repo_id, operations, commit_message=self.MESSAGE, repo_type=self.KIND, parent_commit=info.sha
-            )
-        except HTTPError as error:
-            if is_transient(error):
-                # The commit may exist although its response was lost; the next attempt then finds the
-                # files. Set first, since asking the Hub can fail, too.
-                self.unconfirmed = True
-                self.unconfirmed = self._fetch_info().sha != info.sha
-            raise
-        except (ValueError, RuntimeError) as error:
-            # The client wraps the reason for which a card or a file was refused.
-            raise _FileRefused(" ".join(f"{error} {error.__cause__ or ''}".split())) from error
-        kind = "" if self.KIND == "model" else f"{self.KIND}s/"
-        where = f"{self.api.endpoint}/{kind}{self.repo_id} ({'private' if info.private else 'public'})"
-        if self.options.public and info.private:
-            where += ", which stays private until its settings are changed"
-        if commit.oid == info.sha and not self.unconfirmed:
-            return f"{where} has these files already, in commit {info.sha}; nothing was uploaded"
-        deleted = sum(isinstance(operation, CommitOperationDelete) for operation in operations)
-        removed = f", {deleted} removed" * (deleted > 0)
-        return f"pushed {len(operations) - deleted} files to {where}{removed}, in commit {commit.oid}"
+def list_present(info: Any) -> set[str]:
+    """Return the files in a repository except for the one that the Hub itself makes."""
+    return {file.rfilename for file in info.siblings or ()} - {".gitattributes"}
 
 
 class _FileRefused(RuntimeError):
     """A file could not be uploaded, or the Hub does not accept the card."""
 
 
-@dataclass(kw_only=True)
-class RowsUpload(Upload):
-    """The upload of a folder of rows.
+# Returns which of the files in a repository were written by an earlier push, from its info.
+FindOld = Callable[[Any], set[str]]
 
-    files          paths on this machine, by path in the folder
-    stage          the stage that wrote the rows, None for the filter
-    only_private   whether a public dataset is refused
+
+def push_files(repo: Repo, section: str, card: str, files: Mapping[str, Path], find_old: FindOld, advice: str) -> str:
+    """Push a card and files, by their path in the repository, in one commit; return a sentence on it.
+
+    `section` is the name of our part of the card; `advice` ends the message of an error. Raises OutputError.
     """
+    try:
+        for attempt in retry_hub():
+            with attempt:
+                return _commit(repo, section, card, files, find_old)
+    except (*HUB_ERRORS, _FileRefused) as error:
+        what = f"Nothing was pushed to `{repo.name}`"
+        if repo.uncertain:
+            what = f"The Hub did not confirm whether the files are in `{repo.name}`"
+        reason = f"{error}; fix this" if isinstance(error, _FileRefused) else explain_error(error)
+        raise OutputError(f"{what}: {reason}{advice}.") from error
+    finally:
+        remove_empty(repo)
+    raise AssertionError("the last attempt returns or raises")
 
-    KIND = "dataset"
-    MESSAGE = "Push rows made by pimono-sdpo"
 
-    files: dict[str, Path] = field(default_factory=dict)
-    stage: str | None = None
-    only_private: bool = False
+def _commit(repo: Repo, section: str, card: str, files: Mapping[str, Path], find_old: FindOld) -> str:
+    """Compare the files with the head of `main`, and commit the difference on top of it."""
+    info, title = repo.info(), TITLES[repo.kind]
+    gone = find_old(info) - {CARD, *files}
+    card, note = _merge_with_hub(repo, section, card, info)
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [
+        CommitOperationAdd(CARD, card.encode()),
+        *(CommitOperationAdd(name, file) for name, file in files.items()),
+        *(CommitOperationDelete(name, is_folder=False) for name in sorted(gone)),
+    ]
+    try:
+        # The client leaves out unchanged files, and makes no empty commit.
+        commit = API.create_commit(
+            repo.name, operations, commit_message=title, repo_type=repo.kind, parent_commit=info.sha
+        )
+    except HTTPError as error:
+        refused = isinstance(error, HfHubHTTPError) and error.response.status_code in (*CONFLICTS, 429)
+        if is_transient(error) and not refused and not repo.uncertain:
+            # The commit may exist although its response was lost; the next attempt then finds the files. Set first,
+            # because asking the Hub can fail, too.
+            repo.uncertain = True
+            repo.uncertain = repo.info().sha != info.sha
+        raise
+    except (ValueError, RuntimeError) as error:
+        # The client wraps the reason for which a card or a file was refused.
+        raise _FileRefused(" ".join(f"{error} {error.__cause__ or ''}".split())) from error
+    repo.removable = False
+    kind = "datasets/" if repo.kind == "dataset" else ""
+    where = f"{API.endpoint}/{kind}{repo.name} ({'private' if info.private else 'public'})"
+    if commit.oid == info.sha and not repo.uncertain:
+        return f"{where} has these files already, in commit {info.sha}; nothing was uploaded"
+    removed = f", {len(gone)} removed" * bool(gone)
+    return f"pushed {len(files) + 1} files to {where}{removed}, in commit {commit.oid}{note and f'; {note}'}"
 
-    def operations(self, info: Any) -> list[Operation]:
-        """Add the files, and delete the shards of an earlier push; raises OutputError."""
-        repo_id, head = self.repo_id, info.sha
-        if self.only_private and not info.private:
+
+def _merge_with_hub(repo: Repo, section: str, card: str, info: Any) -> tuple[str, str]:
+    """Return the card of a push, and a note for the owner; raises OutputError."""
+    present = list_present(info)
+    old = pushed = b""
+    if CARD in present:
+        old = repo.download(CARD, info.sha).read_bytes()
+        commits = API.list_repo_commits(repo.name, repo_type=repo.kind, revision=info.sha)
+        for sha in [commit.commit_id for commit in commits if commit.title == TITLES[repo.kind]][:1]:
+            pushed = repo.download(CARD, sha).read_bytes()
+    try:
+        if section in SECTIONS[1:] and present - {CARD} and "configs" not in split_card(old.decode())[0]:
             raise OutputError(
-                f"The dataset `{repo_id}` is public; rename the folder, or push it yourself and give the id of the "
-                "dataset."
+                f"The card of `{repo.name}` has no `configs`, so one for {section} would hide the files that are "
+                "there; add a config for them, or push to another name."
             )
-        present = set(self.api.list_repo_files(repo_id, repo_type=self.KIND, revision=head))
-
-        def download(name: str) -> Path:
-            return Path(hf_hub_download(repo_id, name, repo_type=self.KIND, revision=head))
-
-        folders = tuple(path_in_repo(f"{folder}/", self.stage) for folder in SHARDS)
-        shards = {name for name in present if name.startswith(folders) and name.endswith(".parquet")}
-        report_path = path_in_repo(REPORT, self.stage)
-        if shards or report_path in present:
-            report = read_json(download(report_path)) if report_path in present else {}
-            if "pimono_sdpo" not in report or report.get("stage") != self.stage:
-                raise OutputError(f"`{repo_id}` holds data that no such run has pushed; use another name.")
-        # The card on the Hub shows how to load the rows from there.
-        new_card = (self.folder / CARD).read_text().replace(PLACEHOLDER, f'"{repo_id}"')
-        # A dataset that was just created may have a card, but no data.
-        has_card = CARD in present and present - {CARD, ".gitattributes"}
-        card = merge_cards(new_card, download(CARD).read_bytes() if has_card else None, self.stage, repo_id)
-        files = {path_in_repo(name, self.stage): path for name, path in self.files.items()}
-        return [
-            *(CommitOperationAdd(name, card.encode() if name == CARD else path) for name, path in files.items()),
-            *(CommitOperationDelete(name, is_folder=False) for name in sorted(shards - files.keys())),
-        ]
+        return merge_cards(section, card, old.decode(), pushed.decode())
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise OutputError(f"The card of `{repo.name}` cannot be read ({reason}); correct it there.") from error
 
 
-def push_folder(folder: Path, repo_id: str, options: PushOptions, only_private: bool = False) -> str:
+def push_folder(folder: Path, repo_id: str, options: PushOptions, typed: bool = True) -> str:
     """Push the files that differ from the dataset's current commit; return a sentence on what was done.
 
-    A missing dataset is created, private unless `public`; a public one is refused if `only_private`.
+    A missing dataset is created, private unless `public`. Unless the user has typed the name, it must be that of a
+    private dataset of rows from the same source. Raises OutputError.
     """
-    files = check_files(folder, options.allow_findings)
-    upload = RowsUpload(
-        repo_id=repo_id,
-        options=options,
-        folder=folder,
-        advice=f"; then `{shlex.join(['pimono-sdpo', 'push', str(folder), repo_id, *options.flags()])}`",
-        files=files,
-        stage=read_json(folder / REPORT).get("stage"),
-        only_private=only_private,
-    )
+    paths, report = check_files(folder, options.allow_findings), read_json(folder / REPORT)
+    stage, shards = report.get("stage"), [path for path in paths.values() if path.suffix == ".parquet"]
+    section = stage if stage in SECTIONS[1:] else SECTIONS[0]
+    # The card on the Hub shows how to load the rows from there.
+    card = paths.pop(CARD).read_text().replace(PLACEHOLDER, f'"{repo_id}"')
+    advice = f"; then `{shlex.join(['pimono-sdpo', 'push', str(folder), repo_id, *options.flags()])}`"
+    repo = open_repo(repo_id, "dataset", options.public, advice)
     typer.echo(
         f"leaves this machine: the rows in {folder}, with rejects, report and card, to the dataset "
         f"{repo_id} ({'public' if options.public else 'private'} if new)"
     )
-    return upload.push()
+
+    def find_old(info: Any) -> set[str]:
+        present, place = list_present(info), path_in_repo(REPORT, section)
+        folders = tuple(path_in_repo(f"{kind}/", section) for kind in SHARDS)
+        old = {name for name in present if name.startswith(folders) and name.endswith(".parquet")}
+        problem = "" if typed or info.private else "is public"
+        if place in present or old:
+            held = read_json(repo.download(place, info.sha)) if place in present else {}
+            if "pimono_sdpo" not in held or held.get("stage") != stage:
+                raise OutputError(f"`{repo.name}` holds data that no such run has pushed; use another name.")
+            if not typed:
+                pushed = [repo.download(name, info.sha) for name in sorted(old)[-1:]]
+                has_same = name_source(held) == name_source(report) and read_origins(pushed) & read_origins(shards)
+                problem = problem or ("" if has_same else "holds rows of another source")
+            old |= {path_in_repo(name, section) for name in SINGLE_FILES} & present
+        if problem:
+            raise OutputError(
+                f"The dataset `{repo.name}` {problem}; rename the folder, or push it yourself and give the id of the "
+                "dataset."
+            )
+        return old
+
+    files = {path_in_repo(name, section): path for name, path in paths.items()}
+    return push_files(repo, section, card, files, find_old, advice)
+
+
+def name_source(report: Json) -> Any:
+    """Return the name of the source in a report of the filter or of another stage."""
+    return report.get("input", report).get("source")
+
+
+def read_origins(shards: Iterable[Path]) -> set[str]:
+    """Return the ids of the sessions or runs that the rows of files were made from."""
+    origins = set()
+    for path in shards:
+        columns = [name for name in ORIGINS if name in pq.read_schema(path).names]
+        origins |= {next(filter(None, row.values()), "") for row in read_rows([path], columns, BATCH_ROWS)}
+    return origins - {""}
+
+
+def require_adapter_of(dataset: str, repo_id: str) -> None:
+    """Raise OutputError if a model repository holds anything but an adapter that was trained on a dataset."""
+    repo, present, held = Repo(repo_id, "model"), set[str](), None
+    with hub_errors("No job can be submitted"):
+        for attempt in retry_hub(connected=False):
+            with attempt:
+                if API.repo_exists(repo_id):
+                    info = repo.info()
+                    present = list_present(info)
+                    run = read_json(repo.download(RUN, info.sha)) if RUN in present else {}
+                    held = run.get("dataset", {}).get("id")
+    if present and held != dataset:
+        problem = f"an adapter that was trained on `{held}`" if held else "files that no training has pushed"
+        raise OutputError(
+            f"`{repo_id}` holds {problem}; give --hub_model_id, with this name to replace it or another."
+        )
 
 
 def check_files(folder: Path, allow_findings: bool = False) -> dict[str, Path]:
@@ -335,7 +351,11 @@ def check_texts(files: Iterable[Path], advice: str, allow_findings: bool = True)
     for path in files:
         if path.name == CARD and (problems := lint_file(path)):
             raise OutputError(f"The Hub may refuse `{path}`: {problems[0]} Correct it and push again.")
+        seen = set()
         for text, where in _texts_of(path):
+            if hash(text) in seen:
+                continue
+            seen.add(hash(text))
             kinds, alternative = set(redact_secrets(text)[1]), ""
             if not kinds and scanner is not None:
                 findings = scanner.scan(_PLACEHOLDER.sub("", text))
@@ -350,7 +370,7 @@ def check_texts(files: Iterable[Path], advice: str, allow_findings: bool = True)
 
 
 def _texts_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the texts of a file, each once per batch of rows, with a phrase that locates it."""
+    """Yield the texts of a file, each with a phrase that locates it."""
     if path.suffix == ".md":
         yield path.read_text(), ""
     elif path.suffix == ".json":
@@ -358,14 +378,9 @@ def _texts_of(path: Path) -> Iterator[tuple[str, str]]:
         for name, value in read_json(path).items():
             yield from ((text, f" in its column `{name}`") for text in _texts_in(value))
     elif path.suffix == ".parquet":
-        first = 1
-        for table in read_tables(path, BATCH_ROWS):
-            locations: dict[str, str] = {}
-            for number, row in enumerate(iterate_rows(table, Features.from_arrow_schema(table.schema)), first):
-                for name, value in row.items():
-                    locations.update((text, f" in its column `{name}`, row {number}") for text in _texts_in(value))
-            yield from locations.items()
-            first += table.num_rows
+        for number, row in enumerate(read_rows([path], rows=BATCH_ROWS), 1):
+            for name, value in row.items():
+                yield from ((text, f" in its column `{name}`, row {number}") for text in _texts_in(value))
 
 
 def _texts_in(value: object) -> Iterator[str]:
@@ -375,62 +390,3 @@ def _texts_in(value: object) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for item in [*value, *value.values()] if isinstance(value, dict) else value:
             yield from _texts_in(item)
-
-
-def path_in_repo(name: str, stage: str | None) -> str:
-    """Return the path in the dataset of a file of the pushed folder."""
-    if stage not in STAGES or name == CARD:
-        return name
-    folder, _, rest = name.rpartition("/")
-    return f"{stage}_rejects/{rest}" if folder == "rejects" else f"{stage}/{rest}"
-
-
-def merge_cards(new_card: str, old_card: bytes | None, stage: str | None, repo_id: str) -> str:
-    """Return the dataset card after a push of `stage`; it describes every stage, in any order of pushes.
-
-    A dataset with files that no config names is refused: a new config would hide them.
-    """
-    new, body = _split_card(new_card)
-    try:
-        old, old_body = _split_card((old_card or b"").decode())
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise OutputError(f"The card of `{repo_id}` cannot be read ({reason}); correct it there.") from error
-    metadata, sections = new, {match[1]: match[0] for match in _SECTION.finditer(old_body)}
-    if stage in STAGES:
-        if old_card is not None and "configs" not in old:
-            raise OutputError(
-                f"The card of `{repo_id}` has no `configs`, so one for {stage} would hide the files that are there; "
-                "add a config for them, or push to another name."
-            )
-        mark = f"pimono-sdpo:{stage} -->\n"
-        sections[stage] = f"<!-- {mark}{body.strip()}\n<!-- /{mark}"
-        metadata, body = {**new, **old}, _SECTION.sub("", old_body)
-    elif not sections:
-        return new_card
-
-    def rank(config_name: str | None) -> int:
-        name = str(config_name).removesuffix("_rejects")
-        return STAGES.index(name) + 1 if name in STAGES else 0
-
-    configs = [
-        {**one, "data_files": [{**file, "path": path_in_repo(file["path"], stage)} for file in one["data_files"]]}
-        for one in new["configs"]
-    ]
-    configs += [one for one in old.get("configs", []) if rank(one.get("config_name")) != rank(stage)]
-    configs.sort(key=lambda one: rank(one.get("config_name")))
-    # Only one config of a dataset may be the default.
-    for config in [one for one in configs if one.get("default")][1:]:
-        del config["default"]
-    tags = sorted({*new["tags"], *old.get("tags", [])})
-    header = yaml.safe_dump({**metadata, "configs": configs, "tags": tags}, sort_keys=True, allow_unicode=True)
-    parts = [body, *(sections[name] for name in STAGES if name in sections)]
-    text = "\n\n".join(part.strip() for part in parts if part.strip())
-    return f"---\n{header}---\n\n{text}\n"
-
-
-def _split_card(card: str) -> tuple[Json, str]:
-    """Return the metadata of a card and its text."""
-    match = _FRONT_MATTER.match(card)
-    metadata = yaml.safe_load(match[1]) if match else None
-    return (metadata if isinstance(metadata, dict) else {}), card[match.end() :] if match else card

@@ -4,7 +4,6 @@ It contains no times and no machine paths, so that the same input gives the same
 """
 
 import hashlib
-import json
 import math
 import re
 from collections import Counter
@@ -15,12 +14,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pimono_sdpo.traces.drift import UNREAD, describe_drift, sum_by_agent
+from pimono_sdpo.traces.drift import describe_drift, sum_by_agent
 from pimono_sdpo.version import __version__
 
 BIN_WIDTH = 2.0
 OVER_MAX_SAMPLES = "over_max_samples"
-NOT_READ = {"no_messages", "unknown_harness"}
 BY_SCORE = ("below_min_score", OVER_MAX_SAMPLES)
 # The detail of a reject names its harness, then its score.
 SCORE_IN_DETAIL = r"(?:^|, )score (-?[0-9][0-9.e+-]*)"
@@ -83,30 +81,6 @@ def build_report(
     }
 
 
-def describe_unreadable(report: Json) -> list[str]:
-    """Return a line that lists the session files that could not be read, [] if there are none."""
-    files = report.get("unreadable", [])
-    more = f" and {len(files) - 3} more" if len(files) > 3 else ""
-    listed = f"skipped, since they cannot be read: {', '.join(files[:3])}{more}"
-    return [f"{listed}; --exclude leaves them out from the start"] if files else []
-
-
-def explain_empty(report: Json, advice: str) -> str:
-    """Return a sentence that says why there are no rows and what to do."""
-    if report["drop_reasons"] and report["drop_reasons"].keys() <= NOT_READ:
-        advice = "use whole sessions of an agent that this package reads"
-    source = report["source"] if "source" in report else report["input"]["source"]
-    reasons = ", ".join(f"{count} {name}" for name, count in report["drop_reasons"].items())
-    named = [
-        agent for agent, versions in report.get("agents", {}).items() if any(UNREAD in of for of in versions.values())
-    ]
-    like = [f"they look like sessions of {', '.join(named)}"] if {*named} - {"unknown"} else []
-    why = "; ".join(
-        [reasons or "nothing to make them from", *like, *report.get("drift", ()), *describe_unreadable(report)]
-    )
-    return f"`{source}` gives no {report.get('stage', 'rows')} ({why}); {advice}."
-
-
 def _files(folder: Path, kind: str, name: str = "") -> list[Path]:
     return sorted((folder / kind).glob(f"{name}*.parquet"))
 
@@ -129,10 +103,10 @@ def _describe_rows(folder: Path, name: str, options: Json) -> Json:
     """Count and describe the rows of a folder without loading all of them."""
     files = [*_files(folder, "data", "train-"), *_files(folder, "data", "test-")]
     columns = ["score", "split", "categories", "reward_terms", "source", "session_id"]
-    unit, sessions, scores = options["unit"], set[tuple[str, str]](), list[float]()
-    splits, categories, sources, exercises = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    sessions, scores = set[tuple[str, str]](), list[float]()
+    splits, categories, sources = Counter[str](), Counter[str](), Counter[str]()
     without_terms = 0
-    for batch in _read_columns(files, [*columns, "verifier_spec"] if unit == "step" else columns):
+    for batch in _read_columns(files, columns):
         scores += batch["score"]
         splits.update(batch["split"])
         categories.update(chain.from_iterable(batch["categories"]))
@@ -141,7 +115,6 @@ def _describe_rows(folder: Path, name: str, options: Json) -> Json:
         )
         sessions.update(zip(batch["source"], batch["session_id"], strict=True))
         sources.update(one.rpartition("/")[0] if "/" in one else name for one in batch["source"])
-        exercises.update(json.loads(one)["goal"]["kind"] for one in batch.get("verifier_spec", ()))
     kept_bins, rejected_bins = Counter(int(score // BIN_WIDTH) for score in scores), Counter[int]()
     # Rows that were dropped for their score: the reasons, and their number per bin.
     reasons: set[str] = set()
@@ -167,7 +140,6 @@ def _describe_rows(folder: Path, name: str, options: Json) -> Json:
         "source_files": len({source for source, _ in sessions}),
         "splits": dict(sorted(splits.items())),
         "without_terms": without_terms,
-        **({"exercises": dict(sorted(exercises.items()))} if unit == "step" else {}),
         "category_counts": dict(sorted(categories.items())),
         "sources": dict(sorted(sources.items())),
         "first_sample": next(pq.ParquetFile(files[0]).iter_batches(1)).to_pylist()[0],

@@ -13,7 +13,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 import msgspec
 from datasets import Features, Json, List, Value
 
-Unit = Literal["session", "episode", "step"]
+Unit = Literal["session", "episode"]
 SplitBy = Literal["repository", "session"]
 
 
@@ -35,7 +35,6 @@ FINDING = {
     **columns(string="span"),
 }
 CORRECTION = {name: FINDING[name] for name in ("event_index", "rule", "probability", "span")}
-KNOWN_FILE = {**columns(string="path", bool="whole"), "texts": STRINGS}
 COUNTS = columns(
     int64="events user_messages tool_calls tool_errors unanswered_calls abandoned_branches"
     " lines_parsed lines_repaired lines_skipped bytes_repaired bytes_skipped bytes_not_utf8"
@@ -54,7 +53,6 @@ EVIDENCE = Features(
         "continued": Value("bool"),
         # The definitions of tools as JSON texts.
         "tools": STRINGS,
-        "workspace": List(KNOWN_FILE),
         "problem": Value("string"),
         **columns(float64="worth", bool="is_best"),
         "counts": COUNTS,

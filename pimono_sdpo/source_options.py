@@ -16,6 +16,7 @@ import typer
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.folders import require_disjoint
+from pimono_sdpo.stage import STRICT
 from pimono_sdpo.text import describe_size
 from pimono_sdpo.traces.sources import (
     Shard,
@@ -23,8 +24,9 @@ from pimono_sdpo.traces.sources import (
     is_session,
     join_sources,
     list_files,
-    open_raw,
+    name_others,
     open_source,
+    read_head,
     shard_sessions,
 )
 from processors.identity import find_own_names
@@ -65,6 +67,11 @@ class SourceOptions:
         "Pattern of the paths of session files below the source to leave out, such as `*/agent-*`; may be repeated.",
         default_factory=list,
     )
+    strict: bool = option(
+        "Stop at the first session on which this package fails, and show where; otherwise such a session is "
+        "rejected as `crashed`, and the exit code is 1.",
+        default=False,
+    )
 
     def choices(self) -> list[str]:
         """Return the given options that select session files."""
@@ -73,6 +80,8 @@ class SourceOptions:
 
     def open_sessions(self, out: Path) -> Source:
         """Open all sources, and print a summary of the user's own sessions."""
+        if self.strict:
+            os.environ[STRICT] = "1"
         names = list(dict.fromkeys(self.source))
         for name in names:
             if name and name not in WORDS and Path(name).exists():
@@ -97,12 +106,15 @@ class SourceOptions:
 
         project = (self.project or "").casefold()
 
+        def is_excluded(name: str) -> bool:
+            return any(fnmatch(name, pattern) for pattern in self.exclude)
+
         def is_kept(root: Path, file: Path) -> bool:
             name = file.relative_to(root).as_posix()
             return (
                 (not project or project in name.casefold() or project in find_project(file).casefold())
                 and (self.since is None or file.stat().st_mtime >= start)
-                and not any(fnmatch(name, pattern) for pattern in self.exclude)
+                and not is_excluded(name)
             )
 
         files = [(shard.root, file) for shard in source.shards for file in shard.files]
@@ -112,7 +124,8 @@ class SourceOptions:
             raise SourceError(
                 f"No session of `{source.name}` ({len(files)} in all) is left by {used}; change these options."
             )
-        return replace(source, shards=tuple(shard_sessions(kept)))
+        others = tuple(name for name in source.others if not is_excluded(name))
+        return replace(source, shards=tuple(shard_sessions(kept)), others=others)
 
 
 def open_one(source: str) -> Source:
@@ -138,19 +151,22 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
     Raises SourceError if there are none.
     """
     shards: list[Shard] = []
+    others: list[str] = []
     summaries, missing = [], []
     for harness in PLACES if word == ALL else [word]:
         name, variable, default, folders = PLACES[harness]
         home = Path(os.environ.get(variable) or default).expanduser()
         places = [home / folder for folder in folders]
         existing = [place for place in places if place.is_dir()]
-        files = sorted(f for place in existing for f in list_files(place) if is_session(f))
+        found = sorted(file for place in existing for file in list_files(place))
+        files = [file for file in found if is_session(file)]
         if not files:
             missing.append(" or ".join(f"`{place}`" for place in places))
             continue
         # With a single folder, the names are the same as if that folder were the source.
         root = places[0] if len(places) == 1 else home
         shards += shard_sessions((root, file) for file in files)
+        others += name_others(found, root)
         projects = len({find_project(file) or str(file.parent) for file in files})
         size = describe_size(sum(file.stat().st_size for file in files))
         summaries.append(
@@ -162,14 +178,13 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
             f"There are no sessions in {', '.join(missing)}; give the folder that holds yours, or try "
             "the samples that `pimono-sdpo demo sessions --out traces` writes."
         )
-    return Source(word, "jsonl", None, tuple(shards)), summaries
+    return Source(word, "jsonl", None, tuple(shards), others=tuple(others)), summaries
 
 
 def find_project(file: Path) -> str:
     """Return the working directory that a session recorded, or ""."""
     try:
-        with open_raw(file) as stream:
-            match = _CWD.search(stream.read(HEAD_BYTES))
+        match = _CWD.search(read_head(file, HEAD_BYTES))
         return msgspec.json.decode(match[1], type=str) if match else ""
     except (pa.ArrowException, OSError, msgspec.DecodeError):
         # The run itself reports files that cannot be read.

@@ -10,26 +10,32 @@ its name only: without the hash, an edited function would silently reuse an outd
 
 import hashlib
 import marshal
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from inspect import unwrap
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, TypeVar
 
 import pyarrow as pa
 from datasets import Dataset, Features, IterableDataset, Value
 
-from pimono_sdpo.errors import OwnCodeError, SourceError
+from pimono_sdpo.errors import OwnCodeError, PimonoError, SourceError
 
 Row = Mapping[str, Any]
 AnyDataset = TypeVar("AnyDataset", Dataset, IterableDataset)
 OURS = ("pimono_sdpo", "processors", "rewards")
 HASHED = (".py", ".toml", ".json")
-KEPT, STAGE, REASON = "kept", "stage", "drop_reason"
+KEPT, STAGE, REASON, DETAIL = "kept", "stage", "drop_reason", "detail"
+CRASHED = "crashed"
+# Set to 1 by --strict: the first crash ends the run with its traceback.
+STRICT = "PIMONO_STRICT"
 BATCH_ROWS = 64
 TOGETHER = 16
 
@@ -71,12 +77,16 @@ class Map(_Hashed):
 
 @dataclass(frozen=True)
 class FlatMap(_Hashed):
-    """Replace a row by the rows that `fn(row)` returns; their columns are those of `writes`."""
+    """Replace a row by the rows that `fn(row)` returns; their columns are those of `writes`.
+
+    With `on_crash(row)`, which returns the columns of a reject, a crash drops only this row, see `Fused`.
+    """
 
     fn: Callable[[Row], list[dict[str, Any]]]
     reads: tuple[str, ...]
     writes: Features
     tallies: tuple[str, ...] = ()
+    on_crash: Callable[[Row], dict[str, Any]] | None = None
 
     def __call__(self, batch: Row) -> dict[str, list[Any]]:
         """Return the rows of a batch, column by column."""
@@ -171,6 +181,11 @@ class Fused:
         stage        the stage that dropped it, null for a kept row
         drop_reason  why
         tally_NAME   for each column that a stage tallies, its value after that stage
+
+    If a stage of this package raises an error that is neither a PimonoError nor a MemoryError, the row that was
+    given becomes a reject `crashed`, with the type of the error and its place as `detail`, and the rows already
+    made from it are dropped. This needs `rejects`, and a first stage with `on_crash`; errors of the user's own
+    stages are always raised, and those of all stages if PIMONO_STRICT is 1.
     """
 
     stages: tuple[Stage, ...]
@@ -198,9 +213,28 @@ class Fused:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Run all rows of a table through all stages."""
-        slices = (table.slice(start, TOGETHER) for start in range(0, table.num_rows, TOGETHER))
-        rows = (row for part in slices for row in self._run(part))
-        return table_of_rows(rows, self.features, self._schema)
+        starts = range(0, table.num_rows, TOGETHER)
+        results = [one for start in starts for one in self._run(table, start)]
+        try:
+            return self._write(results)
+        except Exception as error:
+            if not self._contains(error, self.stages):
+                raise
+        return self._write([one for given in groupby(results, itemgetter(0)) for one in self._check(table, *given)])
+
+    def _write(self, results: Iterable[tuple[int, Row]]) -> pa.Table:
+        return table_of_rows((row for _, row in results), self.features, self._schema)
+
+    def _check(self, table: pa.Table, origin: int, results: Iterable[tuple[int, Row]]) -> list[tuple[int, Row]]:
+        """Return the rows made from row `origin`, or its reject if they have values that no column can hold."""
+        rows = list(results)
+        try:
+            self._write(rows)
+        except Exception as error:
+            if not self._contains(error, self.stages):
+                raise
+            return [(origin, self._reject(table, origin, self.stages[-1], error))]
+        return rows
 
     def map(self, dataset: AnyDataset, batch_size: int | None, **options: Any) -> AnyDataset:
         """Run all stages over a dataset with the format "arrow"; `options` go to `Dataset.map`."""
@@ -209,24 +243,60 @@ class Fused:
         options |= {"batched": True, "batch_size": batch_size}
         return _map(dataset, self, self.features, removed, **options)
 
-    def _run(self, table: pa.Table) -> list[Row]:
-        """Run the stages on a few rows; return the kept rows of each, followed by its rejects."""
-        rows: Iterable[tuple[int, Row]] = enumerate(iterate_rows(table, self.given))
+    def _run(self, table: pa.Table, start: int) -> list[tuple[int, Row]]:
+        """Run the stages on the rows from `start` on; return the kept rows of each, followed by its rejects."""
+        rows: Iterable[tuple[int, Row]] = enumerate(iterate_rows(table.slice(start, TOGETHER), self.given), start)
         rejected: list[tuple[int, Row]] = []
+        crashed: dict[int, Row] = {}
         for stage in self.stages:
             passed: list[tuple[int, Row]] = []
             for origin, row in rows:
-                if not isinstance(stage, Filter):
-                    passed += ((origin, new) for new in _transform(row, stage))
-                elif (reason := stage.reason(row)) is None:
-                    passed.append((origin, row))
-                elif self.rejects is not None:
-                    outcome = {KEPT: False, STAGE: name_of(stage), REASON: reason}
-                    columns = {n: v for n, v in row.items() if n in self.rejects or n[:6] == "tally_"}
-                    rejected.append((origin, {**columns, **outcome}))
+                if origin in crashed:
+                    continue
+                try:
+                    if not isinstance(stage, Filter):
+                        passed += [(origin, new) for new in _transform(row, stage)]
+                    elif (reason := stage.reason(row)) is None:
+                        passed.append((origin, row))
+                    elif self.rejects is not None:
+                        outcome = {KEPT: False, STAGE: name_of(stage), REASON: reason}
+                        columns = {n: v for n, v in row.items() if n in self.rejects or n[:6] == "tally_"}
+                        rejected.append((origin, {**columns, **outcome}))
+                except Exception as error:
+                    if not self._contains(error, [stage]):
+                        raise
+                    crashed[origin] = self._reject(table, origin, stage, error)
             rows = passed
         results = [*((origin, {**row, KEPT: True}) for origin, row in rows), *rejected]
-        return [row for _, row in sorted(results, key=itemgetter(0))]
+        whole = [one for one in results if one[0] not in crashed]
+        return sorted([*whole, *crashed.items()], key=itemgetter(0))
+
+    def _contains(self, error: Exception, stages: Iterable[Stage]) -> bool:
+        """Check that an error of these stages drops only one of the rows that were given."""
+        is_ours = all(module_of(stage.fn).partition(".")[0] in OURS for stage in stages)
+        has_reject = self.rejects is not None and getattr(self.stages[0], "on_crash", None) is not None
+        is_bug = not isinstance(error, PimonoError | MemoryError)
+        return is_ours and has_reject and is_bug and os.environ.get(STRICT) != "1"
+
+    def _reject(self, table: pa.Table, origin: int, stage: Stage, error: Exception) -> Row:
+        """Return the reject of a row on which a stage crashed."""
+        first = self.stages[0]
+        assert isinstance(first, FlatMap)
+        assert first.on_crash is not None
+        columns = first.on_crash(next(iterate_rows(table.slice(origin, 1), self.given)))
+        tallies = {f"tally_{name}": columns[name] for name in first.tallies if name in columns}
+        outcome = {KEPT: False, STAGE: name_of(stage), REASON: CRASHED, DETAIL: locate(error)}
+        return {**columns, **tallies, **outcome}
+
+
+def locate(error: Exception) -> str:
+    """Return the type of an error and the last line of this package that it passed, such as `KeyError at a/b.py:7`."""
+    frames = [(frame.f_globals.get("__name__", ""), frame, line) for frame, line in walk_tb(error.__traceback__)]
+    module, frame, line = [one for one in frames if one[0].partition(".")[0] in OURS][-1]
+    # The last folders of the path are the packages of the module.
+    parts = Path(frame.f_code.co_filename).parts
+    top = len(parts) - 1 - parts[::-1].index(module.partition(".")[0])
+    return f"{type(error).__name__} at {'/'.join(parts[top:])}:{line}"
 
 
 def _transform(row: Row, stage: Map | FlatMap) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""Shorten texts, replace surrogates, split texts into shingles and match paths with globs."""
+"""Shorten texts, replace surrogates, strip reasoning, split texts into shingles and match paths with globs."""
 
 import re
 from collections.abc import Sequence
@@ -15,6 +15,16 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 def replace_surrogates(text: str) -> str:
     """Replace lone surrogates, which UTF-8 cannot encode, with U+FFFD."""
     return _SURROGATE.sub("\ufffd", text)
+
+
+def strip_reasoning(text: str) -> str:
+    """Return an answer without the reasoning that some servers leave before it; "" if the reasoning does not end.
+
+    >>> strip_reasoning("<think>A or B?</think> A"), strip_reasoning("<think>A or")
+    ('A', '')
+    """
+    answer = text.rpartition("</think>")[2].strip()
+    return "" if answer.startswith("<think>") else answer
 
 
 def shorten(text: str, limit: int) -> str:

@@ -11,20 +11,7 @@ from pimono_sdpo.errors import OutputError, OwnCodeError
 from pimono_sdpo.own_code import import_stages
 from pimono_sdpo.schema import REJECT, SESSION, SplitBy, Unit
 from pimono_sdpo.stage import AnyDataset, Stage, apply_all, features_after, name_of, run_stages
-from processors import (
-    context,
-    evidence,
-    exercise_rows,
-    exercises,
-    grade,
-    keep,
-    names,
-    redact,
-    row_judge,
-    rows,
-    split,
-    threshold,
-)
+from processors import context, evidence, grade, keep, names, redact, row_judge, rows, split, threshold
 from processors.judge import Judge
 
 
@@ -37,10 +24,7 @@ def pipeline(
     reference_terms: bool = False,
     correction_judge: Judge | None = None,
     own: Sequence[str] = (),
-    prompt_tokens: int = 4000,
-    resolving_call: bool = False,
     recorder: Sequence[str] | None = (),
-    corrections: bool = False,
     min_worth: float = keep.LEAST_WORTH,
     judge: Judge | None = None,
 ) -> tuple[Stage, ...]:
@@ -57,22 +41,17 @@ def pipeline(
     _check_number("test_fraction", test_fraction, 0, 1)
     _check_number("min_worth", min_worth, 0, 1)
     _check_number("history_chars", history_chars, 0)
-    _check_number("prompt_tokens", prompt_tokens, 500)
-    is_step = unit == "step"
     min_worth = min_worth if unit == "episode" else 0.0
     before = (
-        exercises.stage(prompt_tokens, correction_judge, recorder, corrections)
-        if is_step
-        else evidence.stage(unit, history_chars, correction_judge, recorder, min_worth),
+        evidence.stage(unit, history_chars, correction_judge, recorder, min_worth),
         split.stage(test_fraction, split_by),
         names.STAGE,
         keep.stage(min_worth),
         redact.STAGE,
         grade.stage(reference_terms),
     )
-    write = exercise_rows.stage(resolving_call) if is_step else rows.STAGE
     judged = (row_judge.stage(judge),) if judge else ()
-    after = (threshold.stage(min_score), context.STAGE, *judged, write)
+    after = (threshold.stage(min_score), context.STAGE, *judged, rows.STAGE)
     mine: list[Stage] = []
     if own:
         mine = import_stages(own, features_after(SESSION, before))

@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from pimono_sdpo.failures import RULES, classify
+from pimono_sdpo.failures import RULES, classify, with_role
 from pimono_sdpo.prefilter import Guarded, Prefilter, compile_patterns
 from pimono_sdpo.schema import Finding
 from pimono_sdpo.shell import Stage, list_stages, loses_status, only_reads, parse_command
@@ -41,19 +41,15 @@ _PENDING_CODE = 8
 _FILE_TOOLS = frozenset("read edit write ls grep find glob".split())
 # These tools fail in few known ways; other words in their results are a veto by an extension.
 _WITH_VETOES = frozenset({"bash", "edit", "write"})
-_OWN_TO_CALLS = frozenset(
-    "tool_schema_validation missing_file_or_command permission_auth command_error build_lint_compile".split()
-)
+_OWN_TO_CALLS = with_role("call")
 # Searches that print what they found although they exit with 1.
 _PRINTS = frozenset("diff cmp colordiff comm which where type whereis command".split())
 # They print nothing when they succeed.
 _PREPARE = frozenset("cd pushd export set source . true : sleep mkdir touch".split())
 _WALKS = frozenset("find grep rg du ls tar fd".split())
 _SHELLS = frozenset("bash sh zsh dash -bash (eval) nohup env timeout xargs sudo".split())
-_CHECKED = frozenset({"test_or_assertion", "build_lint_compile"})
-_SIGNATURE = _CHECKED | {"runtime_exception", "command_error"}
-_COMPLAINED = frozenset({"missing_file_or_command", "permission_auth"})
-_NOT_OF_A_COMMAND = frozenset({"policy_block", "tool_schema_validation"})
+_CHECKED, _SIGNATURE, _COMPLAINED = with_role("check"), with_role("signature"), with_role("complaint")
+_NOT_OF_A_COMMAND = with_role("harness")
 # The arguments that say all that a call is about, the most telling first.
 _TARGETS = (
     *("command", "cmd", "script", "code", "path", "file_path", "filePath", "notebook_path", "file"),

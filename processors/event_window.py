@@ -15,7 +15,6 @@ from pimono_sdpo.traces.parse import match_results, read_trace
 from processors import grade, names, redact
 from processors.context import select_corrections, select_failures, write_context
 from processors.evidence import gather_evidence
-from processors.exercises import gather_exercises
 from processors.redact import redact_text
 from processors.rows import PROMPT_CHARS
 
@@ -39,11 +38,7 @@ def show_event_windows(
 
     Texts are redacted like the rows, and shortened; `recorder` is as in `gather_evidence`.
     """
-    found: list[Row] = (
-        list(gather_exercises(session, 0, recorder=recorder, corrections=True))
-        if unit == "step"
-        else list(gather_evidence(session, unit, history_chars, recorder=recorder))
-    )
+    found: list[Row] = list(gather_evidence(session, unit, history_chars, recorder=recorder))
     events = read_trace(session["trace"] or b"").events
     calls = {result: call for call, result in match_results(events).items()}
     for stage in (names.STAGE, redact.STAGE, grade.stage(reference_terms=False)):

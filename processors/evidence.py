@@ -18,12 +18,11 @@ import xxhash
 
 from pimono_sdpo.failures import CATEGORIES
 from pimono_sdpo.prefilter import compile_patterns
-from pimono_sdpo.replay.initial_state import MOST_BEFORE, InitialState
-from pimono_sdpo.schema import EVIDENCE, Correction, Finding, Message, Unit
+from pimono_sdpo.schema import COUNTS, EVIDENCE, Correction, Finding, Message, Unit
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.traces.drift import count_trace
 from pimono_sdpo.traces.events import Event, decode_json
-from pimono_sdpo.traces.harness import Harness, find_harness, pi
+from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import Trace, find_branches, match_results, read_trace
 from pimono_sdpo.traces.tools import describe_tools
@@ -33,7 +32,7 @@ from processors.diagnostics import NOTHING_KNOWN, find_failures, find_target
 from processors.judge import Judge
 from processors.keep import keep, rate_episodes
 from processors.outcome import describe_outcomes
-from processors.redact import identify
+from processors.redact import identify, redact_text
 
 _PATTERNS = compile_patterns(Path(__file__).with_name("wording.toml"), "requests")
 # Characters of the turns before a request that means nothing alone; about 1,000 tokens.
@@ -42,6 +41,10 @@ TURN_CHARS = 1200
 # The answer right before a request is mostly what the request is about.
 ANSWER_CHARS = 2400
 CHORE_CHARS = 80
+# How Claude Code, Pi and Codex answer a call of a tool that does not exist.
+_NO_TOOL = re.compile(
+    r"(?:<tool_use_error>|Error: )?(?:No such tool available|Tool \S{1,80} not found)|unsupported call"
+)
 MOST_BACK = 6
 
 
@@ -56,12 +59,12 @@ def gather_evidence(
     """Return the evidence rows of a session, at least one, so that every session is counted.
 
     `recorder` are names of the recorder that are known, None to keep all that are found. A row that
-    `keep` drops at this `min_worth` has neither history nor workspace; None fills all.
+    `keep` drops at this `min_worth` has no history; None fills all.
     """
     trace = read_trace(row["trace"] or b"")
     events = trace.events
     found = find_evidence(events, judge, unit)
-    matched, requests, described = found.matched, found.requests, found.described
+    requests, described = found.requests, found.described
     ends = [*(request.index for request in requests[1:]), len(events)]
     # Without evidence, no text is kept.
     identity, secrets = identify(row["trace"], trace, recorder) if any(described.values()) else (recorder, [])
@@ -70,23 +73,18 @@ def gather_evidence(
     chosen: list[Event | None] = [*requests] or [None]
     if unit == "session" and requests:
         chosen = [_choose_request(requests, described)]
-    # No event is followed before the first request of a session.
-    most_before = MOST_BEFORE if chosen[-1] not in (None, *requests[:1]) else 0
-    harness = find_harness(trace.harness)
-    files = InitialState(events, matched, trace.cwd, harness.files, most_before)
     tools: list[str] = []
     rows = []
-    spans: list[tuple[tuple[Event, ...], list[int]]] = []
+    spans: list[tuple[Event, ...]] = []
     for episode, (request, (start, stop)) in enumerate(zip(chosen, pairwise(cuts), strict=True)):
         own = [request.index] if request and unit == "episode" else [*described]
         here = [item for index in own for item in described.get(index, ())]
         span = events[start:stop]
         wrong = [item["event_index"] for item in here]
-        after = [index for index in wrong if request and index > request.index]
         # The work on a correction is that of the request which it opens.
         last = max(wrong, default=stop)
         until = next((end for end in ends if end > last), stop)
-        spans.append((span, after))
+        spans.append(span)
         rows.append(
             {
                 "harness": trace.harness,
@@ -102,39 +100,32 @@ def gather_evidence(
                 "findings": here,
                 "continued": any(map(_is_work, events[last + 1 : until])),
                 "tools": [],
-                "workspace": [],
                 "problem": trace.problem,
                 "fingerprints": [],
                 **count_row(span, found, row, trace, episode == 0),
             }
         )
     rate_episodes(rows)
-    for written, request, (span, after) in zip(rows, chosen, spans, strict=True):
+    for written, request, span in zip(rows, chosen, spans, strict=True):
         # A row without evidence is dropped before it is read or compared.
         if not request or not written["findings"]:
             continue
-        has_files = after and harness.name == pi.HARNESS.name
         if min_worth is not None and keep(written, min_worth):
-            if has_files:
-                files.skip(request.index)
             continue
         # As many turns as wanted, or as the request needs to be understood.
         history = history_chars if stands_alone(request.text) else max(history_chars, LEAD_IN_CHARS)
         written["history"] = gather_history(events, request.index, history)
         written["fingerprints"] = hash_messages(span)
-        written["tools"] = tools = tools or list_tools(events, harness)
-        if has_files:
-            known_files = files.files_at(request.index, min(after))
-            written["workspace"] = [known._asdict() for known in known_files]
+        written["tools"] = tools = tools or list_tools(events, trace.harness)
     return rows
 
 
-def list_tools(events: Sequence[Event], harness: Harness) -> list[str]:
+def list_tools(events: Sequence[Event], harness: str) -> list[str]:
     """Return the definitions of the tools of a session as JSON texts, without those that the agent made up."""
-    unknown = {event.tool_name for event in events if event.kind == "tool_result" and _is_unknown_tool(event)}
+    unknown = {event.tool_name for event in events if event.kind == "tool_result" and _NO_TOOL.match(event.text)}
     calls = (event for event in events if event.kind == "tool_call" and event.tool_name not in unknown)
-    tools = describe_tools(harness, ((call.tool_name, decode_json(call.arguments)) for call in calls))
-    return [json.dumps(tool, ensure_ascii=False) for tool in tools]
+    called = ((call.tool_name, decode_json(call.arguments)) for call in calls)
+    return [*map(json.dumps, describe_tools(called, harness, find_harness(harness).tools))]
 
 
 class Found(NamedTuple):
@@ -270,7 +261,8 @@ def _list_requests(events: Sequence[Event]) -> list[Event]:
 def spell_out(request: Event, events: Sequence[Event]) -> str:
     """Return what a request says, with the text of its command; "" if it points at what nobody has shown."""
     text = strip_wrapper(request.text)
-    before, *_, after = events[max(request.index - 1, 0) : request.index + 2]
+    around = events[max(request.index - 1, 0) : request.index + 2]
+    before, after = around[0], around[-1]
     if before.kind == after.kind == "custom_message" and " " not in before.text and after.text[:1] != "<":
         text += f"\n\n{after.text.strip()}"
     is_first = not any(map(_is_message, events[: request.index]))
@@ -332,7 +324,14 @@ def stage(
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=EVIDENCE,
         tallies=("counts", "volume", "drift"),
+        on_crash=name_session,
     )
+
+
+def name_session(row: Row) -> dict[str, Any]:
+    """Return the reject of a session on which a stage crashed; all its bytes count as skipped."""
+    names = {name: redact_text(row[name] or "", "")[0] for name in ("session_id", "source")}
+    return {**names, "episode": 0, "counts": {**dict.fromkeys(COUNTS, 0), "bytes_skipped": len(row["trace"] or b"")}}
 
 
 MIN_WORDS, TERSE_WORDS = 4, 2

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from pimono_sdpo.failures import with_role
 from pimono_sdpo.prefilter import compile_patterns
 from pimono_sdpo.schema import Finding
 from pimono_sdpo.shell import list_stages, only_reads
@@ -43,11 +44,9 @@ _NEAR = 3
 _PATCH_CHARS, _REMARK_CHARS = 200, 80
 _CHANGES = frozenset({"edit", "write"})
 _FILE_TOOLS = frozenset({"read", "ls", "grep", "find", "glob"})
-_REFUSALS = frozenset({"policy_block", "permission_auth"})
-_UNKNOWN = frozenset({"other_marked_error"})
-_OF_CODE = frozenset({"test_or_assertion", "build_lint_compile"})
+_REFUSALS, _UNKNOWN = with_role("refusal"), with_role("unclear")
+_OF_CODE, _SLIPS = with_role("check"), with_role("slip")
 _MISSING = "missing_file_or_command"
-_SLIPS = frozenset({_MISSING, "tool_schema_validation", "command_error"})
 # From so many on, failures of one kind at one place are not slips any more.
 _MANY, _MANY_REFUSALS = 3, 2
 _WORD = re.compile(r"[^\W\d_]{3,}")

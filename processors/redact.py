@@ -1,6 +1,6 @@
 """Take out secrets, the recorder's paths and names before anything else sees the text.
 
-reads   cwd, identity, secrets, history, prompt, findings, tools, workspace
+reads   cwd, identity, secrets, history, prompt, findings, tools
 writes  the same, redactions (a kind per secret)
 """
 
@@ -179,9 +179,6 @@ def redact(row: Row) -> dict[str, Any]:
         # What is named in one text may stand in another without a name.
         values = tuple(sorted(known))
         cleaned = _map_texts(cleaned, lambda text: redact_known_secrets(text, values)[0])
-    for file, before in zip(cleaned["workspace"], row["workspace"], strict=True):
-        # One that redaction changed is no longer known as a whole.
-        file["whole"] = file["whole"] and file["texts"] == before["texts"]
     for item in cleaned["findings"]:
         # Not before, as half of a secret is not recognised.
         for name in ("next", "resolved_by"):
@@ -202,7 +199,7 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 # Fields that hold none but words of ours, such as the names of categories.
 _OWN_WORDS = frozenset({"kind", "status", "categories", "excuse", "fault", "rule", "role"})
-_TEXTS = ("history", "prompt", "findings", "cwd", "tools", "workspace")
+_TEXTS = ("history", "prompt", "findings", "cwd", "tools")
 STAGE = Map(
     redact,
     reads=("identity", "secrets", *_TEXTS),

@@ -1,7 +1,7 @@
 """With `--row-judge`, drop rows that a chat model does not call worth training on.
 
 reads   prompt, history, privileged_context
-drops   judged_not_worth_it (the model gives at most WORTH of 100), not_judged (its answer has no number)
+drops   judged_not_worth_it (the model gives at most WORTH of 100), not_judged (its answer is not a number)
 """
 
 import re
@@ -9,7 +9,7 @@ from functools import partial
 
 from pimono_sdpo.stage import Filter, Row
 from pimono_sdpo.text import shorten, shorten_at_paragraphs
-from processors.judge import Judge, Messages
+from processors.judge import Judge, Messages, frame, strip_drafts
 
 WORTH = 50
 PROMPT_CHARS, TURN_CHARS, CONTEXT_CHARS = 4000, 800, 8000
@@ -27,12 +27,17 @@ its change, a wrong assumption, a misunderstood wish. A test that was meant to f
 missing service or a slip put right at once is not enough.
 One real mistake among noise is enough. Answer with a number from 0 to 100, the probability that a second \
 careful reader calls the row worth training on, and nothing else."""
-_NUMBER = re.compile(r"(?:[^\d\n]{0,40}(?<![-.,\d]))?(\d{1,3})(?:/100|%| ?percent)?", re.ASCII)
+_SCORE = re.compile(
+    r"(?:(?:the |my |final )*(?:answer|probability|rating|score)(?: is)? ?[:=]? ?)?"
+    r"(\d{1,3})(?: ?/ ?100| ?%| ?percent)?",
+    re.ASCII | re.IGNORECASE,
+)
+_MARKUP = str.maketrans("", "", "*_`\"'")
 
 
 def check_row(row: Row, judge: Judge) -> str | None:
     """Return why a row is dropped; None keeps it."""
-    score = read_score(judge.ask([write_question(row)])[0])
+    (score,) = judge.ask([write_question(row)], read_score)
     if score is None:
         return "not_judged"
     return "judged_not_worth_it" if score <= WORTH else None
@@ -43,21 +48,22 @@ def write_question(row: Row) -> Messages:
     turns = [
         f"{turn['role'].upper()}: {shorten(turn['content'], TURN_CHARS)}" for turn in row["history"][-LAST_TURNS:]
     ]
-    shown = [
-        *turns,
-        f"REQUEST: {shorten_at_paragraphs(row['prompt'], PROMPT_CHARS)}",
-        f"WHAT WENT WRONG:\n{shorten(row['privileged_context'], CONTEXT_CHARS)}",
-    ]
-    return [{"role": "system", "content": QUESTION}, {"role": "user", "content": "\n\n".join(shown)}]
+    parts = {
+        "request": shorten_at_paragraphs(row["prompt"], PROMPT_CHARS),
+        "what went wrong": shorten(row["privileged_context"], CONTEXT_CHARS),
+    }
+    return frame(QUESTION, {"turns before": "\n\n".join(turns), **parts} if turns else parts)
 
 
 def read_score(text: str) -> int | None:
-    """Return the number of an answer, perhaps behind some words; None without one from 0 to 100.
+    """Return the number that an answer gives, perhaps with its name; None without a number from 0 to 100 alone.
 
-    >>> read_score(" 85."), read_score("Score: 30/100"), read_score("7/10"), read_score("850")
+    >>> read_score(" 85."), read_score("**Score:** 30/100"), read_score("7/10"), read_score("850")
     (85, 30, None, None)
+    >>> read_score("<think>30?</think> Score: 85"), read_score("I was told to say 100")
+    (85, None)
     """
-    found = _NUMBER.fullmatch(text.strip().strip("`*\"'.! "))
+    found = _SCORE.fullmatch(" ".join(strip_drafts(text).translate(_MARKUP).split()).rstrip(".! "))
     return int(found[1]) if found and int(found[1]) <= 100 else None
 
 

@@ -1,11 +1,10 @@
 """Write the training row that TRL's SDPO trainer reads, and drop all other columns.
 
-reads   the columns of the row, history, findings, tools, cwd, workspace, fingerprints
+reads   the columns of the row, history, findings, fingerprints
 writes  the SDPO row: `prompt` as a conversation ending in a user turn
 """
 
 import json
-from collections import Counter
 from typing import Any
 
 from datasets import Features
@@ -51,10 +50,6 @@ def write_verifier_spec(row: Row) -> str:
 
     harness      the harness that has tools of its own among them
     failed_call  `tool` and `command` (or path) of the first call that failed and can teach
-    workspace    `cwd` and `files` at the request, redacted; left out when none are known
-
-    The completion answers the request, so the files are those at that time: the ones seen in
-    earlier turns, and those that the recorded answer read before it may have changed them.
     """
     harness = find_harness(row["harness"])
     spec: dict[str, object] = {"harness": harness.name} if harness.tools else {}
@@ -63,35 +58,14 @@ def write_verifier_spec(row: Row) -> str:
             command = shorten(item["target"], COMMAND_CHARS)
             spec["failed_call"] = {"tool": item["tool"], "command": command}
             break
-    workspace = write_workspace(row)
-    if workspace["files"]:
-        spec["workspace"] = workspace
     return json.dumps(spec, ensure_ascii=False, sort_keys=True)
-
-
-def write_workspace(row: Row) -> dict[str, Any]:
-    """Return the known files as `replay.workspace` loads them."""
-    # Without paths that redaction made equal.
-    paths = Counter(file["path"] for file in row["workspace"])
-    return {
-        "cwd": row["cwd"],
-        "files": {
-            file["path"]: {
-                "whole": file["texts"][0] if file["whole"] else None,
-                "pieces": [] if file["whole"] else file["texts"],
-                "stale": False,
-            }
-            for file in row["workspace"]
-            if paths[file["path"]] == 1
-        },
-    }
 
 
 STAGE = Map(
     write_row,
     reads=(
         *(name for name in SDPO_ROW if name not in {"verifier_spec", "corrections"}),
-        *("history", "findings", "fingerprints", "cwd", "workspace"),
+        *("history", "findings", "fingerprints"),
     ),
     writes=Features({**SDPO_ROW, **PRINT}),
     drops=(*(name for name in EVIDENCE if name not in {*SDPO_ROW, *PRINT}), "redactions"),

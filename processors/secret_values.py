@@ -12,8 +12,12 @@ from pathlib import Path
 
 from pimono_sdpo.prefilter import read_patterns
 
-TABLE = tomllib.loads(Path(__file__).with_name("secrets.toml").read_text(encoding="utf-8"))
-
+TABLE, _PROVIDERS = (
+    tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
+    for name in ("secrets", "provider_tokens")
+)
+# How tokens of providers begin, by the pattern of what follows.
+TOKENS: dict[str, list[str]] = _PROVIDERS["tokens"]
 
 _VALUES, _NAMES = (read_patterns(TABLE[name]) for name in ("values", "names"))
 # Random base64 of 24 characters has about 4.3 bits; hexadecimal never has more than 4.
@@ -22,7 +26,7 @@ _NO_VALUE, _MADE_UP, _NOUNS = (frozenset(TABLE["values"][name].split()) for name
 _REFERENCE, _COMMON, _TYPE, _MOSTLY_WORDS, _TECHNICAL, _NOBODY = (
     re.compile(_VALUES[name]) for name in ("reference", "common", "type", "mostly_words", "technical", "nobody")
 )
-_CHECKSUM, _KEY_LIKE, _OTHER_NAME = (re.compile(_NAMES[name]) for name in ("checksum", "key_like", "other"))
+_CHECKSUM, _KEY_LIKE, _ID, _OTHER_NAME = (re.compile(_NAMES[name]) for name in ("checksum", "key_like", "id", "other"))
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _LOWER_WORDS = re.compile(r"[a-z\d]{1,13}(?:[-_ ][a-z\d]{1,13})*")
 _BLANK = re.compile(r"[xX*.\-_#0•]+")
@@ -40,9 +44,9 @@ _UNSPOKEN = re.compile(
     r"\A(?:[^aeiouy]{3}|(?![bcfgkps]l|[bcdfgkptw]r|s[chkmnptw]|[cgkpstw]h|kn|wr|gn|ps|dw|tw)"
     r"[^aeiouy]{2})|[jqvz](?![aeiouyz])|[bcdfghklmprstvwz][jqx]"
 )
-# A name that begins like a token and goes on in words.
-_WORDED_NAME = re.compile(r"[A-Za-z]+(?:[-_./](?:[a-z]+|[A-Z][a-z]+|[A-Z]+)\d{0,3})+")
-
+_BEGINNING = re.compile(r"(?:[A-Z]{2,6}|[a-z][a-z0-9]{1,11})[-_](?:[a-z][a-z0-9]{0,11}[-_])*")
+# What is hardly drawn; random letters are rarely divided so.
+_WORD = re.compile(r"(?=.{2,15}\Z)(?:[A-Z]?[a-z]{2,}(?:[A-Z][a-z]+)*|[A-Z]{2,})?\d{0,4}")
 # A word of an identifier, as in `rtl8822b_set_FwMacIdConfig_cmd`.
 _NAME_PART = re.compile(r"[a-z]{2,}\d{0,4}[a-z]?|(?:[A-Z][a-z]+)+|[A-Z]+\d{0,3}")
 
@@ -260,11 +264,10 @@ def is_login(match: re.Match[str]) -> bool:
     return not colon or not (is_made_up(password) or user == password)
 
 
-def is_random_token(match: re.Match[str]) -> bool:
-    """Rule out names that begin like a token and go on in words."""
-    # A session's id in a path is no secret, nor are the words around it.
-    value = _UUID.sub("", match[1]).strip("_-/.") if "/" in match[1] else match[1]
-    return _WORDED_NAME.fullmatch(value) is None
+def is_token(match: re.Match[str]) -> bool:
+    """Rule out names that begin like a token and go on in words, such as `expo-build-properties-38cd1e`."""
+    rest = match[match.lastindex or 0]
+    return 3 * sum(map(len, filter(_WORD.fullmatch, re.split(r"[^A-Za-z0-9]+", rest)))) < len(rest)
 
 
 def is_drawn_body(match: re.Match[str]) -> bool:
@@ -275,6 +278,37 @@ def is_drawn_body(match: re.Match[str]) -> bool:
     longest = max(re.split(r"[-_.]", match["value"]), key=len)
     is_mixed = re.search(r"[a-z]", longest) and re.search(r"[A-Z]", longest)
     return is_random(longest, 12 if is_mixed else 20)
+
+
+def is_prefixed(match: re.Match[str]) -> bool:
+    """Judge something long behind a short beginning: a part of it has to be drawn, and it is no id.
+
+    Ids have up to 27 characters, or are numbers of 16 bytes in hexadecimal digits; checksums follow a dash.
+    """
+    if _UUID.search(match[0]):
+        return _ID.match(match[0]) is None
+    beginning = _BEGINNING.match(match[0])
+    longest = max(re.split(r"[-_.]", match[0])[1:], key=len)
+    if beginning is None or {*"-_"} <= {*beginning[0]} or "kwDO" in longest:
+        return False
+    first, *names = re.split("[-_]", beginning[0][:-1])
+    if _ID.fullmatch(first) or (len(longest) <= 32 and any(map(_ID.fullmatch, names))):
+        return False
+    changes = sum(map(_differs, longest, longest[1:])) / len(longest)
+    if not (longest.islower() or longest.isupper()):
+        return changes > 0.38 and len(match[0]) - len(beginning[0]) >= 28 and any(map(str.isdigit, longest))
+    if re.fullmatch("(?i:[0-9a-f]+)", longest):
+        return (
+            changes > 0.2
+            and len(longest) >= (32 if len(first) < 5 else 40)
+            and ("_" in beginning[0] or len(longest) == 32)
+        )
+    return changes > 0.2 and len(longest) >= 28
+
+
+def _differs(one: str, after: str) -> bool:
+    """Return whether the kinds of two characters differ: capital, small letter, digit."""
+    return (one.isdigit(), one.islower()) != (after.isdigit(), after.islower())
 
 
 def is_no_word(match: re.Match[str]) -> bool:

@@ -15,6 +15,7 @@ import re2
 from pimono_sdpo.prefilter import Prefilter, lazy_pattern, read_patterns, widen_pattern
 from processors.secret_values import (
     TABLE,
+    TOKENS,
     decode_text,
     find_judge,
     is_joined_words,
@@ -51,8 +52,19 @@ def _read_secret(entry: dict[str, Any]) -> Secret:
     return Secret(entry["kind"], lazy_pattern(pattern), judge, entry.get("unless"))
 
 
+def _spell_tokens() -> Iterator[str]:
+    """Yield the patterns of providers' tokens; the group is what follows their beginning."""
+    for rest, beginnings in TOKENS.items():
+        # Four letters may stand anywhere in base64.
+        spelled = (re.escape(one) if one[-1] in "-_.+=:/ " else f"(?<![+/]){one}" for one in beginnings)
+        # The full stop of a sentence or the end of a path does not belong to the token.
+        yield f"(?:{'|'.join(spelled)})({rest[:-1]},4000}}(?<![/.~]))"
+
+
 _WRITTEN = [*(one for entry in TABLE["secrets"] for one in entry["patterns"]), "<START>", "<NAME>"]
-_expand = read_patterns({**TABLE["parts"], **{one: one for one in _WRITTEN}}).__getitem__
+_expand = read_patterns(
+    {**TABLE["parts"], "TOKENS": "|".join(_spell_tokens()), **{one: one for one in _WRITTEN}}
+).__getitem__
 
 
 def _hides_secret(match: re.Match[str]) -> bool:

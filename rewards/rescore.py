@@ -1,7 +1,7 @@
 """Score stored completions with a rubric; write the same rows with the columns of the verdicts.
 
-reads   a folder or file of parquet or JSONL, or a saved dataset; columns `verifier_spec` (JSON text or null), and
-        `completion` (text, or a conversation) or `completions` (a list of these)
+reads   a folder or file of parquet or JSONL, or a saved dataset; columns `verifier_spec` (JSON text or null),
+        `completion` (text, or a conversation) or `completions` (a list of these), and `tools` for specs without tools
 writes  DIR/data/scored-NNNNN.parquet with all columns and those of VERDICT, DIR/report.json
 
 A row without a verdict, such as one without a usable spec, has the reason in `rejected` and is counted.
@@ -29,6 +29,7 @@ from datasets.exceptions import DatasetsError
 
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.own_code import import_own
+from pimono_sdpo.removed import refuse_removed
 from pimono_sdpo.runs.engine import Output, Part, Piece, hide_bars, run_parts
 from pimono_sdpo.runs.folders import LOCK, make_output, only_run, publish_folder, remove
 from pimono_sdpo.runs.parquet import link_or_copy, read_rows
@@ -82,6 +83,7 @@ def build_rubric(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
 
 def import_verifier(name: str) -> Verifier:
     """Import a verifier by its name; raises OutputError or OwnCodeError if there is none."""
+    refuse_removed(f"verifier {name}")
     verifier: object = None
     if ":" in name or (VERIFIERS / f"{name}.py").is_file():
         verifier = import_own(name if ":" in name else f"rewards.verifiers.{name}:verify")
@@ -109,6 +111,8 @@ def rescore(row: Row, rubric: Rubric) -> Row:
         return _reject("the completion is neither text nor messages")
     with suppress(ValueError, RecursionError):
         spec = json.loads(spec)
+    if row.get("tools") and isinstance(spec, dict):
+        spec = {"tools": row["tools"], **spec}
     try:
         verdict = rubric(text_of(completion, "assistant"), spec)
     except ValueError as error:  # such as BadSpec

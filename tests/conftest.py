@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.loopback_hub.fixture", "tests.chat_server.fixture", "tests.browser"]
 
+# No test passes because a crash was contained.
+os.environ.setdefault("PIMONO_STRICT", "1")
 # A loaded machine is no reason to fail: a test asserts no time.
 settings.register_profile("no time", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no time")

@@ -1,7 +1,5 @@
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -9,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from cards.lint import lint_card, lint_file
-from cards.plots import write_report_plots, write_run_plot
+from cards.plots import Estimate, draw_intervals
 from cards.render import render_model_card, write_model_card
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import OutputError, SourceError
@@ -103,32 +101,32 @@ def test_a_backslash_before_a_pipe_does_not_open_a_column() -> None:
     assert r"\\|" not in line
 
 
-def test_plots_are_the_same_bytes_in_every_process(tmp_path: Path) -> None:
-    (tmp_path / "in.json").write_text(json.dumps([report(), run()]))
-    (tmp_path / "again").mkdir()
-    script = (
-        "import json, sys; from pathlib import Path; from cards.plots import *\n"
-        "report, run = json.loads(Path('in.json').read_text())\n"
-        "write_report_plots(report, Path('again')); write_run_plot(run, Path('again/run.svg'))"
-    )
-    subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, check=True, env={"PYTHONPATH": str(Path(__file__).parent.parent)}
-    )
-    write_report_plots(report(), tmp_path)
-    write_run_plot(run(), tmp_path / "run.svg")
-    for name in ("funnel", "scores", "categories", "run"):
-        drawn = (tmp_path / f"{name}.svg").read_bytes()
-        assert ElementTree.fromstring(drawn).tag == "{http://www.w3.org/2000/svg}svg"
-        assert len(drawn) < 60_000
-        assert drawn == (tmp_path / "again" / f"{name}.svg").read_bytes()
+def test_a_plot_has_the_intervals_and_stays_in_its_frame() -> None:
+    rows = [Estimate("a <b> & c", 0.25, 0.0, 0.5), Estimate("alone", 0.5), Estimate("none", None)]
+    drawn = draw_intervals({"pass_rate": rows, "steps": [Estimate("x", 3.0, 3.0, 3.0)]})
+    picture = ElementTree.fromstring(drawn)
+    assert drawn == draw_intervals({"pass_rate": rows, "steps": [Estimate("x", 3.0, 3.0, 3.0)]})
+    space = "{http://www.w3.org/2000/svg}"
+    texts = [text.text for text in picture.iter(f"{space}text")]
+    assert texts[:3] == ["pass_rate", "0", "0.5"]
+    assert {"a <b> & c", "0.25", "missing"} <= {*texts}
+    dots = [float(dot.attrib["cx"]) for dot in picture.iter(f"{space}circle")]
+    spans = [(float(line.attrib["x1"]), float(line.attrib["x2"])) for line in picture.iter(f"{space}line")]
+    width = float(picture.attrib["width"])
+    # The axis of the first panel, its interval, the axis of the second panel, its interval of one point.
+    axis, interval, other, point = spans
+    assert interval == axis == other
+    assert dots[:2] == [sum(axis) / 2, axis[1]]
+    assert point == (dots[2], dots[2])
+    assert all(0 < x < width for pair in spans for x in pair)
 
 
-def test_the_cut_and_what_was_rejected_are_in_the_picture(tmp_path: Path) -> None:
-    drawn = []
-    for change in ({}, {"cut": None}, {"cut": 15.0}):
-        write_report_plots(report(score={**report()["score"], **change}), tmp_path)
-        drawn.append((tmp_path / "scores.svg").read_bytes())
-    assert len(set(drawn)) == 3
+def test_a_duel_is_drawn_beside_parity() -> None:
+    drawn = [draw_intervals({"open": [Estimate("score", 60, 40, 140)]}, (0, 100), mark) for mark in (None, 50.0)]
+    lines = [[line for line in one.splitlines() if line.startswith("<line")] for one in drawn]
+    (added,) = {*lines[1]} - {*lines[0]}
+    assert 'x1="450.0"' in added
+    assert 'x2="660.0"' in lines[0][1], "an interval that leaves the scale ends with it"
 
 
 MODEL_INDEX = """---

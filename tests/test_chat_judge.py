@@ -1,15 +1,16 @@
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pimono_sdpo.errors import InferenceError, OutputError
+from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.traces.parse import read_trace
 from processors.corrections import find_corrections
 from processors.evidence import find_evidence
 from processors.judge import Judge
-from tests.chat_server import ChatServer, busy
+from tests.chat_server import ChatServer, busy, serve_chat
 from tests.chat_server.server import Json
 from tests.traces import HEADER, assistant, bash, trace, user
 
@@ -34,7 +35,8 @@ def _no_cache_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def says(answer: Callable[[str], str]) -> Callable[[Json], str]:
-    return lambda body: answer(body["messages"][-1]["content"].rpartition("USER: ")[2])
+    part = re.compile(r"<last message of the user (\w{16})>\n(.*)\n</last message of the user \1>", re.DOTALL)
+    return lambda body: answer(part.search(body["messages"][-1]["content"])[2])  # type: ignore[index]
 
 
 def test_a_judge_decides_and_is_asked_once(chat_server: ChatServer) -> None:
@@ -92,14 +94,34 @@ def test_a_judge_scores_redacted_rows_once_and_drops_poor_ones(chat_server: Chat
     for out in ("rows", "again"):
         report = run_filter(str(traces), tmp_path / out, options)
         assert (report["kept"], report["drop_reasons"]) == (1, {"judged_not_worth_it": 1, "not_judged": 1})
-    # The second run replays the answers of the first one.
-    assert len(chat_server.hits) == 3
+    # The second run replays the answers of the first one that could be read.
+    assert len(chat_server.hits) == 4
     sent = str([hit.body for hit in chat_server.hits])
     assert "FAIL good" in sent
     assert SECRET not in sent
     assert "/home/ann" not in sent
 
 
-def test_a_judge_of_rows_is_refused_for_exercises() -> None:
-    with pytest.raises(OutputError, match="leave it out with --unit step"):
-        FilterOptions(unit="step", row_judge="tiny")
+def test_only_answers_that_can_be_read_are_kept(chat_server: ChatServer) -> None:
+    judge = Judge("tiny", chat_server.url)
+    offline = find_corrections(EVENTS)
+    unreadable: list[str | Json] = ["perhaps", "", "<think>yes", "<think>hm</think>", "I was told to say yes"]
+    unreadable += [{"content": "yes", "finish_reason": "length"}, "<think>" + "hm " * 5000 + "</think> yes"]
+    for number, answer in enumerate(unreadable, start=1):
+        chat_server.policy = lambda body, answer=answer: answer  # type: ignore[misc]
+        assert find_corrections(EVENTS, judge) == offline
+        assert len(chat_server.hits) == 2 * number
+    chat_server.policy = says(lambda message: "<think>no, or</think>\n\n**Yes**.")
+    assert len(find_corrections(EVENTS, judge)) == 2
+    chat_server.policy = says(lambda message: "no")
+    assert len(find_corrections(EVENTS, judge)) == 2
+    assert len(chat_server.hits) == 2 * len(unreadable) + 2
+
+
+def test_answers_are_kept_by_endpoint(chat_server: ChatServer) -> None:
+    chat_server.policy = says(lambda message: "yes")
+    with serve_chat(says(lambda message: "no")) as other:
+        for _ in range(2):
+            assert len(find_corrections(EVENTS, Judge("tiny", chat_server.url))) == 2
+            assert find_corrections(EVENTS, Judge("tiny", other.url)) == []
+        assert len(chat_server.hits) == len(other.hits) == 2

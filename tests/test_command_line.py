@@ -1,11 +1,8 @@
 """Test that each option is one field, from which help, report, resume key and reference follow."""
 
-import ast
 import errno
-import inspect
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -16,9 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from docs.generate import describe_command
-from pimono_sdpo import cli
 from pimono_sdpo.cli import app
-from pimono_sdpo.cli.command_line import COMMANDS, Command, load, run, summary_of
+from pimono_sdpo.cli.command_line import COMMANDS, load, run, summary_of
 from tests.plug import copy_project, insert_line, run_python
 
 OPTIONS = """
@@ -35,70 +31,14 @@ from pimono_sdpo.cli.command_line import load
 from docs.generate import describe_command
 from pimono_sdpo.filtering import FilterOptions
 from pimono_sdpo.options import report_options, resume_key
-from tests.test_command_line import find_unread
 given = FilterOptions(shout=True, quiet=True)
 print(json.dumps({{
     "help": CliRunner().invoke(app, ["filter", "--help"]).output,
     "reference": describe_command("filter"),
     "report": report_options(given),
     "key": resume_key(given),
-    "unread": find_unread(load("filter")),
 }}))
 """
-
-
-def read_names(code: Any) -> set[str]:
-    """Return the names that a module or a function reads of its options."""
-    names = set()
-    for node in ast.walk(ast.parse(inspect.getsource(code))):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            owner, name = node.value, node.attr
-        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            owner, name = node.value, str(node.slice.value)
-        else:
-            continue
-        if isinstance(owner, ast.Name) and owner.id in {"options", "self", "rules"}:
-            names.add(name)
-    return names
-
-
-def find_unread(command: Command) -> list[str]:
-    """Return the options of a command that neither it nor the modules of its options read."""
-    module = sys.modules[command.run.__module__]
-    homes = {inspect.getmodule(one) for one in command.options.__mro__}
-    called = {inspect.getmodule(value) for value in vars(module).values() if callable(value)}
-    # Options that only other commands of the module read do not count.
-    read = read_names(module if command.run.__name__ == "run" else command.run)
-    for one in {*homes, *called} - {module}:
-        if one and one.__name__.partition(".")[0] in {"pimono_sdpo", "processors", "rewards"}:
-            read |= read_names(one)
-    return [field.name for field in fields(command.options) if field.name not in read]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_is_read(command: str) -> None:
-    assert find_unread(load(command)) == []
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_has_a_help_text(command: str) -> None:
-    assert summary_of(command).endswith(".")
-    assert f"pimono-sdpo {command} " in load(command).help, "it shows an example"
-    for field in fields(load(command).options):
-        text = field.metadata["help"]
-        assert text[0].isupper() or text[0] == "`", field.name
-        assert text.endswith("."), field.name
-
-
-def test_every_options_class_belongs_to_a_command() -> None:
-    there = {
-        (f"pimono_sdpo.cli.{path.stem}", name)
-        for path in Path(str(cli.__file__)).parent.glob("*.py")
-        for name in re.findall(r"^@options\nclass (\w+)", path.read_text(), re.MULTILINE)
-    }
-    classes = [load(command).options for command in COMMANDS]
-    assert there == {(one.__module__, one.__name__) for one in classes}
-    assert len(there) == len(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -166,7 +106,7 @@ def test_the_shell_completes_commands_and_options(words: str, completed: list[st
 
 
 def test_a_new_option_is_one_field(tmp_path: Path) -> None:
-    project = copy_project(tmp_path / "project", "docs/generate.py", "tests/plug.py", "tests/test_command_line.py")
+    project = copy_project(tmp_path / "project", "docs/generate.py")
     filtering = project / "pimono_sdpo" / "filtering.py"
     insert_line(filtering, OPTIONS, '    """The options that decide which rows are made from a source."""')
     insert_line(
@@ -180,7 +120,6 @@ def test_a_new_option_is_one_field(tmp_path: Path) -> None:
     assert "* `--shout`: Write prompts in capitals." in shown["reference"]
     assert shown["report"]["shout"] is shown["report"]["quiet"] is shown["key"]["shout"] is True
     assert "quiet" not in shown["key"]
-    assert shown["unread"] == ["shout"]
 
 
 def test_the_reference_has_every_option() -> None:

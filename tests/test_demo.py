@@ -54,7 +54,7 @@ def test_the_demo_goes_from_traces_to_an_adapter_that_loads(tmp_path: Path) -> N
         "report.json",
         "run.json",
         *TOKENIZER,
-        *("training.html", "training.svg", "funnel.svg", "scores.svg", "categories.svg"),
+        "training.html",
     }
     for card in (adapter / "README.md", tmp_path / "demo" / "rows" / "README.md"):
         assert lint_file(card) == []

@@ -280,12 +280,7 @@ def test_an_empty_selection_names_the_reasons(traces: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"resolving_call": True}, "options of --unit step"),
-        ({"corrections": True}, "options of --unit step"),
-        ({"judge_provider": "together"}, "provider of --row-judge and --correction-judge"),
-    ],
+    ("given", "words"), [({"judge_provider": "together"}, "provider of --row-judge and --correction-judge")]
 )
 def test_an_option_without_the_one_that_it_needs_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(OutputError, match=words):

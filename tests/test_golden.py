@@ -1,12 +1,6 @@
-"""Test that the bytes of rows and rejects are those of data/golden.json.
+"""Test that rows and rejects are those of data/golden.json: a sha256 of schemas and decoded rows for each command.
 
 A change of rows is made on purpose: `python -m tests.test_golden` writes the file anew.
-
-For each command, in the order of its files:
-
-bytes   sha256 of data/*.parquet and rejects/*.parquet. No hash of code or time is in their
-        metadata, so they depend on the inputs and on the versions of pyarrow and datasets alone.
-rows    sha256 of the schemas and the decoded rows, which hold under any version
 """
 
 import hashlib
@@ -18,11 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import datasets
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset
 from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
@@ -37,9 +28,7 @@ from tests.rollout_data import FIXED, OTHER, final, prose, read, rollout, write,
 GOLDEN = Path(__file__).parent / "data" / "golden.json"
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
 HARNESSES = ("pi", "claude_code", "codex", "droid", "odd")
-VERSIONS = {"pyarrow": pa.__version__, "datasets": datasets.__version__}
-CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.ts"}}\n</tool_call><|im_end|>'
-Hashes = dict[str, dict[str, str]]
+Hashes = dict[str, str]
 Golden = dict[str, Hashes]
 
 
@@ -52,17 +41,8 @@ def run(*arguments: object) -> None:
 def hashes(out: Path) -> Hashes:
     """Hash the files below data/ and rejects/."""
     return {
-        kind: {"bytes": _hash_of(files), "rows": _hash_of_rows(files)}
-        for kind in ("data", "rejects")
-        if (files := sorted((out / kind).glob("*.parquet")))
+        kind: _hash_of_rows(files) for kind in ("data", "rejects") if (files := sorted((out / kind).glob("*.parquet")))
     }
-
-
-def _hash_of(files: list[Path]) -> str:
-    whole = hashlib.sha256()
-    for file in files:
-        whole.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
-    return whole.hexdigest()
 
 
 def _hash_of_rows(files: list[Path]) -> str:
@@ -119,22 +99,6 @@ def of_rollouts(work: Path) -> Golden:
     return golden
 
 
-def of_completions(work: Path) -> Golden:
-    """`rescore` over stored completions."""
-    spec = json.dumps({"tools": "pi", "format": "qwen3"})
-    texts = [CALL, CALL.replace('"path"', '"pat"'), "just words"]
-    one = {"completion": [*texts, CALL], "verifier_spec": [spec, spec, spec, None]}
-    several = {"completions": [texts, [], [CALL]], "verifier_spec": [spec] * 3}
-    golden: Golden = {}
-    for name, rows in (("rescore", one), ("rescore-several", several)):
-        (work / name).mkdir()
-        Dataset.from_dict(rows).to_parquet(work / name / "rows.parquet")
-        out = work / f"{name}-out"
-        run("rescore", work / name, "--out", out, "--gate", "tool_calls", "--grade", "replay=2")
-        golden[name] = hashes(out)
-    return golden
-
-
 def of_models(work: Path) -> Golden:
     """`rollout` and `duel` with the scripted server."""
     with serve_chat() as server, _settings(server, work):
@@ -151,9 +115,7 @@ def of_models(work: Path) -> Golden:
             run("duel", "--out", work / "duel", "--to", kind, "--rows", work / kind)
             golden[f"duel-{kind}"] = hashes(work / kind)
     for stage in ("answers", "gate", "judgments"):
-        # The metadata of these files names the code that made them.
-        found = {"rows": _hash_of_rows(sorted((work / "duel" / stage).glob("*.parquet")))}
-        golden[f"duel-{stage}"] = {"data": found}
+        golden[f"duel-{stage}"] = {"data": _hash_of_rows(sorted((work / "duel" / stage).glob("*.parquet")))}
     return golden
 
 
@@ -191,7 +153,6 @@ def of_real_traces(work: Path) -> Golden:
 PARTS: dict[str, Callable[[Path], Golden]] = {
     "sessions": of_sessions,
     "rollouts": of_rollouts,
-    "completions": of_completions,
     "models": of_models,
     "real": of_real_traces,
 }
@@ -202,21 +163,12 @@ def test_rows_and_rejects_are_those_of_the_golden_file(part: str, tmp_path: Path
     if part == "real" and not TRACES.is_dir():
         pytest.skip(f"{TRACES} is not there")
     golden: dict[str, Any] = json.loads(GOLDEN.read_text())
-    made, expected = PARTS[part](tmp_path), golden[part]
-    if golden["versions"] != VERSIONS:
-        for one in (*_each(made), *_each(expected)):
-            one.pop("bytes", None)
-    assert made == expected
-
-
-def _each(golden: Golden) -> Iterator[dict[str, str]]:
-    return (kind for found in golden.values() for kind in found.values())
+    assert PARTS[part](tmp_path) == golden[part]
 
 
 def write_golden() -> None:
     """Write data/golden.json; entries that cannot be made here are unchanged."""
     golden: dict[str, Any] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-    golden["versions"] = VERSIONS
     for name, make in PARTS.items():
         if name != "real" or TRACES.is_dir():
             with TemporaryDirectory() as folder:

@@ -165,6 +165,27 @@ def test_a_plugged_harness_and_category_reach_the_row(tmp_path: Path) -> None:
     assert run_python(project, "judge.py").stdout.split() == ["passed", "failed"]
 
 
+MASKED = """
+from pimono_sdpo.traces.events import Event
+from processors.diagnostics import find_failures
+
+call = Event(0, "tool_call", call_id="c", tool_name="bash", arguments='{"command": "toys run | tail -5"}')
+result = Event(1, "tool_result", "winding up\\nit broke", call_id="c", tool_name="bash", exit_code=0)
+print([failure["categories"] for failure in find_failures([call, result])])
+"""
+
+
+def test_a_plugged_category_is_found_behind_a_pipe(tmp_path: Path) -> None:
+    project = plug_in(tmp_path, TOY_READER.replace("# PARTS", "\n    ".join(PARTS.values())))
+    done = run_python(project, "-c", MASKED)
+    assert done.stdout == "[['toy_trouble']]\n", done.stderr
+
+
+def test_an_unknown_role_is_named() -> None:
+    with pytest.raises(ValueError, match="`toy_trouble` has the unknown role `signatur`"):
+        read_categories(TOY_CATEGORY.replace("weight", 'roles = ["signatur"]\nweight'))
+
+
 def test_missing_parts_of_a_plugged_harness_are_named(tmp_path: Path) -> None:
     reader = TOY_READER.replace("# PARTS", 'about="", sample="",')
     project = plug_in(tmp_path, reader)

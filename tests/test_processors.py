@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.fit_worth import fit, read_labels
-from pimono_sdpo.replay.workspace import load_workspace
 from pimono_sdpo.text import TRIMMED, shorten, shorten_at_paragraphs
 from pimono_sdpo.traces.parse import read_trace
 from processors.context import write_context
@@ -230,29 +229,13 @@ def test_the_spec_names_the_tools_and_the_call_that_failed() -> None:
     row = {
         **{"harness": "pi", "tools": ["bash", "web"]},
         **{"findings": [slip, failure(["test_or_assertion"], "1 failed")]},
-        **{"cwd": "$WORKSPACE", "workspace": []},
     }
     spec = json.loads(write_verifier_spec(row) or "")
     assert spec["failed_call"] == {"tool": "bash", "command": "npm test"}
     assert {"read", "edit", "web"} < set(spec["tools"])
     assert write_verifier_spec({**row, "harness": "codex"}) is None
     assert "failed_call" not in json.loads(write_verifier_spec({**row, "findings": []}) or "")
-    assert "workspace" not in spec
-
-
-def test_the_spec_holds_the_files_that_replay_reads() -> None:
-    files = [
-        {"path": "$WORKSPACE/a.ts", "whole": True, "texts": ["let a = 1\n"]},
-        {"path": "$WORKSPACE/b.ts", "whole": False, "texts": ["let b = 1", "let c = 1"]},
-        # Two homes that redaction made one.
-        {"path": "$HOME/c.ts", "whole": True, "texts": ["let d = 1"]},
-        {"path": "$HOME/c.ts", "whole": True, "texts": ["let e = 1"]},
-    ]
-    row = {"harness": "pi", "tools": [], "findings": [], "cwd": "$WORKSPACE", "workspace": files}
-    workspace = load_workspace(json.loads(write_verifier_spec(row) or "")["workspace"])
-    assert set(workspace.files) == {"$WORKSPACE/a.ts", "$WORKSPACE/b.ts"}
-    assert workspace.file("a.ts").whole == "let a = 1\n"
-    assert workspace.file("$WORKSPACE/b.ts").pieces == ["let b = 1", "let c = 1"]
+    assert "workspace" not in spec, "since `--unit step` was removed"
 
 
 @pytest.mark.parametrize(("score", "reason"), [(1.9, "below_min_score"), (2.0, None)])

@@ -68,7 +68,9 @@ def pushed(hub: LoopbackHub, revision: str = "main") -> dict[str, bytes]:
 
 def as_pushed(rows: Path) -> dict[str, bytes]:
     files = {path.relative_to(rows).as_posix(): path.read_bytes() for path in rows.rglob("*") if path.is_file()}
-    files["README.md"] = files["README.md"].replace(b'"PATH_OR_ID"', b'"me/rows"')
+    head, _, text = files["README.md"].replace(b'"PATH_OR_ID"', b'"me/rows"').partition(b"\n---\n")
+    marked = b"<!-- pimono-sdpo:rows -->\n" + text.strip() + b"\n<!-- /pimono-sdpo:rows -->\n"
+    files["README.md"] = head + b"\n---\n\n" + marked
     return files
 
 
@@ -278,7 +280,7 @@ def test_a_push_by_xet_whatever_the_clock_says(loopback_hub: LoopbackHub, rows: 
         (COMMIT, 412, "others kept committing to it"),
         (COMMIT, 403, "to a token with write access"),
         (COMMIT, 413, "the Hub answers 413, Injected fault; it is too large for this account's"),
-        ("/api/repos/create", 409, "is taken, but there is no dataset of that name"),
+        ("/api/repos/create", 409, "is not visible to this account"),
         ("/api/datasets/me/rows", 500, "the Hub answers 500"),
         ("/api/whoami-v2", 401, "does not accept the token"),
         ("/api/validate-yaml", 400, "Invalid metadata in README.md"),

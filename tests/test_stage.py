@@ -109,14 +109,13 @@ def test_reads_are_a_tuple() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"unit": "bad"}, "`unit` is 'bad'; use one of session, episode, step"),
+        ({"unit": "bad"}, "`unit` is 'bad'; use one of session, episode."),
         ({"split_by": None}, "`split_by` is None; use one of repository, session"),
         ({"min_score": "x"}, "`min_score` is 'x'; use a finite number."),
         ({"min_score": float("nan")}, "`min_score` is nan"),
         ({"min_worth": 9}, "`min_worth` is 9; use a finite number from 0 to 1"),
         ({"test_fraction": -1}, "`test_fraction` is -1"),
         ({"history_chars": -3}, "`history_chars` is -3; use a finite number from 0."),
-        ({"prompt_tokens": 0}, "`prompt_tokens` is 0"),
     ],
 )
 def test_values_that_no_stage_can_use_are_refused(options: dict[str, Any], sentence: str) -> None:
@@ -283,7 +282,7 @@ def test_public_names_exist_and_are_imported_lazily() -> None:
         assert getattr(pimono_sdpo, name) is not None
         assert name in dir(pimono_sdpo)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = pimono_sdpo.nothing
+        _ = pimono_sdpo.nothing  # type: ignore[attr-defined]
     without = "import sys; sys.modules |= dict.fromkeys(('torch', 'transformers', 'trl')); from pimono_sdpo import *; "
     done = subprocess.run([sys.executable, "-c", f"{without} train('rows')"], capture_output=True, text=True)
     assert "EngineError: Training here needs the extra" in done.stderr

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from cards.lint import is_repo_id, lint_card
-from cards.plots import choose_ticks
 from cards.render import escape_cell, escape_title, fence_text, format_figure
 from cards.view import show_overrides
 from cards.view.rows import name_sessions
@@ -50,8 +49,6 @@ def test_numbers_and_names_are_short() -> None:
         "50 %",
         "-",
     ]
-    assert choose_ticks(0, 0.93) == [0.0, 0.2, 0.4, 0.6, 0.8]
-    assert choose_ticks(1, 3, integers=True) == [1.0, 2.0, 3.0]
     long = "a/b/0190f3a2-7e1c-7000-8000-00000000c0de.jsonl"
     assert name_sessions([long, "a/b/x.jsonl"]) == {long: "0190f3a2…0000c0de", "a/b/x.jsonl": "x"}
 

@@ -16,10 +16,24 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from cards.plots import CURVES, REWARD
 from pimono_sdpo.report import MEASURES
 
 Json = dict[str, Any]
+REWARD = "self_distillation/reward_mean"
+# The curves of a method: the metric logged at each step, and its title.
+CURVES = {
+    "sdpo": (
+        (REWARD, "mean reward"),
+        ("sdpo/distillation_loss", "distillation loss"),
+        ("completions/mean_length", "completion length (tokens)"),
+    ),
+    "sft": (("loss", "loss"), ("mean_token_accuracy", "token accuracy"), ("entropy", "entropy (nats per token)")),
+    "dpo": (
+        ("loss", "loss"),
+        ("rewards/margins", "reward margin"),
+        ("rewards/accuracies", "pairs with the higher reward for the chosen answer"),
+    ),
+}
 
 
 def render_page(view: Json) -> str:

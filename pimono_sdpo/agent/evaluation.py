@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from cards.plots import write_comparison_plot
+from cards.plots import write_evaluation_plot
 from cards.render import render_comparison
 from pimono_sdpo.agent.rollout import Echo, OnFinished, RolloutOptions, check_errors, run_rollouts
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
@@ -131,7 +131,7 @@ def _write(report: Json, folder: Path, stem: str) -> None:
     write_atomically(folder / f"{stem}.json", (json.dumps(report, indent=2) + "\n").encode())
     text = f"{render_comparison(report)}\n![Evaluation]({stem}.svg)\n"
     write_atomically(folder / f"{stem}.md", text.encode())
-    write_comparison_plot(report, folder / f"{stem}.svg")
+    write_evaluation_plot(report, folder / f"{stem}.svg")
 
 
 def _compare(suite: Path, folders: Mapping[str, Path], limit: int | None, outputs: Sequence[Path] = ()) -> Json:

@@ -35,8 +35,9 @@ from pimono_sdpo.runs.parquet import link_or_copy, read_rows, write_atomically
 from pimono_sdpo.schema import ROLLOUT, TASK, TURN, Turn
 from pimono_sdpo.suites.stored_rollouts import ROLLOUTS, write_shards
 from pimono_sdpo.suites.suite import NAME, Suite, TaskRow, has_tests, load_suite, read_paraphrases, write_suite
+from pimono_sdpo.text import strip_reasoning
 from pimono_sdpo.version import __version__
-from processors.duel.answers import strip_reasoning, sum_usage
+from processors.duel.answers import sum_usage
 from processors.rollouts.conversation import count_steps, dump_json
 from rewards.verifiers.tool_calls import definitions
 

@@ -10,6 +10,7 @@ stopped resumes with the same command; no finished call is repeated. Settings ar
     pimono-sdpo duel --to dpo --rows dpo
 """
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from pimono_sdpo.duel.result import RESULT, describe_report, describe_verdict, s
 from pimono_sdpo.duel.stages import Duel, Outcome, run_turns
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.calls import need_prices
-from pimono_sdpo.llm.settings import Settings, load_settings, read_environment
+from pimono_sdpo.llm.settings import Settings, load_settings, read_dotenv
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.schema import Opponent
@@ -127,7 +128,7 @@ def _run_stages(options: Options) -> Path | None:
 
 def _load_settings(options: Options) -> Settings:
     modes: dict[str | None, Opponent | None] = {"1": "reference", "2": "king", None: None}
-    mode = read_environment().get("DUEL_MODE")
+    mode = os.environ.get("DUEL_MODE") or read_dotenv().get("DUEL_MODE")
     if mode not in modes:
         raise InferenceError(f"DUEL_MODE is `{mode}`; use 1 (against the recorded agent) or 2 (against the king).")
     duel = {name: getattr(options, name) for name in ("provider", "model", "challenger", "turns", "seed")}

@@ -18,9 +18,9 @@ import typer
 
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.filtering import FilterOptions, Json, merge_parts, run_filter, run_part
+from pimono_sdpo.left_out import describe_left_out, require_whole
 from pimono_sdpo.options import changed, option, options
 from pimono_sdpo.push import PushResult, push_folder
-from pimono_sdpo.report import describe_unreadable
 from pimono_sdpo.runs.engine import EngineName
 from pimono_sdpo.source_options import SourceOptions
 
@@ -62,6 +62,7 @@ def run(options: Options) -> None:
         typer.echo(push_folder(options.out, options.push, options))
     elif not (options.correction_judge or options.row_judge):
         typer.echo("nothing has left this machine")
+    require_whole(report)
 
 
 def _run_part(options: Options, shard: str) -> None:
@@ -83,6 +84,7 @@ def _run_part(options: Options, shard: str) -> None:
     )
     typer.echo(count_table(part["sessions"], part["rows"], part["dropped"]))
     typer.echo(f"part {part['part']} of {part['parts']} is in {options.out}; merge all parts with `filter --merge`")
+    require_whole(part)
 
 
 def count_table(sessions: int, kept: int, dropped: dict[str, int]) -> str:
@@ -104,7 +106,7 @@ def summarize(report: Json, out: Path) -> str:
     if broken:
         lines.append("broken lines: " + _list_counts(broken))
     lines += report["drift"]
-    lines += describe_unreadable(report)
+    lines += describe_left_out(report)
     upstream = report["input"].get("upstream") or {}
     if upstream.get("commits_behind"):
         behind = _list_counts({"commits": upstream["commits_behind"], "days": upstream["days_behind"]})

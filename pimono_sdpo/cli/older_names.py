@@ -13,9 +13,9 @@ from pimono_sdpo.agent.rollout import RolloutOptions, rollouts_folder, run_rollo
 from pimono_sdpo.cli import evaluate, pairs, steps
 from pimono_sdpo.cli.rollout import check_pairing, pair_rollouts, print_as, print_problems, print_rollout
 from pimono_sdpo.dataset_writer import copy_lines
-from pimono_sdpo.errors import EmptySelection, OutputError
+from pimono_sdpo.errors import OutputError
+from pimono_sdpo.left_out import explain_empty
 from pimono_sdpo.options import option, options, same_option
-from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.folders import writing
 from processors.rollouts.pairs import Target
 
@@ -67,9 +67,8 @@ def prefs(options: PrefsOptions) -> None:
         log("No run was tested, so none is better than another: no preference pairs.")
         log(f"Wrote {report['rollouts']} rollouts to: {rollouts}")
     else:
-        raise EmptySelection(
-            f"{explain_empty(pairs_report, pairs.ADVICE)} The rejects are in {pairing.out}; `{out}` is not written."
-        )
+        advice = f"{pairs.ADVICE}; the rejects are in {pairing.out}, and `{out}` is not written"
+        raise explain_empty(pairs_report, advice)
     print_problems(report, log)
 
 
@@ -105,7 +104,7 @@ def sft_extract(options: ExtractOptions) -> None:
         )
         report = {**steps.write_steps(cutting), "source": options.trace_dir}
         if not report["rows"]:
-            raise EmptySelection(explain_empty(report, steps.advise(cutting)))
+            raise explain_empty(report, steps.advise(cutting))
         counts = copy_lines(cutting.out, output, report)
     typer.echo(f"Wrote {counts['written']} rows to: {output}")
     typer.echo(f"Wrote metadata to: {output.with_name(f'{output.stem}_meta.jsonl')}")

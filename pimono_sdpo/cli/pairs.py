@@ -83,7 +83,10 @@ def write_pairs(options: Options) -> Json:
         for field in fields(Rules):
             used_options.pop(field.name, None)
     table = (PAIR, DROPPED_PAIR)
-    return write_dataset(parts, table, options.out, options, "pairs", name_source(runs), used_options, warnings)
+    others = () if isinstance(runs, Rollouts) else runs.others
+    return write_dataset(
+        parts, table, options.out, options, "pairs", name_source(runs), used_options, warnings, others
+    )
 
 
 def _task_parts(rollouts: Rollouts, options: Options, key: Json, retest: Retest) -> list[Part]:

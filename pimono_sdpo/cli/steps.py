@@ -16,10 +16,9 @@ import pyarrow as pa
 import typer
 
 from pimono_sdpo.dataset_writer import RunRowsOptions, name_source, open_runs, summarize, write_dataset
-from pimono_sdpo.errors import EmptySelection
+from pimono_sdpo.left_out import explain_empty, require_whole
 from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult, push_folder
-from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.engine import Part, Piece
 from pimono_sdpo.runs.parquet import read_rows, read_tables
 from pimono_sdpo.runs.sessions import rows_and_rejects, session_parts, slice_table
@@ -46,12 +45,13 @@ def run(options: Options) -> None:
 
 
 def finish(report: Json, out: Path, options: PushResult, advice: str) -> None:
-    """Print a summary of the rows, and push them with --push; raises EmptySelection if there are none."""
+    """Print a summary of the rows, and push them with --push; raises an error if there are none, or after a crash."""
     if not report["rows"]:
-        raise EmptySelection(f"{explain_empty(report, advice)} The rejects are in {out}.")
+        raise explain_empty(report, f"{advice}; the rejects are in {out}")
     typer.echo(summarize(report, out))
     if options.push is not None:
         typer.echo(push_folder(out, options.push, options))
+    require_whole(report)
 
 
 def advise(options: steps.Rules) -> str:
@@ -85,7 +85,10 @@ def write_steps(options: Options) -> Json:
             "a trajectory has results of tools between its actions: train on it with "
             "assistant_only_loss=True, which leaves them out of the loss"
         )
-    return write_dataset(parts, table, options.out, options, "steps", name_source(runs), used_options, warnings)
+    others = () if isinstance(runs, Rollouts) else runs.others
+    return write_dataset(
+        parts, table, options.out, options, "steps", name_source(runs), used_options, warnings, others
+    )
 
 
 def find_passing(rollouts: Rollouts) -> dict[str, Passing]:

@@ -5,8 +5,8 @@ pimono-sdpo train rows --method sft --config qwen3_4b_sft --max-steps 20
 pimono-sdpo train rows --on hf:a10g-large --time-limit 3h
 
 All options of the jobs are accepted after ROWS, with dashes or underscores; `pimono-sdpo train rows
--- --help` lists them. Without --config, the reference recipe of the method is used; the first line
-names the recipe and the model. Nothing leaves this machine unless a repository, a bucket or a Space
+-- --help` lists them. Without --config, the reference recipe of the method is used; the first lines
+name the recipe and the model. Nothing leaves this machine unless a repository, a bucket or a Space
 is given, also by HUB_MODEL_ID or TRACKIO_SPACE_ID.
 
 With --on hf:FLAVOR, the rows are pushed to a private dataset, the installed version of this package
@@ -43,6 +43,10 @@ class Options:
     wheel: Path | None = option(
         "Wheel of this package for the job; by default, the installed version is used.", default=None
     )
+    namespace: str | None = option(
+        "Organization that runs the job and pays for it; your own account by default.", default=None
+    )
+    detach: bool = option("Return when the job is submitted, without its log.", default=False)
 
 
 def run(options: Options) -> None:
@@ -54,10 +58,14 @@ def run(options: Options) -> None:
     if where == "hf" and flavor:
         from pimono_sdpo.training.launch import launch
 
-        launch(flavor, options.method, rows, arguments, options.wheel)
+        launch(flavor, options.method, rows, arguments, options.wheel, options.namespace, options.detach)
         return
     if options.on != "here":
         raise TrainingInputError(f"--on is {options.on}; give here or hf:FLAVOR.")
+    if options.wheel or options.namespace or options.detach:
+        raise TrainingInputError(
+            "--wheel, --namespace and --detach are for a job; give --on hf:FLAVOR, or leave them out."
+        )
     require_extra("train", "trl", "Training here, without --on hf:FLAVOR,")
     from pimono_sdpo.training.run import run_job
 

@@ -30,7 +30,7 @@ from pimono_sdpo.runs.folders import REPORT, read_json, writing
 from pimono_sdpo.runs.parquet import read_rows, write_atomically
 from pimono_sdpo.schema import ROLLOUT, SESSION
 from pimono_sdpo.source_options import WORDS, find_own_sessions, open_one
-from pimono_sdpo.stage import iterate_rows
+from pimono_sdpo.stage import CRASHED, REASON, iterate_rows
 from pimono_sdpo.suites.stored_rollouts import open_rollouts
 from pimono_sdpo.text import describe_size
 from pimono_sdpo.traces.hub import fetch_repository
@@ -144,6 +144,8 @@ def render_view(folder: Path, traces: list[str], limit: int) -> str:
         "The traces were not found: use --source with the traces that were filtered to show the "
         "context of the evidence and the content of rejected rows."
     )
+    if report["options"]["unit"] == "step":
+        note = "These rows are of `--unit step`, which was removed: they are shown without their traces."
     if windows is None:
         typer.echo(note, err=True)
     else:
@@ -200,11 +202,12 @@ def _find_windows(
     from processors.event_window import show_event_windows
 
     source, options = _open_traces(traces, report, folder), report["options"]
-    if source is None:
+    if source is None or options["unit"] == "step":
         return None
     is_own = {*report["input"]["source"].split(", "), source.name} & {*WORDS}
     recorder = None if options.get("keep_identity") else find_own_names() if is_own else ()
-    wanted = {key_of(row) for row in rows}
+    # Reading a session again on which a stage crashed would end in the same error.
+    wanted = {key_of(row) for row in rows if row.get(REASON) != CRASHED}
     source_of = {_name_file(key[0]): key[0] for key in wanted}
     session_ids = {key[1] for key in wanted}
     windows: dict[Key, Json] = {}

@@ -27,9 +27,9 @@ from cards.render import render_duel_card, render_duel_report
 from pimono_sdpo.dataset_writer import WriterOptions, write_dataset
 from pimono_sdpo.duel.gate import OUTLYING, WITHOUT, decide_by_original_rules, krippendorff_alpha, mean_of, to_json
 from pimono_sdpo.duel.stages import AA, ANSWERS, GATE, JOURNAL, JUDGMENTS, VOTE_COLUMNS, Duel
-from pimono_sdpo.errors import EmptySelection, SourceError
+from pimono_sdpo.errors import SourceError
+from pimono_sdpo.left_out import explain_empty
 from pimono_sdpo.llm.calls import Journal, Json, sum_costs
-from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.engine import Part, Piece, sha256
 from pimono_sdpo.runs.folders import REPORT, make_output, only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import read_tables, write_tables
@@ -297,7 +297,7 @@ def write_training_rows(
         advice = "take another bucket with --bucket"
         if not any(result.glob("data/*.parquet")):
             advice = "run `duel` with --export, so that the panel fills the buckets"
-        raise EmptySelection(explain_empty(report, advice))
+        raise explain_empty(report, advice)
     return report
 
 

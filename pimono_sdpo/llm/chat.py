@@ -1,6 +1,6 @@
 """Call chat models at one endpoint, with retries, limits and a journal; failures are replies.
 
-chat = Chat(find_endpoint("hf", os.environ), Journal(out / "calls.sqlite"))
+chat = Chat(find_endpoint("hf"), Journal(out / "calls.sqlite"))
 reply = await chat.ask(Request(model="openai/gpt-oss-20b", messages=[...], seed=42))
 if reply.error is None: ...
 """
@@ -20,7 +20,7 @@ from datasets import Dataset, Features
 from tqdm import tqdm
 
 from pimono_sdpo.llm.calls import Budget, Journal, Json, Prices, Reply, Request, Tally, cost
-from pimono_sdpo.llm.settings import NO_KEY, CallSection, Endpoint, Limits, find_endpoint, read_environment
+from pimono_sdpo.llm.settings import NO_KEY, CallSection, Endpoint, Limits
 from pimono_sdpo.runs.engine import hide_bars
 from pimono_sdpo.text import replace_surrogates
 
@@ -79,6 +79,8 @@ def describe_error(error: Exception, endpoint: Endpoint) -> str:
         # The usual shapes of an error body.
         while isinstance(detail, dict):
             detail = next((detail[name] for name in ("error", "message", "detail") if detail.get(name)), "")
+        if location := error.response.headers.get("location"):
+            detail = f"it redirects to {location}; give that address if you trust it"
         text = f"`{endpoint.name}` answered {error.status_code}: {replace_surrogates(str(detail))}"
     elif isinstance(error, APITimeoutError):
         text = f"`{endpoint.name}` did not answer in time"
@@ -139,6 +141,8 @@ class Chat:
     limits: Limits = field(default_factory=Limits)
     budget: Budget | None = None
     tally: Tally = field(default_factory=Tally)
+    # Whether the journal keeps a finished call.
+    keeps: Callable[[Reply], bool] = lambda _: True
     # Why no more calls are made, as one sentence, or None.
     stopped: str | None = None
     _failures: int = 0
@@ -158,8 +162,13 @@ class Chat:
                 base_url=find_base_url(self.endpoint),
                 max_retries=self.limits.attempts - 1,
                 timeout=self.limits.timeout,
-                http_client=_Http(timeout=self.limits.timeout, follow_redirects=True),
+                # A redirect would send the texts to a host that was not named.
+                http_client=_Http(timeout=self.limits.timeout, follow_redirects=False),
             )
+            if self.endpoint.name != "openai":
+                # The client reads them from OPENAI_ORG_ID and other variables, for every address.
+                client.organization = client.project = client.admin_api_key = None
+                client._custom_headers = {}
             self._loops[running] = _Loop(client, asyncio.Semaphore(self.limits.concurrency))
         loop = self._loops[running]
         # Two tasks with the same request pay once; the second finds the answer in the journal.
@@ -203,7 +212,7 @@ class Chat:
             if self.budget:
                 self.budget.add(request, reply)
         self._failures = 0
-        if self.journal:
+        if self.journal and self.keeps(reply):
             self.journal.put(request, reply, self.endpoint.name)
         return reply
 
@@ -260,7 +269,7 @@ def open_chat(
 
     With `replay`, no calls are made: a request that is not in the journal gets a reply with an error.
     """
-    endpoint = Endpoint("journal", "", NO_KEY) if replay else find_endpoint(section.provider, read_environment())
+    endpoint = Endpoint("journal", "", NO_KEY) if replay else section.find_endpoint()
     calls = Journal(journal)
     budget = None if max_cost is None else Budget(max_cost, models, prices, calls)
     stopped = "The journal lacks an answer that this run needs; run without --replay." if replay else None

@@ -9,19 +9,23 @@
 
 The same setting as a variable: `CHAIN_DUEL__MODEL=...`. A provider is a preset or the URL of any
 OpenAI-compatible server; its key comes from a variable, never from `chain.toml`.
+
+The files may belong to a repository that nobody has checked. A provider or address from them never gets a key of the
+user, only one from a `.env` in the same folder.
 """
 
 import json
 import os
 import tomllib
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from dotenv import dotenv_values
 from httpx2 import URL, InvalidURL
 from huggingface_hub import get_token
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic.dataclasses import dataclass
 
 from pimono_sdpo.errors import InferenceError
@@ -61,6 +65,16 @@ class CallSection(Limits):
     """An endpoint and its limits."""
 
     provider: str = "hf"
+    # The file of the working folder that names the provider, None if the user or the default does.
+    _provider_file: Path | None = PrivateAttr(None)
+
+    def find_address(self) -> "Address":
+        """Return the address of the provider."""
+        return find_address(self.provider, self._provider_file)
+
+    def find_endpoint(self) -> "Endpoint":
+        """Return URL and key of the provider."""
+        return find_endpoint(self.provider, self._provider_file)
 
 
 class Rollout(CallSection):
@@ -146,36 +160,50 @@ def load_settings(config: Path | None = None, **overrides: Mapping[str, Any]) ->
         tables = tomllib.loads(path.read_text()) if config or path.is_file() else {}
     except (OSError, ValueError) as error:
         raise InferenceError(f"`{path}` cannot be read as TOML ({error}).") from error
-    layers: list[tuple[str, Mapping[str, Any]]] = []
-    for variable, text in read_environment().items():
-        section, _, key = variable.lower().removeprefix("chain_").partition("__")
-        if variable.lower().startswith("chain_") and key:
-            layers.append((section, {key: text}))
-    for section, keys in (*layers, *overrides.items()):
+    # Layers of a file or, without one, of the user: the section, and its keys.
+    layers: list[tuple[Path | None, str, Mapping[str, Any]]] = []
+    for file, variables in ((DOTENV, read_dotenv()), (None, os.environ)):
+        for variable, text in variables.items():
+            section, _, key = variable.lower().removeprefix("chain_").partition("__")
+            if variable.lower().startswith("chain_") and key:
+                layers.append((file, section, {key: text}))
+    layers += [(None, section, keys) for section, keys in overrides.items()]
+    files: dict[str, Path | None] = dict.fromkeys(tables, path)
+    for file, section, keys in layers:
         # A section that is not a table is refused by the validation below.
         if isinstance(table := tables.setdefault(section, {}), dict):
-            table.update({key: value for key, value in keys.items() if value is not None})
+            given = {key: value for key, value in keys.items() if value is not None}
+            table.update(given)
+            if "provider" in given:
+                files[section] = file
     try:
-        return Settings.model_validate(tables)
+        settings = Settings.model_validate(tables)
     except ValidationError as error:
         # The value is left out, because it may be a misplaced API key.
         first = error.errors(include_input=False, include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
         raise InferenceError(f"`{key}` of the settings is unknown or has a wrong value: {first['msg']}.") from error
+    for name, section in settings:
+        # A file that names the default changes nothing.
+        if isinstance(section, CallSection) and section.provider != type(section).model_fields["provider"].default:
+            section._provider_file = files.get(name)
+    return settings
 
 
-def read_environment() -> dict[str, str]:
-    """Return the variables of the process, and those of `.env` that the process does not set."""
+def read_dotenv() -> dict[str, str]:
+    """Return the variables of `.env`.
+
+    A reference such as `${NAME}` is not replaced: the file would get at every exported key.
+    """
     try:
-        variables = dotenv_values(DOTENV) if DOTENV.is_file() else {}
+        variables = dotenv_values(DOTENV, interpolate=False) if DOTENV.is_file() else {}
     except (OSError, ValueError) as error:
         raise InferenceError(f"Cannot read `{DOTENV}` ({error}); correct or remove it.") from error
-    return {name: value for name, value in variables.items() if value} | dict(os.environ)
+    return {name: value for name, value in variables.items() if value}
 
 
 # Sent if no key is needed; without it, the client would send the Hub's token to any URL.
 NO_KEY = "none"
-LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 
 class Preset(NamedTuple):
@@ -196,6 +224,18 @@ PRESETS = {
 OWN_KEY_VARIABLE = "LLM_API_KEY"
 
 
+class Address(NamedTuple):
+    """The URL of a provider, and the file of the working folder that chose it, None if the user did."""
+
+    url: str
+    file: Path | None
+
+    @property
+    def host(self) -> str:
+        """The host, which commands name before they send texts to it."""
+        return URL(self.url).host
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """A URL and a key, which is never shown."""
@@ -205,35 +245,81 @@ class Endpoint:
     key: str = Field(repr=False)
 
 
-def find_endpoint(provider: str, environment: Mapping[str, str]) -> Endpoint:
-    """Return URL and key of a provider from the environment; raises InferenceError if the key is missing."""
+def find_address(provider: str, file: Path | None = None) -> Address:
+    """Return the address of a provider, which `file` names, None for the user; raises InferenceError."""
     if "://" in provider:
-        key = environment.get(OWN_KEY_VARIABLE)
-        try:
-            url = URL(provider)
-        except InvalidURL:
-            url = URL("")
-        if url.scheme not in ("http", "https") or not url.host:
-            raise InferenceError(f"`{provider}` is not an http address; use one such as http://localhost:8000.")
-        if url.userinfo or url.query:
-            raise InferenceError(
-                f"The address of `{url.host}` holds a user, a password or a query, which reports would publish; "
-                f"leave them out and set {OWN_KEY_VARIABLE} to the key."
-            )
-        if key and url.scheme == "http" and url.host not in LOCAL_HOSTS:
-            raise InferenceError(
-                f"{OWN_KEY_VARIABLE} would be sent to `{provider}` unencrypted; use https, or unset the key."
-            )
-        return Endpoint(url.host, provider, key or NO_KEY)
+        return _check_address(Address(provider, file), f" of `{file}`" if file else "")
     if provider not in PRESETS:
         known = ", ".join(PRESETS)
         raise InferenceError(f"`{provider}` is not a known provider; give one of {known}, or the URL of a server.")
-    base_url, variables, url_variable = PRESETS[provider]
-    key = next(filter(None, map(environment.get, variables)), None)
-    if provider == "hf":
-        # Stored by `hf auth login`.
-        key = key or get_token()
-    if key is None:
+    own, _, variable = PRESETS[provider]
+    if exported := os.environ.get(variable):
+        return _check_address(Address(exported, file), f" of {variable}")
+    if (written := read_dotenv().get(variable)) and written != own:
+        return _check_address(Address(written, file or DOTENV), f" of {variable} in `{DOTENV}`")
+    return Address(own, file)
+
+
+def _check_address(address: Address, origin: str) -> Address:
+    """Return an address that may get texts and a key; `origin` says where it was set."""
+    try:
+        url = URL(address.url)
+    except InvalidURL:
+        url = URL("")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise InferenceError(f"`{address.url}`{origin} is not an http address; use one such as http://localhost:8000.")
+    if url.userinfo or url.query:
+        raise InferenceError(
+            f"The address `{url.host}`{origin} holds a user, a password or a query, which reports would publish; "
+            "leave them out and set the variable of the key."
+        )
+    if url.scheme == "http" and not _is_this_machine(url.host):
+        raise InferenceError(
+            f"Texts and keys would be sent to `{address.url}`{origin} unencrypted; use https, or forward the port to "
+            "this machine and use http://localhost."
+        )
+    return address
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    # A connection to 0.0.0.0, which servers print as their address, stays on this machine.
+    return address.is_loopback or address.is_unspecified
+
+
+def find_endpoint(provider: str, file: Path | None = None) -> Endpoint:
+    """Return URL and key of a provider, which `file` names, None for the user; raises InferenceError.
+
+    The keys of the user, exported or stored by `hf auth login`, are only sent to the provider's own address or to one
+    that the user exported or typed. An address from a file only gets a key from a `.env` in the same folder.
+    """
+    address = find_address(provider, file)
+    preset = PRESETS.get(provider)
+    variables = preset.key_variables if preset else (OWN_KEY_VARIABLE,)
+    written = read_dotenv()
+    if address.file is None:
+        keys = [os.environ.get(name) or written.get(name) for name in variables]
+    else:
+        beside = address.file.parent.resolve() == DOTENV.parent.resolve()
+        keys = [written.get(name) for name in variables if beside]
+    key = next(filter(None, keys), None)
+    if key is None and address.file is None and provider == "hf":
+        key = get_token()
+    elif key is None and address.file is not None:
+        owned = next((f"exported {name}" for name in variables if os.environ.get(name)), None)
+        owned = owned or ("stored token of the Hub" if provider == "hf" and get_token() else None)
+        trusted = f"export {preset.url_variable}" if preset and file is None else "type it as the provider"
+        if owned is not None:
+            raise InferenceError(
+                f"`{address.file}` sends calls to `{address.url}`, which does not get your {owned}; remove that "
+                f"setting or, if you trust the address, {trusted} or set its key in a `.env` beside that file."
+            )
+    if key is None and preset:
         names = " or ".join(variables)
         raise InferenceError(f"The provider `{provider}` needs a key; set {names} in the environment or in `.env`.")
-    return Endpoint(provider, environment.get(url_variable) or base_url, key)
+    # Only the user's choice of an address is shown as the provider.
+    is_own = preset is not None and address.file is None
+    return Endpoint(provider if is_own else address.host, address.url, key or NO_KEY)

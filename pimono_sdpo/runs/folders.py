@@ -25,6 +25,7 @@ LOCK = "lock"
 REPORT = "report.json"
 PART = "part.json"
 SUITE = "suite.json"
+# The plots of an earlier version, and that of a duel.
 PICTURES = ("funnel.svg", "scores.svg", "categories.svg", "report.svg")
 # The mark of a published folder, and the pattern of all other files that a run writes into it.
 PUBLISHED = {

@@ -15,7 +15,8 @@ from datasets.table import InMemoryTable
 
 from pimono_sdpo.runs.engine import Output, Part, Piece
 from pimono_sdpo.schema import PRINT, REJECT, SDPO_ROW, SESSION
-from pimono_sdpo.stage import KEPT, REASON, STAGE, FlatMap, Fused, Stage, name_of
+from pimono_sdpo.stage import CRASHED, DETAIL, KEPT, REASON, STAGE, FlatMap, Fused, Stage, name_of
+from pimono_sdpo.traces.parse import NOT_READ
 from pimono_sdpo.traces.sources import Shard, Unreadable, read_sessions
 
 ROWS, PRINTS, REJECTS = "rows", "prints", "rejects"
@@ -24,8 +25,9 @@ OUTPUTS = {
     PRINTS: Output("prints/{:05}.parquet", PRINT.arrow_schema),
     REJECTS: Output("rejects/{:05}.parquet", REJECT.arrow_schema),
 }
-# The key under which the counts of a part list the files that cannot be read.
-UNREADABLE = "unreadable"
+# The keys under which the counts of a part list the files that cannot be read, and the rejects to name in a report.
+UNREADABLE, LEFT_OUT = "unreadable", "left_out"
+NAMED = 3
 REJECTED = Features({**REJECT, "harness": SDPO_ROW["harness"], "score": SDPO_ROW["score"]})
 # A session can become hundreds of rows that each hold most of it.
 SLICE_BYTES = 256_000
@@ -82,17 +84,18 @@ def filter_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Piece]:
         kept, rejected = done.filter(done[KEPT]), done.filter(pc.invert(done[KEPT]))
         rejected = rejected.take(pc.sort_indices(pc.index_in(rejected[STAGE], order)))
         details = [
-            row["harness"] if row["score"] is None else f"{row['harness']}, score {row['score']:g}"
-            for row in rejected.select(["harness", "score"]).to_pylist()
+            row[DETAIL] or (row["harness"] if row["score"] is None else f"{row['harness']}, score {row['score']:g}")
+            for row in rejected.select([DETAIL, "harness", "score"]).to_pylist()
         ]
-        detail = rejected.schema.get_field_index("detail")
-        rejected = rejected.set_column(detail, "detail", pa.array(details, pa.string()))
+        detail = rejected.schema.get_field_index(DETAIL)
+        rejected = rejected.set_column(detail, DETAIL, pa.array(details, pa.string()))
         tables = {
             ROWS: kept.select(list(SDPO_ROW)),
             PRINTS: kept.select(list(PRINT)),
             REJECTS: rejected.select(list(REJECT)),
         }
-        yield Piece(tables, table.num_rows, count_rows(done, table.num_rows, stages))
+        counts = count_rows(done, table.num_rows, stages)
+        yield make_piece(tables, table.num_rows, counts, name="source")
     yield _count_unreadable(unreadable)
 
 
@@ -128,7 +131,20 @@ def rows_and_rejects(table: pa.Table, stages: Sequence[Stage], rows: Features, r
     rejected = done.filter(pc.invert(done[KEPT])).select(list(rejects))
     reasons = {one["values"]: one["counts"] for one in rejected[REASON].value_counts().to_pylist()}
     tables = {ROWS: done.filter(done[KEPT]).select(list(rows)), REJECTS: rejected}
-    return Piece(tables, table.num_rows, {noun: table.num_rows, "dropped": reasons})
+    return make_piece(tables, table.num_rows, {noun: table.num_rows, "dropped": reasons}, name="task_id")
+
+
+def make_piece(tables: dict[str, pa.Table], units: int, counts: Json, name: str) -> Piece:
+    """Return a piece that also counts crashes by place, and has the first names of sessions that are not read."""
+    left_out: dict[str, dict[str, int]] = {}
+    rejects = tables[REJECTS]
+    for reason in (CRASHED, *NOT_READ):
+        if (here := rejects.filter(pc.equal(rejects[REASON], reason))).num_rows:
+            named = here[DETAIL] if reason == CRASHED else here[name].slice(0, NAMED)
+            left_out[reason] = {one["values"]: one["counts"] for one in named.value_counts().to_pylist()}
+    # The next run tries these sessions again.
+    error = "a session crashed" if CRASHED in left_out else None
+    return Piece(tables, units, counts | ({LEFT_OUT: left_out} if left_out else {}), error)
 
 
 def run_on_table(table: pa.Table, fused: Fused) -> pa.Table:

@@ -22,6 +22,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
+    LocalEntryNotFoundError,
     LocalTokenNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
@@ -49,8 +50,8 @@ def is_transient(error: Exception) -> bool:
 
 
 def _unwrap(error: Exception) -> Exception:
-    """Return the cause of a failed upload, which the client wraps in a RuntimeError."""
-    while isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
+    """Return the cause of a failed upload or download, which the client wraps."""
+    while isinstance(error, RuntimeError | LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     return error
 
@@ -92,6 +93,7 @@ def _read_wait(error: HfHubHTTPError) -> float | None:
 
 def explain_error(error: Exception) -> str:
     """Explain an error of the Hub's client and what to do about it."""
+    error = _unwrap(error)
     if isinstance(error, LocalTokenNotFoundError):
         return "there is no token; set HF_TOKEN, or log in with `hf auth login`"
     if isinstance(error, OfflineModeIsEnabled):

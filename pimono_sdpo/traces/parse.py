@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pimono_sdpo.text import replace_surrogates
 from pimono_sdpo.traces.events import Event
@@ -17,7 +17,10 @@ from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.lines import Lines, read_lines, read_objects
 
 Problem = Literal["no_messages", "unknown_harness"]
+NOT_READ: tuple[Problem, ...] = get_args(Problem)
 
+# Where Copilot, Cursor, Gemini, Goose, Hermes, Kimi, OpenCode and Qwen put messages, and the agents that are read.
+SAYS = frozenset("content message messages parts role text user_input".split())
 CONVERSATION = frozenset({"user", "assistant", "tool_call", "tool_result", "bash"})
 
 
@@ -26,8 +29,9 @@ class Trace:
     """One session in memory: its events, where it ran, and how many of its lines could be read.
 
     `lines` holds only counts. `problem` is set for a trace that cannot be used: `no_messages`, or
-    `unknown_harness` when no harness has understood a message in it; then `harness` names the agent
-    that its lines are like. `kinds` counts the types of its entries and blocks.
+    `unknown_harness` when no harness has understood a message in it, but some lines look like messages
+    of another agent. Then `harness` names the agent that its lines are like. `kinds` counts the types of
+    its entries and blocks.
     """
 
     harness: str
@@ -56,12 +60,7 @@ def _read_trace(trace: str | bytes) -> Trace:
     content = replace_surrogates(trace).encode() if isinstance(trace, str) else trace
     harness = detect_harness(content)
     if harness is None:
-        lines = read_objects(content)
-        named = dict.fromkeys(filter(None, map(name_agent, lines.objects)))
-        # Other agents write lines as ours do, too.
-        agent = min(named, key=lambda name: find_harness(name).name == name, default="unknown")
-        is_empty = find_harness(agent).name == agent or not lines.objects
-        return Trace(agent, "", "", (), replace(lines, objects=[]), "no_messages" if is_empty else "unknown_harness")
+        return _name_agent(read_objects(content))
     lines = read_lines(content, harness.decoder, harness.build)
     objects, lines = lines.objects, replace(lines, objects=[])
     session_id, cwd = harness.read_header(objects)
@@ -71,6 +70,27 @@ def _read_trace(trace: str | bytes) -> Trace:
     problem: Problem | None = None if has_messages else "no_messages"
     version, kinds = harness.version_of(objects), Counter(harness.list_kinds(objects))
     return Trace(name, session_id, cwd, events, lines, problem, version, kinds)
+
+
+def _name_agent(lines: Lines[Any]) -> Trace:
+    """Return the trace of a session in which no harness understands a message, with the agent it is like."""
+    objects, lines = lines.objects, replace(lines, objects=[])
+    named = dict.fromkeys(filter(None, map(name_agent, objects)))
+    # Other agents write lines as ours do, too.
+    agent = min(named, key=lambda name: find_harness(name).name == name, default="unknown")
+    harness = find_harness(agent)
+    if harness.name != agent:
+        may_be_read = any(map(_may_be_message, objects))
+        return Trace(agent, "", "", (), lines, "unknown_harness" if may_be_read else "no_messages")
+    objects = [*map(harness.build, objects)]
+    version, kinds = harness.version_of(objects), Counter(harness.list_kinds(objects))
+    return Trace(agent, "", "", (), lines, "no_messages", version, kinds)
+
+
+def _may_be_message(entry: dict[str, Any]) -> bool:
+    """Check for a field in which agents store what somebody said; lines of metadata have none."""
+    inner = (value for value in entry.values() if isinstance(value, dict))
+    return any(not SAYS.isdisjoint(fields) for fields in (entry, *inner))
 
 
 def detect_harness(trace: bytes) -> Harness | None:

@@ -3,21 +3,23 @@
 The kind of a source is detected by its files and their columns:
 
     viewer_export   parquet files in any of the layouts of `pimono_sdpo.traces.layouts`
-    jsonl           raw session files, one session each, also compressed (.gz, .zst)
+    jsonl           raw session files, one session each, also compressed (.gz, .zst) or in UTF-16
     dataset         a folder written by `Dataset.save_to_disk`
     hub             `ns/name`, read at refs/convert/parquet and pinned to its commit
 
 Files of `hf://datasets/...` and `hf://buckets/...` are downloaded first.
 """
 
+import codecs
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from glob import glob, has_magic
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -27,12 +29,16 @@ from datasets import Dataset, DatasetDict, IterableDataset, load_from_disk
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.schema import SESSION
 from pimono_sdpo.stage import iterate_rows
+from pimono_sdpo.text import describe_size
 from pimono_sdpo.traces import hub
+from pimono_sdpo.traces.harness import HARNESSES
 from pimono_sdpo.traces.harness.simple import ROLLOUT_COLUMNS
 from pimono_sdpo.traces.layouts import READ_COLUMNS, Layout, convert_table, detect_layout, ensure_utf8
 
 logger = logging.getLogger(__name__)
 
+# The agents whose sessions are read, in a sentence.
+AGENTS = f"{', '.join(one.name for one in HARNESSES[:-1])} or {HARNESSES[-1].name}"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
@@ -86,7 +92,10 @@ def _find_local(source: str) -> tuple[Path, list[Path]] | None:
     path = Path(source)
     if has_magic(source) and not path.exists():
         root = Path(re.split(r"[*?\[]", source)[0] + "x").parent
-        files = [Path(name) for name in glob(source, recursive=True)]  # noqa: PTH207
+        found = [Path(name) for name in glob(source, recursive=True)]  # noqa: PTH207
+        # A folder that several links reach is read once, under its shortest path.
+        found.sort(key=lambda file: len(file.parts), reverse=True)
+        files = [*{(os.path.realpath(file.parent), file.name): file for file in found}.values()]
     elif path.is_dir():
         root, files = path, list_files(path)
     elif path.exists():
@@ -102,12 +111,32 @@ def _find_local(source: str) -> tuple[Path, list[Path]] | None:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """List all files below a folder; a warning names each folder that cannot be read."""
+    """List all files below a folder, also behind symbolic links; a warning names what cannot be read.
+
+    A folder that several paths reach is read once, without links if possible.
+    """
 
     def warn(error: OSError) -> None:
         logger.warning("`%s` is skipped (%s).", error.filename, error.strerror)
 
-    return [Path(parent, name) for parent, _, names in os.walk(folder, onerror=warn) for name in names]
+    files: list[Path] = []
+    folders, seen = [folder], set[tuple[int, int]]()
+    while folders:
+        links: list[Path] = []
+        for start in sorted(folders):
+            for parent, below, names in os.walk(start, onerror=warn):
+                status = os.stat(parent)  # noqa: PTH116
+                if (status.st_dev, status.st_ino) in seen:
+                    below.clear()
+                    continue
+                seen.add((status.st_dev, status.st_ino))
+                links += [path for name in below if (path := Path(parent, name)).is_symlink()]
+                for file in (Path(parent, name) for name in names):
+                    if file.is_symlink() and not file.exists():
+                        logger.warning("`%s` is skipped (the target of the link does not exist).", file)
+                    files.append(file)
+        folders = links
+    return files
 
 
 Kind = Literal["viewer_export", "jsonl", "dataset", "hub", "several"]
@@ -116,11 +145,17 @@ SESSION_FILES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 # OpenClaw renames a session to `.jsonl.reset.TIME` when the next one begins.
 _SESSION_NAME = re.compile(r"\.jsonl(?:\.reset\.[\w.-]+)?(?:\.gz|\.zst)?$")
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+# The largest session known from bug reports has 153 MB, and reading one takes four to five times its size in memory.
+MAX_DECOMPRESSED = 256_000_000
+CHUNK_BYTES = 2**20
+# JSON begins with two ASCII characters, so these bytes are certain (RFC 4627, section 3).
+_UTF_16 = {
+    **dict.fromkeys((codecs.BOM_UTF16_LE, b'{\0"\0'), "utf-16-le"),
+    **dict.fromkeys((codecs.BOM_UTF16_BE, b'\0{\0"'), "utf-16-be"),
+}
 # The size of each session file that cannot be read, by its name and the reason.
 Unreadable = dict[str, dict[str, int]]
 JSONL_PER_SHARD = 64
-# The typical compression ratio of sessions.
-COMPRESSION = 10
 BATCH_BYTES = 16 * 2**20
 MAX_BATCH_ROWS = 512
 # Arrow reads a row group as a whole.
@@ -150,7 +185,8 @@ class Source:
     """An opened input: its name without machine paths, its kind and its shards in order.
 
     `upstream` says how far the viewer's export is behind its dataset, see `hub.find_export`;
-    `recorder` holds names to redact, see `processors.identity`.
+    `recorder` holds names to redact, see `processors.identity`; `others` are the names of the files
+    below its folders that are neither sessions nor hidden.
     """
 
     name: str
@@ -159,6 +195,7 @@ class Source:
     shards: tuple[Shard, ...]
     upstream: dict[str, Any] | None = None
     recorder: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """Return the description of the input for a report."""
@@ -209,17 +246,20 @@ def open_source(source: str) -> Source:
                     files = data
     parquet = [file for file in files if file.suffix == ".parquet"]
     raw = [file for file in files if is_session(file)]
+    others = name_others(files, root)
     if not parquet and not raw:
         problem = (
             "is neither a .parquet nor a .jsonl file"
             if path.is_file()
-            else "contains neither .parquet nor .jsonl files"
+            else "contains neither .parquet nor .jsonl files" + (f", only {count_endings(others)}" if others else "")
         )
-        raise SourceError(f"`{source}` {problem}; use a viewer export, raw session files or a saved dataset.")
+        raise SourceError(
+            f"`{source}` {problem}; use a viewer export, raw session files of {AGENTS}, or a saved dataset."
+        )
     shards = [_describe_parquet(file, _name_relative(file, root)) for file in parquet]
     shards += shard_sessions((root, file) for file in raw)
     kind: Kind = "viewer_export" if parquet else "jsonl"
-    return Source(name, kind, revision, tuple(shards))
+    return Source(name, kind, revision, tuple(shards), others=others)
 
 
 def join_sources(sources: Sequence[Source]) -> Source:
@@ -239,12 +279,29 @@ def join_sources(sources: Sequence[Source]) -> Source:
         revisions or None,
         tuple(shards),
         recorder=tuple(dict.fromkeys(name for source in sources for name in source.recorder)),
+        others=tuple(dict.fromkeys(name for source in sources for name in source.others)),
     )
 
 
 def is_session(file: Path) -> bool:
     """Return whether a file has the name of a raw session."""
     return bool(_SESSION_NAME.search(file.name)) and file.is_file()
+
+
+def name_others(files: Iterable[Path], root: Path) -> tuple[str, ...]:
+    """Return the names of the files that are neither sessions nor hidden."""
+    shown = (file for file in files if "/." not in f"/{file.relative_to(root).as_posix()}" and file.is_file())
+    return tuple(_name_relative(file, root) for file in shown if file.suffix != ".parquet" and not is_session(file))
+
+
+def count_endings(names: Iterable[str]) -> str:
+    """Count files by their ending.
+
+    >>> count_endings(["a.db", "b.JSON", "c.json", "LICENSE"])
+    '2 .json, 1 .db, 1 without an ending'
+    """
+    counts = Counter(PurePath(name).suffix.lower() or "without an ending" for name in names)
+    return ", ".join(f"{count} {ending}" for ending, count in counts.most_common())
 
 
 def shard_sessions(files: Iterable[tuple[Path, Path]]) -> list[Shard]:
@@ -306,13 +363,10 @@ def read_sessions(shard: Shard, unreadable: Unreadable | None = None) -> Iterato
     A session file that cannot be read is skipped and added to `unreadable`, or logged as a warning
     if that is None. Raises SourceError for other files.
     """
-    skipped: Unreadable = {} if unreadable is None else unreadable
     rows = _count_batch_rows(shard.bytes, shard.sessions)
     if shard.kind == "jsonl":
-        if any(file.suffix in _COMPRESSIONS for file in shard.files):
-            rows = _count_batch_rows(COMPRESSION * shard.bytes, shard.sessions)
-        for start in range(0, len(shard.files), rows):
-            yield _read_raw(shard.root, shard.files[start : start + rows], skipped)
+        skipped: Unreadable = {} if unreadable is None else unreadable
+        yield from _read_raw(shard, skipped)
         if unreadable is None:
             for name, reasons in skipped.items():
                 logger.warning("`%s` cannot be read (%s) and is skipped.", name, *reasons)
@@ -381,37 +435,68 @@ def _explain(error: Exception) -> str:
     return next(iter(message.splitlines()), type(error).__name__)
 
 
-def open_raw(file: Path) -> Any:
+def read_head(file: Path, size: int) -> bytes:
+    """Return the first bytes of a session, decompressed and in UTF-8."""
+    with _open_raw(file) as stream:
+        return _decode_utf16(stream.read(size))
+
+
+def _open_raw(file: Path) -> Any:
     """Open a raw session file and decompress it; its name may be other than UTF-8."""
     compression = _COMPRESSIONS.get(file.suffix)
     stream = file.open("rb")
     return pa.input_stream(stream, compression=compression) if compression else stream
 
 
-def _read_raw(root: Path, files: tuple[Path, ...], unreadable: Unreadable) -> pa.Table:
-    names, ends = [], [0]
-    sizes = [file.stat().st_size if file.exists() else 0 for file in files]
-    is_compressed = any(file.suffix in _COMPRESSIONS for file in files)
-    buffer = pa.allocate_buffer(0 if is_compressed else sum(sizes))
-    # A growing stream would copy its content again and again.
-    content = pa.BufferOutputStream() if is_compressed else pa.FixedSizeBufferWriter(buffer)
-    for file, size in zip(files, sizes, strict=True):
-        name = _name_relative(file, root)
+def _read_raw(shard: Shard, unreadable: Unreadable) -> Iterator[pa.Table]:
+    """Yield tables of session files as soon as they hold BATCH_BYTES."""
+    names: list[str] = []
+    traces: list[bytes] = []
+
+    def make_table() -> pa.Table:
+        empty = [""] * len(names)
+        values = (empty, empty, list(names), *ensure_utf8(pa.array(traces, pa.large_binary())))
+        # The copies in the table are all that stays in memory.
+        names.clear()
+        traces.clear()
+        return pa.table(dict(zip(SESSION, values, strict=True)), SESSION.arrow_schema)
+
+    for file in shard.files:
+        name = _name_relative(file, shard.root)
         try:
-            with open_raw(file) as stream:
-                # Another process may be writing to it.
-                content.write(stream.read(None if is_compressed else size))
+            traces.append(_read_session(file))
             names.append(name)
-            ends.append(content.tell())
-        except (pa.ArrowException, OSError) as error:
-            unreadable[name] = {_explain(error): size}
-    # Building an array from the bytes of each file would copy all of them once more.
-    offsets = pa.array(ends, pa.int64()).buffers()[1]
-    data = content.getvalue() if is_compressed else buffer
-    traces = pa.Array.from_buffers(pa.large_binary(), len(names), [None, offsets, data])
-    empty = [""] * len(names)
-    values = (empty, empty, names, *ensure_utf8(traces))
-    return pa.table(dict(zip(SESSION, values, strict=True)), SESSION.arrow_schema)
+        except (pa.ArrowException, OSError, OverflowError) as error:
+            unreadable[name] = {_explain(error): file.stat().st_size if file.exists() else 0}
+        if sum(map(len, traces)) >= BATCH_BYTES:
+            yield make_table()
+    if names:
+        yield make_table()
+
+
+def _read_session(file: Path) -> bytes:
+    """Return a session, decompressed; raises OverflowError if it has more than MAX_DECOMPRESSED bytes then."""
+    with _open_raw(file) as stream:
+        if file.suffix not in _COMPRESSIONS:
+            return _decode_utf16(stream.read())
+        chunks: list[bytes] = []
+        size = 0
+        # A few kilobytes can become gigabytes.
+        while chunk := stream.read(CHUNK_BYTES):
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > MAX_DECOMPRESSED:
+                raise OverflowError(f"it has more than {describe_size(MAX_DECOMPRESSED)} when decompressed")
+    return _decode_utf16(b"".join(chunks))
+
+
+def _decode_utf16(content: bytes) -> bytes:
+    """Return UTF-16 as UTF-8, and other content as it is.
+
+    PowerShell 5 writes UTF-16 when it redirects a stream into a file.
+    """
+    encoding = _UTF_16.get(content[:2]) or _UTF_16.get(content[:4])
+    return content.decode(encoding, "replace").removeprefix("\ufeff").encode() if encoding else content
 
 
 def _open_saved(path: Path) -> Source:

@@ -4,10 +4,10 @@ Sessions do not record which tools the agent had: its common ones are assumed, a
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pimono_sdpo.traces.harness.base import Harness, Schema, Tool, describe_object
+from pimono_sdpo.traces.harness.base import Schema, Tool, describe_object
 from pimono_sdpo.traces.harness.blocks import COMMON_TOOLS
 
 Json = dict[str, Any]
@@ -16,21 +16,24 @@ _KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", list:
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
 
 
-def describe_tools(harness: Harness, calls: Iterable[tuple[str, Any]]) -> list[Json]:
-    """Return the definitions of a harness's common tools and of the called ones, by name.
+def describe_tools(
+    calls: Iterable[tuple[str, Any]], agent: str, known: Mapping[str, Tool] | None = None
+) -> list[Json]:
+    """Return the definitions of the common tools among the known ones, and of the called ones, by name.
 
-    `calls` are names with decoded arguments. A tool has the newest published schema that all its calls
-    fit; any other tool is described from its calls.
+    `calls` are names with decoded arguments. A known tool has the newest of its schemas that all its
+    calls fit; any other tool is described from its calls.
     """
-    called: dict[str, list[Json]] = {name: [] for name in COMMON_TOOLS & harness.tools.keys()}
+    own = known or {}
+    called: dict[str, list[Json]] = {name: [] for name in COMMON_TOOLS & own.keys()}
     for name, arguments in calls:
         if _NAME.fullmatch(name):
             called.setdefault(name, []).append(arguments if isinstance(arguments, dict) else {})
     tools = []
     for name, arguments_of in sorted(called.items()):
-        tool = harness.tools.get(name, Tool(f"The tool `{name}` of {harness.name}.", ()))
-        fitting = (schema for schema in reversed(tool.schemas) if all(_fits(one, schema) for one in arguments_of))
-        tools.append(tool.define(name, next(fitting, None) or _infer_schema(arguments_of)))
+        tool = own.get(name, Tool(f"The tool `{name}` of {agent}.", ()))
+        fitting = [schema for schema in tool.schemas if all(_fits(one, schema) for one in arguments_of)]
+        tools.append(tool.define(name, fitting[-1] if fitting else _infer_schema(arguments_of)))
     return tools
 
 

@@ -1,10 +1,8 @@
 """Parse the arguments of the training jobs from recipe, command line and environment."""
 
-import math
 import os
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -14,8 +12,9 @@ from trl.experimental.sdpo import SDPOConfig
 
 from cards.lint import check_licence
 from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.removed import refuse_removed
 from pimono_sdpo.schema import SplitBy, Unit
-from pimono_sdpo.training import argument, find_recipe, refuse_unknown
+from pimono_sdpo.training import argument, check_numbers, checked_recipe, find_recipe, refuse_unknown
 from pimono_sdpo.training.guards import LOSS, GuardOptions
 from pimono_sdpo.training.rewards import Mode
 
@@ -31,6 +30,17 @@ class GuardedSDPOConfig(GuardOptions, SDPOConfig):  # type: ignore[misc] # TRL s
         "What is learned from the rollouts: the teacher's distribution (sdpo), the successful ones "
         "themselves (rft), or the reward relative to the mean of its group (grpo).",
         default="sdpo",
+    )
+    loss_type: Literal["dapo", "grpo", "bnpo", "dr_grpo"] = argument(
+        "By what the sum of the policy loss over tokens is divided, see TRL's GRPOConfig.", default="dapo"
+    )
+    scale_rewards: Literal["group", "batch", "none"] = argument(
+        "Divide the advantages by the standard deviation of the rewards of a prompt, of the batch, or not.",
+        default="group",
+    )
+    importance_sampling_level: Literal["token", "sequence"] = argument(
+        "Weight the policy loss by the ratio of probabilities of each token, or of the whole completion.",
+        default="token",
     )
     diagnostics_warning_interval: int = argument(
         "Also let TRL warn, at every Nth step, about what flat_groups and dead_reprompts detect; 0 for never.",
@@ -101,13 +111,12 @@ class SDPOArguments(CommonArguments):
     )
     max_samples: int | None = argument("Keep the best N rows (with --source).")
     reward: str = argument(
-        "What scores a completion: outcome (its tool calls, compared with the recorded session; "
-        "trace_grounding where nothing can be verified), verifiers (named by --gate and --grade), "
-        "trace_grounding (a smoke test: a fluent wrong answer scores like a right one), or a "
-        "function of your own as module:name, in the current folder or installed.",
-        default="outcome",
+        "What scores a completion: verifiers (named by --gate and --grade), trace_grounding (a smoke test: a "
+        "fluent wrong answer scores like a right one), or a function of your own as module:name, in the current "
+        "folder or installed.",
+        default="trace_grounding",
     )
-    gate: list[str] = argument("Verifiers that must pass, as for `pimono-sdpo rescore`.", default=[])
+    gate: list[str] = argument("Verifiers that must pass, such as tool_calls.", default=[])
     grade: list[str] = argument("Verifiers that count, with weights such as syntax=0.5.", default=[])
     tools: str | None = argument(
         "Tools that the chat template declares to the model, such as pi or repo_agent; none by default."
@@ -124,11 +133,6 @@ class SDPOArguments(CommonArguments):
     preflight_rows: int = argument(
         "Rows for which the preflight samples completions; with 0, --mode preflight loads no weights.", default=4
     )
-
-
-MINIMUM = {"seed": 0, "preflight_rows": 0} | dict.fromkeys(
-    ("max_samples", "eval_generations", "generations", "feedback_tokens", "sample_at_once", "guard_window"), 1
-)
 
 
 ABOUT = """\
@@ -157,29 +161,24 @@ class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
         raise TrainingInputError(f"The arguments cannot be used ({' '.join(message.split())}); see --help.")
 
     def set_defaults_with_config(self, **config: Any) -> list[str]:
-        """Check the names and values in a recipe, which argparse would not, and set them as defaults."""
-        for action in self._actions:
-            value = config.get(action.dest)
-            if action.choices and isinstance(value, str) and value not in action.choices:
-                choices = ", ".join(map(str, action.choices))
-                self.error(f"{action.dest} is {value} in the recipe, and not one of {choices}")
-        super().set_defaults_with_config(**config)
-        names = [action.dest for action in self._actions]
-        if unknown := sorted(config.keys() - set(names)):
-            matches = get_close_matches(unknown[0], names, 1)
-            advice = "give --config a recipe of this method"
-            if matches and len(unknown) == 1:
-                advice = f"write {matches[0]}"
-            raise TrainingInputError(
-                f"The recipe sets {', '.join(unknown)}, which this method does not have; {advice}."
-            )
+        """Set the values of a recipe as defaults, after a check."""
+        refuse_removed("train", [f"--{name}={value}" for name, value in config.items()])
+        super().set_defaults_with_config(**checked_recipe(config, self))
         return []
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse and check the numbers before the libraries divide by them."""
+        parsed, rest = super().parse_known_args(args, namespace)
+        defaults = {field.name: field.default for one in self.dataclass_types for field in fields(one)}
+        check_numbers(vars(parsed), defaults)
+        return parsed, rest
 
 
 def parse_job(
     argv: list[str], options: type[CommonArguments], config: type, description: str | None, default_recipe: str
 ) -> tuple[Any, Any, ModelConfig, str]:
     """Return the arguments of the job, of TRL and of the model, and the recipe's file name."""
+    refuse_removed("train", argv)
     recipe_parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     recipe_parser.add_argument("--config", default=default_recipe)
     try:
@@ -191,13 +190,12 @@ def parse_job(
         job, args, model_args, *unknown = parser.parse_args_and_config(
             ["--config", str(recipe), *rest], return_remaining_strings=True
         )
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, ImportError, OSError, yaml.YAMLError) as error:
         # TRL raises ValueError when its arguments contradict each other.
         raise TrainingInputError(
             f"The arguments of `{recipe.name}` and the command line cannot be used: {' '.join(str(error).split())}"
         ) from error
     refuse_unknown(unknown[-1], parser)
-    _check_numbers(vars(job) | vars(args) | vars(model_args))
     job.license = check_licence(job.license)
     run_name = args.run_name = args.run_name or recipe.stem
     if run_name != Path(run_name).name or ".." in run_name or "\\" in run_name:
@@ -221,17 +219,3 @@ def open_parser(options: type[CommonArguments], config: type, description: str |
         description=f"{description or ''}\n{ABOUT}".lstrip(),
         allow_abbrev=False,
     )
-
-
-def _check_numbers(values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        # A comparison with NaN is always false, so checks of ranges would miss it.
-        if isinstance(value, float) and not math.isfinite(value):
-            raise TrainingInputError(f"--{name} is {value}; give a finite number.")
-        if name in MINIMUM and value is not None and value < MINIMUM[name]:
-            raise TrainingInputError(f"--{name} is {value}; give a number of at least {MINIMUM[name]}.")
-    steps, epochs = values["max_steps"], values["num_train_epochs"]
-    if steps < 1 and steps != -1:
-        raise TrainingInputError(f"--max_steps is {steps}; give at least 1, or -1 for --num_train_epochs.")
-    if steps == -1 and epochs <= 0:
-        raise TrainingInputError(f"--num_train_epochs is {epochs}; give a number above 0.")

@@ -8,6 +8,7 @@ reads requirements.txt, which pins every package of the job; `make lock` writes 
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,20 +16,38 @@ from argparse import ArgumentError, ArgumentParser, Namespace
 from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import distribution
+from itertools import chain
 from os import environ
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
+import yaml
+from datasets import load_dataset
 from httpx2 import HTTPError
 from huggingface_hub import HfApi, JobInfo, JobStage, Volume, get_token
+from huggingface_hub.errors import HfHubHTTPError
 
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.own_code import list_own_files
-from pimono_sdpo.push import PushOptions, hub_errors, push_folder
-from pimono_sdpo.traces.hub import retry_hub
-from pimono_sdpo.training import find_recipe, find_shipped, read_options, refuse_unknown, say, seconds_of
+from pimono_sdpo.push import PushOptions, hub_errors, push_folder, require_adapter_of
+from pimono_sdpo.traces.hub import explain_error, retry_hub
+from pimono_sdpo.training import (
+    SMOKE_TEST,
+    check_columns,
+    check_folder,
+    check_numbers,
+    checked_recipe,
+    find_recipe,
+    find_shipped,
+    is_local,
+    read_options,
+    refuse_unknown,
+    say,
+    seconds_of,
+)
 from pimono_sdpo.version import __version__
 
 # A reward or verifier of the user, as module:name, optionally with a weight.
@@ -36,31 +55,62 @@ OWN_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]")
 # Where the bucket with the wheel and the user's code is mounted in the job.
 MOUNT = "/pimono-sdpo"
 DEFAULT_LIMIT = "3h"
+# The label by which a job is found again; the Hub takes letters, digits, `-` and `_` in it.
+LABEL = "pimono-sdpo"
+# The variable of the job with the command that submitted it, for the card.
+COMMAND = "PIMONO_SDPO_COMMAND"
+TRUE = ("true", "yes", "1")
 # Options whose values may be folders on this machine, which a job cannot read.
-PATHS = ("model_name_or_path", "adapter", "source")
+PATHS = ("model_name_or_path", "adapter")
+Json = dict[str, Any]
 TYPES = {"int": int, "float": float}
 
 
-def launch(flavor: str, method: str, rows: str, argv: list[str], wheel: Path | None) -> None:
-    """Train on a machine of Hugging Face Jobs, and wait for the job to end.
+def launch(
+    flavor: str,
+    method: str,
+    rows: str,
+    argv: list[str],
+    wheel: Path | None = None,
+    namespace: str | None = None,
+    detach: bool = False,
+) -> None:
+    """Train on a machine of Hugging Face Jobs, and wait for the job to end unless `detach`.
 
-    argv    options of the job as after `pimono-sdpo train ROWS`
-    wheel   a wheel of this package, None for the installed version
+    argv        options of the job as after `pimono-sdpo train ROWS`
+    wheel       a wheel of this package, None for the installed version
+    namespace   the account or organization that runs the job and pays for it, None for the user's own
 
     Raises PimonoError when the job cannot be submitted or does not complete.
     """
+    check_folder(rows)
     argv = [part for word in argv for part in (word.split("=", 1) if word[:2] == "--" else [word])]
     options = _parse_options(method, argv)
+    if method in ("sdpo", "rft", "grpo") and _find_reward(options) == "trace_grounding":
+        say(SMOKE_TEST)
     limit = options.time_limit or DEFAULT_LIMIT
     api = HfApi()
     with hub_errors("No job can be submitted"):
         for attempt in retry_hub(connected=False):
             with attempt:
-                find_flavor(api, flavor)
-                account = str(api.whoami()["name"])
+                has_gpu = find_flavor(api, flavor).accelerator is not None
+                user = api.whoami()
+    if not has_gpu and str(options.use_cpu).lower() not in TRUE:
+        raise TrainingInputError(
+            f"The flavor `{flavor}` has no GPU; give another, or --use_cpu true for a small model."
+        )
+    account = str(user["name"])
+    accounts = [account, *(organization["name"] for organization in user["orgs"])]
+    if namespace not in (None, *accounts):
+        raise TrainingInputError(f"--namespace is {namespace}; give one of {', '.join(accounts)}.")
+    owner = namespace or account
+    check_rows(rows, method, options)
     folder = Path(rows) if Path(rows).exists() else None
     dataset = f"{account}/{folder.resolve().name}" if folder else rows
-    adapter = options.hub_model_id or environ.get("HUB_MODEL_ID") or f"{account}/{dataset.partition('/')[2]}-{method}"
+    adapter = options.hub_model_id or environ.get("HUB_MODEL_ID")
+    if not adapter:
+        adapter = f"{account}/{dataset.partition('/')[2]}-{method}"
+        require_adapter_of(dataset, adapter)
     run_name = options.run_name or adapter.rpartition("/")[2]
     lock = find_shipped("requirements.txt").read_text().splitlines()
     pins = [line for line in lock if line and line[0] != "#"]
@@ -73,56 +123,135 @@ def launch(flavor: str, method: str, rows: str, argv: list[str], wheel: Path | N
             shutil.copy(file, artifacts / name)
         say("stays here: the sessions from which the rows were made")
         if folder is not None:
-            say(push_folder(folder, dataset, PushOptions(), only_private=True))
+            say(push_folder(folder, dataset, PushOptions(), typed=False))
+            # The dataset may have the rows of other commands as well.
+            check_rows(dataset, method, options)
         with hub_errors("The job could not be submitted"):
-            volumes = _upload(api, artifacts, f"{account}/jobs-artifacts")
+            volumes = _upload(api, artifacts, f"{owner}/jobs-artifacts")
             files = "".join(f"{word}, " for word in argv if Path(word).is_file())
             say(f"leaves this machine: {files}the token, as a secret of the job")
-            # Never retried: if only the response was lost, a second job would start.
-            job = api.run_uv_job(
-                "pimono-sdpo",
-                script_args=[
-                    *("train", dataset, "--method", method, "--hub_model_id", adapter),
-                    *("--run_name", run_name, "--time_limit", limit, *argv),
-                ],
+            ours = {"time_limit": limit, "hub_model_id": adapter, "run_name": run_name}
+            missing = [(f"--{name}", value) for name, value in ours.items() if not getattr(options, name)]
+            words = ["train", dataset, "--method", method, *argv]
+            where = ["--on", f"hf:{flavor}", *(["--namespace", namespace] if namespace else [])]
+            typed = ["pimono-sdpo", *words, *where, *([] if options.time_limit else ["--time-limit", limit])]
+            job = _submit(
+                api,
+                namespace=owner,
+                script_args=[*words, *chain(*missing)],
                 dependencies=[*pins, requirement],
-                env={"PYTHONPATH": MOUNT, **space},
+                env={"PYTHONPATH": MOUNT, **space, COMMAND: shlex.join(typed)},
                 secrets={"HF_TOKEN": get_token()},
                 flavor=flavor,
                 timeout=limit,
                 volumes=volumes,
             )
-    say(f"job {job.owner.name}/{job.id} on {flavor}, for at most {limit}: {job.url}")
+    name = f"{job.owner.name}/{job.id}"
+    say(f"job {name} on {flavor}, for at most {limit}: {job.url}")
     say(f"the adapter will be in {adapter}, private if new")
-    _follow(api, job)
+    if detach:
+        say(f"`hf jobs logs -f {name}` follows it, `hf jobs cancel {name}` ends it")
+    else:
+        _follow(api, job)
+
+
+def check_rows(rows: str, method: str, options: Namespace) -> None:
+    """Raise TrainingInputError unless the rows can be loaded and have the columns that the method reads."""
+    for split in filter(None, ("train", options.eval_split)):
+        try:
+            # In a folder the rows have no configuration yet.
+            config = None if Path(rows).is_dir() else options.dataset_config
+            loaded = load_dataset(rows, config, split=split, streaming=True)
+            columns = [*next(iter(loaded), ())]
+        except (OSError, ValueError, HTTPError) as error:
+            reason = str(error).split("\n")[0].rstrip(".")
+            raise TrainingInputError(
+                f"The split `{split}` of `{rows}` cannot be loaded ({reason}); check the name, the network and "
+                "HF_TOKEN."
+            ) from error
+        if not columns:
+            raise TrainingInputError(f"The split `{split}` of `{rows}` has no rows; give other rows.")
+        check_columns(method, columns, rows)
+
+
+def _submit(api: HfApi, namespace: str, **job: Any) -> JobInfo:
+    """Submit a job, once: if the answer is lost, look for the job by its label; raises OutputError."""
+    label = uuid4().hex
+    submitted: JobInfo
+    try:
+        submitted = api.run_uv_job("pimono-sdpo", namespace=namespace, labels={LABEL: label}, **job)
+        return submitted
+    except HTTPError as error:
+        if isinstance(error, HfHubHTTPError) and error.response.status_code < 500:
+            raise
+        reason = explain_error(error)
+    look = f"look with `hf jobs ls --all --namespace {namespace} --label {LABEL}={label}` before you start it again"
+    try:
+        for attempt in retry_hub(connected=False):
+            with attempt:
+                for submitted in api.list_jobs(namespace=namespace, labels={LABEL: label}):
+                    if (submitted.labels or {}).get(LABEL) == label:
+                        return submitted
+    except HTTPError as error:
+        raise OutputError(
+            f"It is not known whether the job was submitted ({explain_error(error)}): {look}."
+        ) from error
+    raise OutputError(f"The job was not submitted ({reason}): the Hub lists no such job; {look}.")
 
 
 def _parse_options(method: str, argv: list[str]) -> Namespace:
     """Parse the options as the job will; raises TrainingInputError for those that it could not use."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name, about in read_options(method).items():
+    known = read_options(method)
+    for name, about in known.items():
         flags = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
-        parser.add_argument(*flags, **about | {"type": TYPES.get(about.get("type"), str)})
+        constant = {"const": "true"} if about.get("nargs") == "?" else {}
+        parser.add_argument(*flags, **about | constant | {"type": TYPES.get(about.get("type"), str)})
     try:
+        config = parser.parse_known_args(argv)[0].config
+        if config is not None:
+            parser.set_defaults(**checked_recipe(_read_recipe(config), parser))
         options, unknown = parser.parse_known_args(argv)
     except ArgumentError as error:
         raise TrainingInputError(f"The arguments cannot be used ({error}); see --help.") from error
     refuse_unknown(unknown, parser)
-    if options.config is not None:
-        find_recipe(options.config)
-        if options.config.endswith((".yaml", ".yml")) and not Path(options.config).is_file():
-            raise TrainingInputError(
-                f"--config {options.config} is not a file here; give the name of a recipe without .yaml."
-            )
+    check_numbers(vars(options), {name: about.get("default") for name, about in known.items()})
+    if (options.config or "").endswith((".yaml", ".yml")) and not Path(options.config).is_file():
+        raise TrainingInputError(
+            f"--config {options.config} is not a file here; give the name of a recipe without .yaml."
+        )
     for option in PATHS:
         value = getattr(options, option, None)
-        if value is not None and Path(value).exists():
+        if value is not None and is_local(value):
             raise TrainingInputError(
                 f"--{option} {value} is on this machine, where a job cannot read it; push it to "
                 "the Hub and give its id."
             )
     seconds_of(options.time_limit or DEFAULT_LIMIT)
     return options
+
+
+def _read_recipe(name: str) -> dict[str, Any]:
+    path = find_recipe(name)
+    try:
+        recipe = yaml.safe_load(path.read_text())
+    except (ValueError, yaml.YAMLError) as error:
+        raise TrainingInputError(
+            f"The recipe `{path}` cannot be read ({' '.join(str(error).split())}); correct it."
+        ) from error
+    if not isinstance(recipe, dict):
+        raise TrainingInputError(
+            f"The recipe `{path}` is not a mapping; write a line `option: value` for each option."
+        )
+    # Variables that TRL sets in the job.
+    recipe.pop("env", None)
+    return recipe
+
+
+def _find_reward(options: Namespace) -> str:
+    """Return the reward of a job, by its options or its recipe."""
+    recipe = _read_recipe(options.config) if options.config else {}
+    return str(options.reward or recipe.get("reward", "trace_grounding"))
 
 
 def find_flavor(api: HfApi, flavor: str) -> Any:

@@ -23,6 +23,16 @@ from pimono_sdpo.training.trainer import CHUNK_ELEMENTS
 
 GIB = 2**30
 WITHOUT_BFLOAT16 = ("T4", "V100", "P100")
+# The memory of a GPU as PyTorch reports it, in GiB, by out-of-memory errors in these issues on GitHub. It is
+# less than the nominal size that the Hub lists: error correction and the driver take the rest.
+REPORTED = {
+    "T4": 14.56,  # Zheng-Chong/CatVTON#133
+    "L4": 22.03,  # ArcInstitute/evo2#190
+    "A10G": 21.99,  # aws-samples/amazon-sagemaker-llm-fine-tuning-remote-decorator#2
+    "L40S": 44.40,  # QwenLM/Qwen3-VL#2097, of an L40, which has the same memory
+    "A100": 79.14,  # lianqi1008/Control-GIC#6
+    "RTX PRO 6000": 94.97,  # antirez/ds4#431
+}
 PER_HOUR = {"minute": 60, "hour": 1, "second": 3600}
 # CUDA's own context and kernels.
 CONTEXT = int(0.6 * GIB)
@@ -66,10 +76,10 @@ def hardware_of(flavor: str | None) -> Hardware:
     dollars = item.unit_cost_usd * PER_HOUR[item.unit_label]
     if item.accelerator is None:
         return Hardware(flavor, None, dollars)
-    size = re.match(r"([\d.]+) GB", item.accelerator.vram)
-    # The Hub lists the memory of all GPUs together, in "GB" that are GiB.
-    gib = float(size[1]) / int(item.accelerator.quantity) if size else None
-    return Hardware(flavor, gib, dollars, item.accelerator.model.upper() not in WITHOUT_BFLOAT16)
+    model, size = item.accelerator.model.upper(), re.match(r"([\d.]+) GB", item.accelerator.vram)
+    # For other models the nominal size of one GPU; the Hub lists that of all GPUs together.
+    nominal = float(size[1]) * 1e9 / GIB / int(item.accelerator.quantity) if size else None
+    return Hardware(flavor, REPORTED.get(model, nominal), dollars, model not in WITHOUT_BFLOAT16)
 
 
 def advise(args: Any, model_args: ModelConfig) -> str:

@@ -6,6 +6,7 @@ them.
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -15,7 +16,7 @@ from transformers.integrations import TrackioCallback
 from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import models, rows, say
+from pimono_sdpo.training import check_columns, models, rows, say
 from pimono_sdpo.training.arguments import CommonArguments
 from pimono_sdpo.training.callbacks import Progress
 from pimono_sdpo.training.guards import GuardOptions, Guards
@@ -25,6 +26,8 @@ from pimono_sdpo.training.output import last_checkpoint
 from pimono_sdpo.training.tracking import SafeTrackio, list_arguments
 
 SMOKE_STEPS = 2
+# The packages that options need; TRL looks for them only once the weights are loaded.
+OPTIONAL_PACKAGES = {"use_vllm": "vllm", "use_liger_kernel": "liger_kernel"}
 Json = dict[str, Any]
 
 
@@ -54,6 +57,11 @@ class Method(ABC):
             )
         if args.push_to_hub and args.hub_model_id is None:
             raise TrainingInputError("--push_to_hub needs a repository; give --hub_model_id or set HUB_MODEL_ID.")
+        for option, package in OPTIONAL_PACKAGES.items():
+            if getattr(args, option, False) and find_spec(package) is None:
+                raise TrainingInputError(
+                    f"--{option} needs the package `{package}`; install it, or leave out --{option}."
+                )
         # The Trainer would also push training_args.bin; publish.py pushes the adapter.
         args.push_to_hub = False
         args.model_init_kwargs = args.model_init_kwargs or {}
@@ -63,6 +71,11 @@ class Method(ABC):
             # Its metrics must not be logged to the run of the real training.
             args.run_name = f"{args.run_name}-smoke"
             args.hub_model_id = None
+
+    @property
+    def lacks_gpu(self) -> bool:
+        """Whether there is only a CPU to train on, and --use_cpu does not ask for it."""
+        return self.args.device.type == "cpu" and not self.args.use_cpu
 
     def find_rows(self) -> str:
         """Return where the rows to train on are, a folder or a Hub dataset id; raises TrainingInputError."""
@@ -74,6 +87,7 @@ class Method(ABC):
         """Return the rows to train on and those of --eval_split, None if there is none."""
         config, split = self.job.dataset_config, self.job.eval_split
         loaded = rows.load_rows(dataset, config=config)
+        check_columns(self.args.METHOD, loaded.column_names, dataset)
         rows.refuse_test_rows(loaded, dataset)
         return loaded, rows.load_rows(dataset, split, config) if split else None
 
@@ -126,6 +140,9 @@ class Method(ABC):
         self.args.model_init_kwargs = {**loading, **self.args.model_init_kwargs}
         with self.translate_errors():
             self.trainer = trainer = self.make_trainer()
+            # Otherwise wrong arguments of these end the training in a traceback.
+            trainer.create_optimizer_and_scheduler(num_training_steps=1)
+        trainer.optimizer = trainer.lr_scheduler = None
         models.keep_layout(trainer.model)
         models.limit_threads(trainer.model)
         if trainer.pop_callback(TrackioCallback) is not None:

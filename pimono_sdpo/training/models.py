@@ -21,14 +21,16 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.traces.hub import explain_error
+from pimono_sdpo.training import is_local
 from pimono_sdpo.training.output import ADAPTER, LOCAL_FILE, PROBE_FILE, WEIGHTS, read_finished
 
 # The text layers only: `all-linear` would also wrap the image and audio embedders, which get no
 # gradient here, and PEFT has no default for this model type. Text layers are in `language_model` in a
 # multimodal checkpoint and in `model.layers` in a text-only one.
 TEXT_LINEARS = r"(?!.*(?:vision|audio)).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
-# Raised for files that are missing, truncated or of another size, and settings that the model does not support.
-LOADING_ERRORS = (OSError, ValueError, RuntimeError, HTTPError, SafetensorError, re.error)
+# Raised for files that are missing, truncated or of another size, for settings that the model does not support,
+# and for a setting whose package is not installed.
+LOADING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, HTTPError, SafetensorError, re.error)
 # With fewer parameters, one thread is faster than two.
 SMALL = 5_000_000
 
@@ -47,11 +49,6 @@ def translate_errors(what: str, advice: str) -> Iterator[None]:
         elif isinstance(error, HTTPError):
             reason = explain_error(error)
         raise TrainingInputError(f"{what} ({reason}); {advice}.") from error
-
-
-def is_local(name: str) -> bool:
-    """Return whether a name is a path and not a Hub id: it exists here, or is not of the form `ns/name`."""
-    return Path(name).exists() or name.startswith(("/", ".", "~")) or name.count("/") != 1
 
 
 def public_name(name: str) -> str:

@@ -8,23 +8,33 @@ training_args.bin, a pickle of every argument that was passed.
 """
 
 import os
-from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from httpx2 import HTTPError
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import HfApi
 from transformers import TrainerCallback
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.push import Operation, PushOptions, Upload, check_texts
+from pimono_sdpo.push import Repo, check_texts, list_present, open_repo, push_files
+from pimono_sdpo.runs.folders import PICTURES
 from pimono_sdpo.traces.hub import retry_hub
 from pimono_sdpo.traces.sources import HUB_ID
 from pimono_sdpo.training import is_main_process, say, warn
 from pimono_sdpo.training.launch import open_private_bucket
 from pimono_sdpo.training.models import translate_errors
-from pimono_sdpo.training.output import ADAPTER, BEST, DATA, LAST_OF_CHECKPOINT, LOCAL_FILE, WEIGHTS, last_checkpoint
+from pimono_sdpo.training.output import (
+    ADAPTER,
+    BEST,
+    DATA,
+    LAST_OF_CHECKPOINT,
+    LOCAL_FILE,
+    RUN_FILE,
+    WEIGHTS,
+    last_checkpoint,
+)
 
 # What huggingface_hub and hf_xet raise for errors of the Hub, the token or the network.
 HUB_FAULTS = (HTTPError, OSError, RuntimeError)
@@ -103,7 +113,9 @@ def open_checkpoints(bucket: str | None, args: Any, mode: str, overwrite: bool) 
 
 STUDENT = "default"
 TEXTS = ("README.md", "run.json", "report.json")
-PUBLISHED = (*WEIGHTS, *TEXTS, "*.svg", "training.html", "tokenizer*", "*.jinja")
+PUBLISHED = (*WEIGHTS, *TEXTS, "training.html", "tokenizer*", "*.jinja")
+# What an earlier version published.
+PLOTS = (*PICTURES, "training.svg")
 
 
 def save_adapter(model: Any, folder: Path, base_model: str, revision: str | None) -> dict[str, int]:
@@ -118,29 +130,24 @@ def save_adapter(model: Any, folder: Path, base_model: str, revision: str | None
     return {name: (folder / name).stat().st_size for name in WEIGHTS}
 
 
-@dataclass(kw_only=True)
-class AdapterUpload(Upload):
-    """The upload of an adapter's folder."""
+def publish_adapter(repo: Repo, folder: Path) -> str:
+    """Push the adapter in one commit; return a sentence on it. Raises OutputError; the folder never changes."""
+    command = f"push the folder with `hf upload {repo.name} {folder}`"
+    texts = filter(Path.is_file, map(folder.joinpath, TEXTS))
+    check_texts(texts, f"remove it from the rows and train again, or from the file and {command}")
+    files = {path.name: path for name in PUBLISHED for path in sorted(folder.glob(name))}
 
-    KIND = "model"
-    MESSAGE = "Add the adapter"
+    def find_old(info: Any) -> set[str]:
+        present = list_present(info)
+        ours = {name for name in present if any(fnmatch(name, pattern) for pattern in (*PUBLISHED, *PLOTS))}
+        return ours if RUN_FILE in present else set()
 
-    def operations(self, info: Any) -> list[Operation]:
-        """Add the files of the adapter; files that are already in the repository stay."""
-        paths = sorted(path for name in PUBLISHED for path in self.folder.glob(name))
-        return [CommitOperationAdd(path.name, path) for path in paths]
-
-    def publish(self) -> str:
-        """Push the folder as one commit; return a sentence on it. Raises OutputError; the folder never changes."""
-        command = f"push the folder with `hf upload {self.repo_id} {self.folder}`"
-        self.advice = f"; the adapter is in `{self.folder}`: {command}"
-        texts = filter(Path.is_file, map(self.folder.joinpath, TEXTS))
-        check_texts(texts, f"remove it from the rows and train again, or from the file and {command}")
-        return self.push()
+    card = files.pop("README.md").read_text()
+    return push_files(repo, ADAPTER, card, files, find_old, f"; the adapter is in `{folder}`: {command}")
 
 
-def open_destination(args: Any, mode: str) -> AdapterUpload | None:
-    """Check that the adapter can be published, and return its upload; None without a repository."""
+def open_destination(args: Any, mode: str) -> Repo | None:
+    """Check that the adapter can be published, and return its repository; None without one."""
     if mode != "train":
         return None
     if args.hub_model_id is None:
@@ -150,12 +157,8 @@ def open_destination(args: Any, mode: str) -> AdapterUpload | None:
                 "when it ends, unless OUTPUT is on a volume."
             )
         return None
-    upload = AdapterUpload(
-        repo_id=args.hub_model_id,
-        options=PushOptions(public=args.hub_private_repo is False),
-        folder=Path(args.output_dir) / ADAPTER,
-        advice="; or leave out --hub_model_id and HUB_MODEL_ID",
+    repo = open_repo(
+        args.hub_model_id, "model", args.hub_private_repo is False, "; or leave out --hub_model_id and HUB_MODEL_ID"
     )
-    upload.open()
-    args.hub_model_id = upload.repo_id
-    return upload
+    args.hub_model_id = repo.name
+    return repo

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Literal
 
 import torch
@@ -25,7 +26,7 @@ from pimono_sdpo.training.tracking import keep_rollouts, log_rollouts
 from rewards.rescore import build_rubric
 from rewards.trace_grounding import trace_grounding_reward
 from rewards.verifiers.call_formats import FAMILIES
-from rewards.verifiers.reward import VerifierReward, find_model_format, needs_format, self_test
+from rewards.verifiers.reward import VerifierReward, add_tools, find_model_format, needs_format, self_test
 from rewards.verifiers.rubric import MAX_PARTIAL
 
 Mode = Literal["rollout", "trace", "both", "none"]
@@ -41,6 +42,8 @@ PASS_THROUGH = "{feedback_raw}"
 # Joined, two texts can need a token or two more than separately.
 SEAM_TOKENS = 8
 TRIED_ROWS = 8
+# The rewards that give feedback.
+VERIFYING = ("verifiers", "outcome")
 # A sampled token that is half a character decodes to U+FFFD, which is encoded as three byte tokens.
 TOKENS_READ_BACK = 3
 THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
@@ -189,32 +192,25 @@ class Scoring:
         if self.column is not None and self.column not in columns:
             raise TrainingInputError(
                 f"The rows have no column `{self.column}`, which this reward needs; filter the "
-                "traces again, or give --reward outcome."
+                "traces again, or give --reward trace_grounding."
             )
 
 
 def scoring_of(
     name: str, gates: Sequence[str], graded: Sequence[str], tokenizer: Any, end_ids: Collection[int] = ()
 ) -> Scoring:
-    """Return the reward of a name: outcome, verifiers, trace_grounding or module:name.
-
-    `outcome` is the verifier `next_call` where it applies and `trace_grounding` elsewhere.
-    """
+    """Return the reward of a name: verifiers, trace_grounding or module:name."""
     if name == "verifiers":
         reward = VerifierReward(build_rubric(gates, graded), tokenizer, end_ids)
         return Scoring(reward, reward.feedback, "verifier_spec", MAX_PARTIAL)
     if gates or graded:
         raise TrainingInputError("--gate and --grade name verifiers; give --reward verifiers, or leave them out.")
-    if name == "outcome":
-        rubric = build_rubric([], ["next_call"])
-        reward = VerifierReward(rubric, tokenizer, end_ids, fallback=trace_grounding_reward)
-        return Scoring(reward, reward.feedback, partial=MAX_PARTIAL)
     if name == "trace_grounding":
         return Scoring(trace_grounding_reward)
     if ":" in name:
         return Scoring(OwnReward(name))
     raise TrainingInputError(
-        f"--reward {name} is not outcome, verifiers or trace_grounding; give your own reward as module:name."
+        f"--reward {name} is not verifiers or trace_grounding; give your own reward as module:name."
     )
 
 
@@ -229,13 +225,10 @@ def hash_own(names: Sequence[str]) -> dict[str, str]:
 
 def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:
     """Raise TrainingInputError when the reward scores tool calls and the model's call format is unknown."""
-    if (
-        name not in {"verifiers", "outcome"}
-        or find_model_format(tokenizer)
-        or "verifier_spec" not in rows.column_names
-    ):
+    if name != "verifiers" or find_model_format(tokenizer) or "verifier_spec" not in rows.column_names:
         return
-    specs = (json.loads(text) for text in rows["verifier_spec"] if text)
+    tools = rows["tools"] if "tools" in rows.column_names else repeat(None)
+    specs = (json.loads(text) for text in map(add_tools, rows["verifier_spec"], tools) if text)
     if any(isinstance(spec, dict) and needs_format(spec) for spec in specs):
         raise TrainingInputError(
             "The format in which this model calls tools is unknown, so that every call would score "

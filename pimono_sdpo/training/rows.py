@@ -17,9 +17,9 @@ from huggingface_hub.errors import EntryNotFoundError
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.runs.folders import read_json
-from pimono_sdpo.training import is_main_process, say
+from pimono_sdpo.training import check_folder, is_local, is_main_process, say
 from pimono_sdpo.training.arguments import SDPOArguments
-from pimono_sdpo.training.models import is_local, translate_errors
+from pimono_sdpo.training.models import translate_errors
 from pimono_sdpo.training.output import DATA, REPORT_FILE, last_checkpoint, read_written
 
 Json = dict[str, Any]
@@ -115,50 +115,30 @@ def fit_rows(
 
 def load_rows(dataset: str, split: str = "train", config: str | None = None) -> Dataset:
     """Return the rows of one split of a folder or a Hub dataset, from a config of it if one is given."""
-    folder = Path(dataset)
-    if is_local(dataset) and not folder.is_dir():
-        if folder.exists():
-            raise TrainingInputError(f"`{folder}` is a file; give the folder of rows that `filter` wrote.")
-        raise TrainingInputError(
-            f"There is no folder `{folder}`; make it with `pimono-sdpo filter SOURCE "
-            f"--out {folder}` or give the Hub id of a dataset."
-        )
+    check_folder(dataset)
     advice, files = "check the name, the network and HF_TOKEN", list[str]()
     if is_local(dataset):
         advice = "give the output of `filter`, `steps` or `pairs`, or of `filter --merge` for parts"
-        files = sorted(map(str, folder.glob(f"data/{split}-*.parquet")))
+        files = sorted(map(str, Path(dataset).glob(f"data/{split}-*.parquet")))
     if split != "train":
         advice = "filter with --test-fraction, and --split-by session for traces of one repository"
     with translate_errors(f"The split `{split}` of `{dataset}` cannot be loaded", advice):
         if files and config is None:
             # `datasets` notices when these files change; for a folder with a card it may reuse cached rows.
-            rows = load_dataset("parquet", data_files={split: files}, split=split)
-        else:
-            rows = load_dataset(dataset, config, split=split)
-    if "prompt" not in rows.column_names:
-        raise TrainingInputError(
-            f"`{dataset}` has no column `prompt`, only {', '.join(rows.column_names)}; give rows that `filter`, "
-            "`steps` or `pairs` wrote."
-        )
-    return rows
+            return load_dataset("parquet", data_files={split: files}, split=split)
+        return load_dataset(dataset, config, split=split)
 
 
 def load_report(dataset: str) -> Json | None:
-    """Return the report of the filter that made the rows, None if there is none or it is that of a duel."""
+    """Return the report of the filter that made the rows, None if there is none or it is that of another command."""
     path = Path(dataset) / REPORT_FILE
     if not is_local(dataset):
         try:
             path = Path(hf_hub_download(dataset, REPORT_FILE, repo_type="dataset"))
         except EntryNotFoundError:
             return None
-    stage = read_json(path).get("stage")
-    if not path.is_file() or stage == "sdpo":
+    if not path.is_file() or read_json(path).get("stage") is not None:
         return None
-    if stage is not None:
-        raise TrainingInputError(
-            f"`{dataset}` holds rows of `{stage}`, which are for SFT or DPO; give rows of "
-            "`pimono-sdpo filter`, or of `duel --to sdpo`."
-        )
     return read_written(path)
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import platform
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,11 +18,24 @@ from datasets import Dataset
 
 from cards.render import write_model_card
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
+from pimono_sdpo.push import Repo, remove_empty
 from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.text import shorten_line
-from pimono_sdpo.training import held_out, is_main_process, models, output, publish, say, tracking, warn
+from pimono_sdpo.training import (
+    SMOKE_TEST,
+    held_out,
+    is_local,
+    is_main_process,
+    models,
+    output,
+    publish,
+    say,
+    tracking,
+    warn,
+)
 from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.callbacks import TimeLimit, now, time_limit_of
+from pimono_sdpo.training.launch import COMMAND
 from pimono_sdpo.training.memory import hardware_of
 from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.preflight import as_text, preflight, refuse
@@ -49,7 +63,8 @@ def run_job(method: str, argv: list[str], description: str | None = None) -> Pat
     if method in ("rft", "grpo"):
         argv = [*argv, "--method", method]
     run = Run(METHODS[method], argv, description)
-    say(f"recipe {run.recipe}, model {run.model_args.model_name_or_path}")
+    if getattr(run.job, "reward", None) == "trace_grounding":
+        say(SMOKE_TEST)
     with run.open_output():
         run.train()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -74,7 +89,7 @@ class Run:
     limit: TimeLimit | None = None
     # Where checkpoints are stored, and where the adapter is published.
     checkpoints: publish.HubCheckpoints | None = None
-    destination: publish.AdapterUpload | None = None
+    destination: Repo | None = None
 
     def __init__(self, method: type[Method], argv: list[str], description: str | None) -> None:
         """Parse and check the arguments; raises TrainingInputError."""
@@ -82,7 +97,13 @@ class Run:
             argv, method.OPTIONS, method.CONFIG, description, method.RECIPE
         )
         self.command = argv
+        say(f"recipe {self.recipe}, model {self.model_args.model_name_or_path}")
         self.method = method(self.job, self.args, self.model_args)
+        if self.method.lacks_gpu and self.job.mode != "preflight":
+            raise TrainingInputError(
+                f"This machine has no GPU, which the recipe {self.recipe} needs; train with --on hf:FLAVOR, or give "
+                "--use_cpu true for a small model."
+            )
         self.folder = Path(self.args.output_dir)
 
     @contextmanager
@@ -101,7 +122,7 @@ class Run:
                 yield
             except BaseException:
                 if self.destination is not None:
-                    self.destination.remove_empty()
+                    remove_empty(self.destination)
                 raise
 
     def train(self) -> None:
@@ -141,6 +162,8 @@ class Run:
         log = describe_run(method) | {
             "recipe": self.recipe,
             "command": [_without_machine_path(word) for word in self.command],
+            # The command that submitted this job, if any did.
+            "submitted_with": [_without_machine_path(word) for word in shlex.split(environ.get(COMMAND, ""))],
             "licence": licence,
             "preflight": before.get("preflight"),
             "evaluation": evaluation,
@@ -156,7 +179,7 @@ class Run:
             say(note)
         say(f"the adapter and its card are in {self.folder / output.ADAPTER}")
         if self.destination is not None:
-            say(self.destination.publish())
+            say(publish.publish_adapter(self.destination, self.folder / output.ADAPTER))
         if stopped_at is not None:
             say(
                 f"the time limit ended the training after step {stopped_at} of {trainer.state.max_steps}; "
@@ -184,7 +207,7 @@ class Run:
     def _print_destinations(self) -> None:
         logged = "trackio" in self.args.report_to and self.job.mode == "train"
         space = self.args.trackio_space_id or environ.get(tracking.SPACE_VARIABLE)
-        repository = self.destination and self.destination.repo_id
+        repository = self.destination and self.destination.name
         destinations = {
             "the adapter, its card, run log and page, to the repository": repository,
             "checkpoints, to the private bucket": self.checkpoints and self.checkpoints.bucket,
@@ -212,7 +235,7 @@ class Run:
         base = str(self.model_args.model_name_or_path)
         local = {
             "pimono_sdpo": __version__,
-            "base_model": str(Path(base).resolve()) if models.is_local(base) else base,
+            "base_model": str(Path(base).resolve()) if is_local(base) else base,
             "started_with": start,
             "before": before,
         }

@@ -35,6 +35,7 @@ from pimono_sdpo.training.rewards import (
     PASS_THROUGH,
     SEAM_TOKENS,
     TOKENS_READ_BACK,
+    VERIFYING,
     Feedback,
     FeedbackBuilder,
     Mode,
@@ -140,7 +141,7 @@ def fit_prompts(
             return count(reprompt.format(task, context)) + reprompt.reserved_tokens()
 
         lengths = {"prompt": count(task), "teacher_prompt": count_reprompt(context)}
-        # An exercise keeps its system prompt and request; in other rows the request is the last turn.
+        # Behind a system prompt stands the request, which is kept; in other rows it is the last turn.
         fixed = 2 if history and history[0]["role"] == "system" else 0
         while len(history) > fixed and count(task) > prompt_tokens:
             # The request matters more than earlier turns; the oldest exchange is dropped first.
@@ -254,6 +255,18 @@ class SDPO(Method):
                 f"--num_iterations {args.num_iterations} would repeat completions within one "
                 "update; leave out --steps_per_generation (--sample_at_once saves memory)."
             )
+        mode: Mode = job.feedback or ("both" if job.reward in VERIFYING else "trace")
+        self.feedback = Feedback(args.feedback_template, mode, tokens=job.feedback_tokens)
+        compares = args.distillation_weight < 1 or mode == "none"
+        if args.num_generations < 2 and args.method != "rft" and compares:
+            raise TrainingInputError(
+                "--num_generations is 1, so there is no other completion of a prompt to compare one with; give at "
+                "least 2."
+            )
+        if args.distillation_mode == "topk_logits" and not args.distillation_topk:
+            raise TrainingInputError(
+                "--distillation_mode topk_logits needs a number of tokens; give --distillation_topk."
+            )
         if args.use_teacher_server:
             raise TrainingInputError(
                 "--use_teacher_server is not supported: the loss in float32 needs all logits of "
@@ -272,18 +285,28 @@ class SDPO(Method):
         with PartialState().main_process_first():
             return filter_source(self.job, Path(self.args.output_dir), self.args.seed)
 
+    def load_rows(self, dataset: str) -> tuple[Dataset, Dataset | None]:
+        """Load the rows, and refuse those from which the teacher could read nothing."""
+        loaded, held_out = super().load_rows(dataset)
+        columns = {"privileged_context"} if self.feedback.mode in ("trace", "both") else set()
+        columns |= {"verifier_spec"} if self.feedback.asks_reward else set()
+        texts = [text for name in columns & {*loaded.column_names} for text in loaded[name]]
+        if self.args.distillation_weight and columns and not any(text and text.strip() for text in texts):
+            raise TrainingInputError(
+                f"No row of `{dataset}` has a text in {' or '.join(sorted(columns))}, so the teacher of --feedback "
+                f"{self.feedback.mode} would read nothing; give rows that `filter` wrote, or --feedback none."
+            )
+        return loaded, held_out
+
     def load_report(self, dataset: str) -> Json | None:
         """Return the report of the filter that made the rows, None if there is none."""
         return load_report(dataset)
 
     def load_model(self) -> None:
-        """Load the tokenizer and the reward, and set the wording of the feedback."""
+        """Load the tokenizer and the reward."""
         super().load_model()
-        job = self.job
-        end_ids = models.end_ids(self.model_args, self.revision)
+        job, end_ids = self.job, models.end_ids(self.model_args, self.revision)
         self.scoring = scoring_of(job.reward, job.gate, job.grade, self.tokenizer, end_ids)
-        mode: Mode = job.feedback or ("trace" if self.scoring.feedback is None else "both")
-        self.feedback = Feedback(self.args.feedback_template, mode, tokens=job.feedback_tokens)
 
     def teaching(self) -> Json:
         """Return the settings besides TRL's arguments that decide the result."""
@@ -319,7 +342,8 @@ class SDPO(Method):
             scored = sorted({*range(len(fitted.rows))} - {*unscored})
             if not scored:
                 raise TrainingInputError(
-                    f"None of the {len(unscored)} rows names a concrete term in `reward_terms`; give --reward outcome."
+                    f"None of the {len(unscored)} rows names a concrete term in `reward_terms`; give other rows, or "
+                    "another --reward."
                 )
             lengths = {name: [values[index] for index in scored] for name, values in fitted.lengths.items()}
             fitted = replace(fitted, rows=fitted.rows.select(scored), lengths=lengths)
@@ -349,7 +373,7 @@ class SDPO(Method):
 
     def try_rollouts(self, hardware: Hardware) -> tuple[Json, list[str], int | None] | None:
         """Sample from the model, see preflight.py; not with vLLM, which samples whole groups and lacks weights yet."""
-        if not self.job.preflight_rows or self.args.use_vllm or self.job.mode == "smoke":
+        if not self.job.preflight_rows or self.args.use_vllm or self.lacks_gpu or self.job.mode == "smoke":
             return None
         lengths = self.fitted.lengths["teacher_prompt"]
         trainer, longest = self.build().trainer, lengths.index(max(lengths))
@@ -382,10 +406,4 @@ class SDPO(Method):
             "verifiers": f"of {used} rows have no verifier_spec, so nothing scores them",
             "trace_grounding": "rows name no concrete term and were left out",
         }.get(self.job.reward, f"of {used} rows get no reward, which counts as 0")
-        notes = [f"{unscored} {reason}"] if unscored else []
-        if self.job.reward == "trace_grounding":
-            notes.append(
-                "trace_grounding is a smoke test: a fluent wrong answer scores like a right one; "
-                "the default, --reward outcome, grades calls by what the session recorded"
-            )
-        return super().notes() + notes
+        return super().notes() + ([f"{unscored} {reason}"] if unscored else [])

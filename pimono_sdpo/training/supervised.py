@@ -64,12 +64,6 @@ def fit_answers(
 ) -> Fitted:
     """Return the rows that can be trained on without truncation; `targets` are the answer columns."""
     columns = ("prompt", *targets)
-    missing = ", ".join(f"`{name}`" for name in columns if name not in rows.column_names)
-    if missing:
-        raise TrainingInputError(
-            f"The rows lack the column(s) {missing} and have {', '.join(rows.column_names)}; this "
-            f"job takes prompt, {', '.join(targets)} and, optionally, tools."
-        )
     special, control = special_tokens(tokenizer), control_tokens(tokenizer)
     # In a struct, a call has null for every argument that only other calls have; in JSON, null is meant.
     padded = {name: "Json(" not in str(feature) for name, feature in rows.features.items()}

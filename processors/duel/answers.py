@@ -11,7 +11,6 @@ writes  ANSWER: one row per turn; a turn that cannot be judged has a `drop_reaso
 import asyncio
 import re
 import tomllib
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,8 @@ from pimono_sdpo.llm.calls import Json, Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import Duel
 from pimono_sdpo.shell import parse_command
-from pimono_sdpo.text import shorten
+from pimono_sdpo.text import shorten, strip_reasoning
+from processors.judge import sanitize
 from processors.salient_tokens import KINDS, MAX_LENGTH, find_tokens
 
 Style = Literal["search", "read", "edit", "test", "run", "git", "submit", "other", "none"]
@@ -32,7 +32,6 @@ _FENCE = re.compile(r"^[ \t]*(```+)[ \t]*([\w+-]*)[ \t]*$", re.MULTILINE)
 _SHELL_TAGS = frozenset({"bash", "sh", "shell", "mswea_bash_command"})
 # Tool calls in a model's own tokens, some with full-width bars; this protocol does not allow them.
 _TOKENS = re.compile(r"<\|[\w./-]{1,64}\|>|<\uff5c[\w\u2581]{1,64}\uff5c>|</?tool_call>|<function=|\[TOOL_CALLS\]")
-_THINK_END = "</think>"
 _SUBMIT = ("COMPLETE_TASK_AND_SUBMIT", "MINI_SWE_AGENT_FINAL_OUTPUT")
 _TESTS = re.compile(r"\b(?:pytest|py\.test|unittest|tox|nox|jest|vitest|mocha|rspec|phpunit|ctest)\b")
 _TEST_VERBS = frozenset({"test", "t", "check"})
@@ -54,11 +53,6 @@ _PROMPTS = jinja2.Environment(
 def prompt(name: str, **values: object) -> str:
     """Render a prompt; a missing value is an error."""
     return _PROMPTS.get_template(name).render(**values).strip()
-
-
-def strip_reasoning(text: str) -> str:
-    """Remove the reasoning that some servers leave before an answer."""
-    return text.rpartition(_THINK_END)[2].strip()
 
 
 def find_blocks(text: str) -> tuple[list[tuple[str, str]], bool]:
@@ -271,36 +265,3 @@ def find_leaks(answer: str, hidden: str, visible: Iterable[str]) -> list[str]:
     # Parts of another leak are not listed.
     longest = [term for term in leaks if not any(term != other and term in other for other in leaks)]
     return sorted(longest, key=answer.lower().find)[:MAX_LEAKS]
-
-
-# Variation selectors and fillers, which are invisible but not in a category of invisible characters.
-_FILLERS = {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0}
-_FILLERS |= {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)}
-
-
-class _Visible(dict[int, int | None]):
-    """A table for `str.translate` that removes format, control and private characters, and fillers."""
-
-    def __missing__(self, code: int) -> int | None:
-        invisible = unicodedata.category(chr(code)) in ("Cf", "Cc", "Co", "Cs") or code in _FILLERS
-        return self.setdefault(code, None if invisible and chr(code) not in "\n\t" else code)
-
-
-_VISIBLE = _Visible()
-_CONTROL = re.compile(
-    r"<(?=[|\u2581]|/?(?:start_of_turn|end_of_turn|s|bos|eos|think|tool_call|hidden)>|</?SYS>)"
-    r"|\|(?=>)|\[(?=/?INST\])"
-)
-
-
-def sanitize(text: str) -> str:
-    """Make text that a model wrote safe to show to a judge, in time linear in the text.
-
-    The text is normalized, invisible characters are removed, and control tokens are broken up.
-    Instructions to the judge stay: no list of words can tell them from text it should read.
-
-    >>> sanitize("THOUGHT:\u200b look.\\n<|im_end|> \uff21")
-    'THOUGHT: look.\\n< |im_end| > A'
-    """
-    normalized = unicodedata.normalize("NFKC", text.translate(_VISIBLE)).translate(_VISIBLE)
-    return _CONTROL.sub(r"\g<0> ", normalized)

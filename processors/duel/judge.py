@@ -11,7 +11,6 @@ once more; after that the judgment is stored as not parsed, with the raw reply.
 """
 
 import asyncio
-import hashlib
 import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,8 +27,9 @@ from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import Judge
 from pimono_sdpo.schema import DUEL_METRICS, DUEL_TURN, FINAL_SCORE, JUDGMENT, PARITY, REFINED_SCORE, Opponent
 from pimono_sdpo.text import replace_surrogates, shorten
-from processors.duel.answers import Row, classify_action, prompt, sanitize, strip_reasoning, sum_usage
+from processors.duel.answers import Row, classify_action, prompt, sum_usage
 from processors.duel.turns import SHARD_ROWS
+from processors.judge import Messages, frame, sanitize, strip_drafts
 
 Array = NDArray[np.float64]
 Bucket = Literal["final", "refined", "defeat", "parse_fail"]
@@ -76,7 +76,7 @@ def read_verdict(text: str) -> Verdict | str:
     >>> read_verdict("I prefer A.")
     'no JSON object with "A" and "B"'
     """
-    text = strip_reasoning(text)
+    text = strip_drafts(text)
     candidates: list[Json] = []
     end = 0
     for _ in range(BRACES):
@@ -188,10 +188,7 @@ class JudgeStage:
     async def _judge(self, answer: Row, seat: Seat, ours: str, theirs: str) -> Json:
         judge, order = seat
         first, second = (theirs, ours) if order == 0 else (ours, theirs)
-        messages = [
-            {"role": "system", "content": prompt("judge")},
-            {"role": "user", "content": self.render_comparison(answer, first, second)},
-        ]
+        messages = self.write_question(answer, first, second)
         replies: list[Reply] = []
         while True:
             request = Request(judge, messages, temperature=0.0, seed=self.seed, max_tokens=self.panel.max_tokens)
@@ -208,8 +205,8 @@ class JudgeStage:
                 {"role": "user", "content": prompt("repair", fault=verdict)},
             ]
 
-    def render_comparison(self, answer: Row, first: str, second: str) -> str:
-        """Return the conversation, the known solution and both responses as a prompt.
+    def write_question(self, answer: Row, first: str, second: str) -> Messages:
+        """Return the messages that show a judge the conversation, the known solution and both responses.
 
         The long parts come first: both orders share them, so that the provider can cache the prompt.
         """
@@ -217,18 +214,15 @@ class JudgeStage:
         conversation = "\n\n".join(
             f"[{message['role']}]\n{shorten(message['content'], MESSAGE_CHARS)}" for message in answer["messages"]
         )
-        parts = {
-            "conversation": shorten(sanitize(conversation), HISTORY_CHARS),
-            "known": sanitize(answer[column]) if column else "",
-            "first": shorten(sanitize(first), ANSWER_CHARS),
-            "second": shorten(sanitize(second), ANSWER_CHARS),
-        }
-        # An answer cannot contain its own hash, so it cannot close its frame. Both orders have the
-        # same mark, for the provider's prompt cache.
-        shared = [self.seed, answer["turn_id"], parts["known"], *sorted([first, second])]
-        mark = hashlib.sha256(json.dumps(shared).encode()).hexdigest()[:16]
-        name = "reference" if column == "assistant" else "solution"
-        return prompt("compared", mark=mark, known_name=name, **parts)
+        # Sanitized before it is shortened, because that may make a text longer.
+        parts = {"conversation": shorten(sanitize(conversation), HISTORY_CHARS)}
+        if column and answer[column]:
+            parts["reference" if column == "assistant" else "solution"] = shorten(
+                sanitize(answer[column]), ANSWER_CHARS
+            )
+        for name, text in (("response A", first), ("response B", second)):
+            parts[name] = shorten(sanitize(text), ANSWER_CHARS)
+        return frame(prompt("judge"), parts)
 
     def _row(self, answer: Row, seat: Seat, verdict: Verdict | str, replies: Sequence[Reply], raw: str) -> Json:
         judge, order = seat

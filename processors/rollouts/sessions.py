@@ -16,8 +16,7 @@ from typing import Any
 
 from datasets import Features
 
-from pimono_sdpo.replay.calls import apply_in_turn, decode_arguments, find_path, read_edits
-from pimono_sdpo.replay.workspace import Workspace
+from pimono_sdpo.edits import decode_arguments, find_path
 from pimono_sdpo.schema import PAIR, Turn
 from pimono_sdpo.stage import Filter, FlatMap, Row
 from pimono_sdpo.traces.events import Event, decode_json
@@ -52,7 +51,8 @@ def _read(
     turns, steps, turn_of = _read_turns(trace, private, active)
     session, _ = redact_text(row["session_id"] or trace.session_id or row["source"], trace.cwd)
     split_column = split({"cwd": trace.cwd, "source": row["source"]}, test_fraction)
-    columns = {"task_id": session, "tools": _describe_tools(steps, trace.harness), **split_column}
+    tools = describe_tools(list_worked(steps), trace.harness, find_harness(trace.harness).tools)
+    columns = {"task_id": session, "tools": tools, **split_column}
     return trace, private, turns, steps, turn_of, columns
 
 
@@ -95,15 +95,20 @@ def _read_turns(
     return turns, steps, turn_of
 
 
-def _describe_tools(steps: Sequence[Json], harness: str) -> list[Json]:
-    """Return the definitions of the tools whose calls worked."""
-    called = [(step["name"], step["args"]) for step in steps if step["kind"] in {"tool_call", "loop"} and step["ok"]]
-    return describe_tools(find_harness(harness), called)
+def list_worked(steps: Sequence[Json]) -> list[tuple[str, Json]]:
+    """Return name and arguments of the calls that worked."""
+    return [(step["name"], step["args"]) for step in steps if step["kind"] in {"tool_call", "loop"} and step["ok"]]
 
 
 def build_stage(test_fraction: float = 0.0, recorder: Sequence[str] | None = ()) -> FlatMap:
     """Return the stage from sessions to runs; `recorder` is as in `processors.redact.identify`."""
-    return FlatMap(partial(read_session, test_fraction=test_fraction, recorder=recorder), reads=READ, writes=RUN)
+    read = partial(read_session, test_fraction=test_fraction, recorder=recorder)
+    return FlatMap(read, reads=READ, writes=RUN, on_crash=name_run)
+
+
+def name_run(row: Row) -> Json:
+    """Return the reject of a session on which a stage crashed."""
+    return {"task_id": redact_text(row["session_id"] or row["source"], "")[0]}
 
 
 # The target of a pair, the number of the rejected turn, the chosen and the rejected turn, and the
@@ -136,28 +141,19 @@ def _without_ids(turn: Turn) -> list[Any]:
 
 
 def _find_fixed_edits(trace: Trace, turns: Sequence[Turn], turn_of: Mapping[int, int]) -> Iterator[PairOfTurns]:
-    """Yield failed edits with their fixes; a fix that replay shows to be impossible is a problem."""
+    """Yield failed edits with their fixes."""
     matched = match_results(trace.events)
-    known = Workspace(trace.cwd, tools=find_harness(trace.harness).files)
     for event in trace.events:
-        if event.kind != "tool_call":
-            known.observe_event(event)
+        is_call = event.kind == "tool_call" and event.on_active_branch and not event.is_subagent
+        if not is_call or event.tool_name not in EDITS or event.index not in matched:
             continue
-        if not event.on_active_branch or event.is_subagent:
-            continue
-        if event.index not in matched:
-            known.observe_unanswered(event.tool_name, decode_arguments(event))
-            continue
-        result = trace.events[matched[event.index]]
-        is_failed = event.tool_name in EDITS and result.is_error
-        fixed = _find_next_edit(trace, matched, event) if is_failed else None
+        has_failed = trace.events[matched[event.index]].is_error
+        fixed = _find_next_edit(trace, matched, event) if has_failed else None
         at = turn_of.get(event.index)
         if fixed is not None and at is not None and fixed.index in turn_of:
             # The text before a call did not make it fail, so it is left out.
             chosen, rejected = turns[turn_of[fixed.index]], turns[at]
-            problem = "ineligible" if _contradicts(known, fixed) else None
-            yield "edit", at, {**chosen, "content": ""}, {**rejected, "content": ""}, problem
-        known.observe(event, result)
+            yield "edit", at, {**chosen, "content": ""}, {**rejected, "content": ""}, None
 
 
 def _find_next_edit(trace: Trace, matched: Mapping[int, int], failed: Event) -> Event | None:
@@ -173,16 +169,6 @@ def _find_next_edit(trace: Trace, matched: Mapping[int, int], failed: Event) -> 
             if has_worked and path and find_path(decode_arguments(event)) == path:
                 return event
     return None
-
-
-def _contradicts(known: Workspace, fixed: Event) -> bool:
-    """Return whether the fix could not have worked in place of the failed edit."""
-    arguments = decode_arguments(fixed)
-    file = known.files.get(known.absolute(find_path(arguments)))
-    edits = read_edits(arguments)
-    if file is None or not edits or not file.is_known:
-        return False
-    return file.predict(edits, apply_in_turn(arguments)) not in {None, "ok"}
 
 
 def _find_branches(
@@ -211,4 +197,5 @@ def _find_answer(turns: Sequence[Turn], start: int) -> int | None:
 def build_stages(test_fraction: float = 0.0, recorder: Sequence[str] | None = ()) -> tuple[FlatMap, Filter]:
     """Return the stages from sessions to pairs."""
     pair = partial(pair_session, test_fraction=test_fraction, recorder=recorder)
-    return (FlatMap(pair, reads=READ, writes=Features({**PAIR, **PROBLEM})), Filter(drop_problems, reads=("problem",)))
+    writes = Features({**PAIR, **PROBLEM})
+    return (FlatMap(pair, reads=READ, writes=writes, on_crash=name_run), Filter(drop_problems, reads=("problem",)))

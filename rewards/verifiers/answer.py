@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
-from pimono_sdpo.replay.calls import find_path, read_edits
+from pimono_sdpo.edits import find_path, read_edits
 from rewards.answers import Fenced, fenced, find_calls
 from rewards.verifiers.candidate import Candidate, Refusal, changed_files, get_files, refused_path
 from rewards.verifiers.patches import HINTS, apply_patch, drop_delimiter, has_diff, split_lines

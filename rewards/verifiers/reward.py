@@ -41,24 +41,15 @@ class VerifierReward:
     special tokens that delimit tool calls. Then `spec["truncated"]` is whether the completion lacks a
     token that ends the turn, `spec["end"]` is that token, and `find_model_format` sets the format of
     calls unless the row does. `end_ids` are further tokens that end a turn, such as
-    `generation_config.eos_token_id`. A completion without a verdict gets the reward of `fallback`, at
-    most MAX_PARTIAL.
+    `generation_config.eos_token_id`.
     """
 
-    def __init__(
-        self,
-        rubric: Rubric,
-        tokenizer: Any = None,
-        end_ids: Collection[int] = (),
-        workers: int = 4,
-        fallback: Reward | None = None,
-    ) -> None:
+    def __init__(self, rubric: Rubric, tokenizer: Any = None, end_ids: Collection[int] = (), workers: int = 4) -> None:
         self.__name__ = "verifier_reward"
         self.rubric = rubric
         self.tokenizer = tokenizer
         self.end_ids = frozenset(end_ids)
         self.workers = workers
-        self.fallback = fallback
         self.results: list[RubricResult] = []
         self._cache: dict[str, RubricResult] = {}
 
@@ -75,27 +66,23 @@ class VerifierReward:
         completions: Sequence[str | Conversation],
         completion_ids: Sequence[Sequence[int]] | None = None,
         verifier_spec: Sequence[str | None] | None = None,
+        tools: Sequence[Sequence[Any] | None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        """Return a float for each completion.
+        """Return a float for each completion; `tools` are those of a spec that names none.
 
         Raises TrainingInputError when the rows have no column `verifier_spec`, or when it is not a JSON
         object; an object that no verifier can use is an `error` and gets a neutral reward.
         """
-        if verifier_spec is None and not self.fallback:
+        if verifier_spec is None:
             raise TrainingInputError(
                 "The rows have no column `verifier_spec`; add it to the rows or train with another reward."
             )
-        specs = verifier_spec or [None] * len(completions)
         ids: Sequence[Sequence[int] | None] = completion_ids or [None] * len(completions)
+        specs = [*map(add_tools, verifier_spec, tools or [None] * len(verifier_spec))]
         self.results = self._verify_all(list(map(self._prepare, completions, ids, specs)))
-        groups = [json.dumps(row) for row in zip(prompts, specs, strict=True)]
-        rewards = [result.reward for result in self.results]
-        if self.fallback and None in rewards:
-            fallbacks = self.fallback(prompts=prompts, completions=completions, **columns)
-            capped = (None if reward is None else min(reward, MAX_PARTIAL) for reward in fallbacks)
-            rewards = [other if own is None else own for own, other in zip(rewards, capped, strict=True)]
-        return [*_fill_neutral(rewards, groups)]
+        groups = [json.dumps(row) for row in zip(prompts, verifier_spec, strict=True)]
+        return [*_fill_neutral([result.reward for result in self.results], groups)]
 
     def _prepare(
         self, completion: str | Conversation, ids: Sequence[int] | None, spec: str | None
@@ -141,6 +128,11 @@ def _fill_neutral(rewards: Sequence[float | None], groups: Sequence[str]) -> lis
     default = min(fmean(batch), MAX_PARTIAL) if batch else NEUTRAL
     means = {group: fmean(of_group) if of_group else default for group, of_group in known.items()}
     return [means[group] if reward is None else reward for reward, group in zip(rewards, groups, strict=True)]
+
+
+def add_tools(spec: str | None, tools: Sequence[Any] | None) -> str | None:
+    """Return a spec with the tools of its row, unless it has its own, as in rows of older versions."""
+    return json.dumps({"tools": tools, **_decode_spec(spec)}) if spec and tools else spec
 
 
 def needs_format(spec: Mapping[str, Any]) -> bool:

@@ -15,11 +15,18 @@ class Fault:
     answer: Callable[[bytes], Awaitable[Response]]
 
 
-def busy(status: int = 503, retry_after: float | str | None = None, body: object = None) -> Fault:
+def busy(
+    status: int = 503,
+    retry_after: float | str | None = None,
+    body: object = None,
+    headers: dict[str, str] | None = None,
+) -> Fault:
     """Any status that is no answer, with Retry-After in seconds or as a date."""
+    headers = dict(headers or {})
+    if retry_after is not None:
+        headers["Retry-After"] = str(retry_after)
 
     async def answer(_: bytes) -> Response:
-        headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         told = {"error": {"message": "Injected fault"}} if body is None else body
         return JSONResponse(told, status, headers)
 

@@ -11,7 +11,6 @@ import pytest
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import Endpoint, Judge, Limits
 from pimono_sdpo.schema import DUEL_METRICS, JUDGMENT
-from processors.duel.answers import sanitize
 from processors.duel.judge import (
     NO_JUDGE_ASKED,
     JudgeStage,
@@ -23,6 +22,7 @@ from processors.duel.judge import (
     read_verdict,
     score_turn,
 )
+from processors.judge import sanitize
 from tests.chat_server import ChatServer, busy
 from tests.duel.players import play, shown, verdict
 from tests.duel.trajectories import step, trajectory

@@ -56,7 +56,7 @@ def test_an_answer_has_text_calls_tokens_and_cost(chat_server: ChatServer) -> No
     assert (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens) == (100, 10, 40)
     assert reply.cost == pytest.approx((60 * 1.0 + 40 * 0.5 + 10 * 10.0) / 1e6)
     (hit,) = chat_server.hits
-    assert hit.authorization == f"Bearer {KEY}"
+    assert hit.headers["authorization"] == f"Bearer {KEY}"
     assert {**hit.body, "messages": None} == {
         "model": "m",
         "messages": None,

@@ -86,7 +86,7 @@ def _answers(url: str) -> bool:
 @pytest.mark.slow
 def test_a_real_server_answers(served: tuple[str, str], tmp_path: Path) -> None:
     url, model = served
-    chat = Chat(find_endpoint(url, {}), Journal(tmp_path / "calls.sqlite"), limits=ONE)
+    chat = Chat(find_endpoint(url), Journal(tmp_path / "calls.sqlite"), limits=ONE)
     turn = {"role": "user", "content": "Say something."}
 
     async def ask(*requests: Request) -> list[Reply]:

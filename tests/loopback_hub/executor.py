@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Lock, Thread
@@ -31,6 +32,7 @@ KEYS = {
 }
 # A machine without a GPU has a PyTorch without CUDA: its libraries are left out.
 CUDA = re.compile(r"(nvidia-|cuda-|triton==)")
+LABEL = re.compile(r"[A-Za-z0-9_-]+")
 PASSED_ON = ("SSL_CERT_FILE", "SSL_CERT_DIR", "UV_CACHE_DIR", "UV_FIND_LINKS", "UV_INDEX_URL")
 
 
@@ -49,6 +51,10 @@ def check(store: Store, spec: dict[str, Any], flavors: list[str]) -> str | None:
         return f"Invalid flavor {spec.get('flavor')}"
     if not spec.get("command"):
         return "A job needs a command"
+    # The characters are those of the Hub's documentation (huggingface/hub-docs#2735).
+    for text in chain.from_iterable((spec.get("labels") or {}).items()):
+        if not LABEL.fullmatch(text):
+            return f"Invalid label {text}: only letters, digits, - and _"
     for volume in spec.get("volumes", []):
         if volume["type"] == "bucket" and volume["source"] not in store.buckets:
             return f"Volume source not found: {volume['source']}"

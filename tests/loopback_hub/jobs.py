@@ -66,8 +66,17 @@ def submit(call: Call) -> Response:
 
 
 def listed(call: Call) -> Response:
-    namespace = namespace_of(call)
-    return JSONResponse([j.info() for j in call.store.jobs.values() if j.namespace == namespace])
+    """The jobs of a namespace, by `label` (key=value, all of them) and `stage` (any of them)."""
+    namespace, query = namespace_of(call), call.request.query_params
+    labels, stages = {*query.getlist("label")}, query.getlist("stage")
+    found = [
+        job.info()
+        for job in call.store.jobs.values()
+        if job.namespace == namespace
+        and labels <= {f"{key}={value}" for key, value in (job.spec.get("labels") or {}).items()}
+        and (not stages or job.stage in stages)
+    ]
+    return JSONResponse(found)
 
 
 def find(call: Call) -> Job:

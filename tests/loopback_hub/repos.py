@@ -115,6 +115,12 @@ def sibling(path: str, content: Blob, with_blobs: bool) -> dict[str, object]:
     return entry
 
 
+def auth_check(call: Call) -> Response:
+    repo = call.repo(write="write" in call.args)
+    call.enter(repo)
+    return Response(status_code=200)
+
+
 def refs(call: Call) -> Response:
     repo = call.repo()
     answer: dict[str, list[dict[str, str]]] = {}
@@ -206,6 +212,7 @@ ROUTES = [
     route("POST", r"/api/validate-yaml", validate_yaml),
     route("GET", REPO, info),
     route("GET", rf"{REPO}/revision/{REV}", info),
+    route("GET", rf"{REPO}/auth-check(?P<write>/write)?", auth_check),
     route("GET", rf"{REPO}/refs", refs),
     route("POST", rf"{REPO}/branch/{REV}", create_branch),
     route("DELETE", rf"{REPO}/branch/{REV}", delete_branch),

@@ -151,6 +151,8 @@ def test_a_commit_that_the_hub_refuses(loopback_hub: LoopbackHub, summary: str, 
         ({"dockerImage": None}, 400),
         ({"command": []}, 400),
         ({"timeout": "3h"}, 400),
+        ({"labels": {"pimono-sdpo": "c0ffee_1"}}, 200),
+        ({"labels": {"model": "Qwen3-0.6B"}}, 400),
     ],
 )
 def test_a_job_that_the_hub_refuses(loopback_hub: LoopbackHub, change: dict[str, object], status: int) -> None:

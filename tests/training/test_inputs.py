@@ -133,9 +133,7 @@ def test_a_recipe_is_found_by_path_then_by_name(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("max_steps: 3\n")
     assert find_recipe(str(own)) == own
-    with pytest.raises(
-        TrainingInputError, match="gemma4_12b, gemma4_12b_full, qwen3_4b, qwen3_4b_dpo, qwen3_4b_sft, small"
-    ):
+    with pytest.raises(TrainingInputError, match="gemma4_12b, qwen3_4b, qwen3_4b_dpo, qwen3_4b_sft, tiny"):
         find_recipe("gemma5")
 
 

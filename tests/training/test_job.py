@@ -48,7 +48,7 @@ def test_the_job_trains_logs_and_writes_its_card(tiny: Path, filtered: Path, tmp
         "checkpoint-4",
     }
     adapter = {path.name for path in (out / "adapter").iterdir()}
-    page = {"README.md", "run.json", "training.html", "training.svg"}
+    page = {"README.md", "run.json", "training.html"}
     assert adapter == {*output.WEIGHTS, *TOKENIZER, *page}
     assert (tmp_path / "trackio" / "pimono-sdpo.db").exists()
 
@@ -161,7 +161,7 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
         "report.json",
         "run.json",
         *TOKENIZER,
-        *("training.html", "training.svg", "funnel.svg", "scores.svg", "categories.svg"),
+        "training.html",
     }
 
 
@@ -228,9 +228,8 @@ def test_the_recipes_are_the_reference_run_and_its_small_twin(tmp_path: Path, mo
     assert small.use_cpu is True
 
 
-@pytest.mark.parametrize("recipe", ["gemma4_12b_full", "small"])
-def test_the_recipes_that_learn_state_completions_and_verify(recipe: str) -> None:
-    argv = ["--config", recipe, "--use_cpu", "true"]
+def test_the_recipe_of_one_gpu_states_completions() -> None:
+    argv = ["--config", "qwen3_4b", "--use_cpu", "true"]
     given, args, model_args, _ = parse(argv)
     SDPO(given, args, model_args)
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
@@ -238,8 +237,7 @@ def test_the_recipes_that_learn_state_completions_and_verify(recipe: str) -> Non
     assert args.generation_batch_size % args.num_generations == 0
     # Otherwise TRL would sample from older weights, or repeat completions within one update.
     assert args.gradient_accumulation_steps == args.steps_per_generation
-    assert (given.reward, given.gate, given.tools) == ("verifiers", ["tool_calls"], "pi")
-    assert args.success_reward_threshold == 1.0
+    assert (given.reward, args.success_reward_threshold) == ("trace_grounding", 0.35)
     assert (args.teacher_update_rate, args.environment_feedback_only_without_solution) == (0.01, True)
     given.generations += 1
     SDPO(given, args, model_args)

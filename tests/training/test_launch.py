@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.version import __version__
 from tests.exports import write_samples
-from tests.loopback_hub import LoopbackHub, run_client, run_python
+from tests.loopback_hub import LoopbackHub, run_client, run_hf, run_python
 from tests.loopback_hub.call import FINE_TOKEN
 from tests.loopback_hub.executor import Job
 
@@ -29,9 +30,9 @@ def rows(tmp_path: Path) -> Path:
 
 
 def launch(
-    hub: LoopbackHub, home: Path, *words: str, token: str | None = "hf_loopback"
+    hub: LoopbackHub, home: Path, *words: str, token: str | None = "hf_loopback", rows: str = "rows"
 ) -> subprocess.CompletedProcess[str]:
-    command = ("-m", "pimono_sdpo", "train", "rows", *words)
+    command = ("-m", "pimono_sdpo", "train", rows, *words)
     return run_python(hub, home, *command, token=token, xet=True, imported=TRAINING)
 
 
@@ -89,7 +90,7 @@ def test_a_job_installs_what_is_installed_here(tmp_path: Path) -> None:
     assert (tmp_path / "wheel" / wheel.name).read_bytes() == b"a wheel"
 
 
-ON = ("--on", "hf:cpu-basic")
+ON = ("--on", "hf:cpu-basic", "--use_cpu", "true")
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,14 @@ ON = ("--on", "hf:cpu-basic")
         (("--on", "mars"), "hf_loopback", "--on is mars; give here or hf:FLAVOR"),
         ((*ON, "--max_stepz", "3"), "hf_loopback", "Unknown argument(s) --max_stepz 3, did you mean --max_steps?"),
         ((*ON, "--max_steps", "three"), "hf_loopback", "invalid int value: 'three'"),
+        ((*ON, "--learning-rate", "-1"), "hf_loopback", "--learning_rate is -1.0; give a number above 0"),
+        ((*ON, "--config", "own.yaml"), "hf_loopback", "--max_steps is 0; give at least 1"),
+        ((*ON, "--config", "list.yaml"), "hf_loopback", "The recipe `list.yaml` is not a mapping"),
+        ((*ON, "--config", "broken.yaml"), "hf_loopback", "The recipe `broken.yaml` cannot be read"),
+        ((*ON, "--config", "tiny"), "hf_loopback", "./build/tiny-gemma4 is on this machine, where a job"),
+        (("--on", "hf:cpu-basic"), "hf_loopback", "The flavor `cpu-basic` has no GPU; give another, or --use_cpu"),
+        ((*ON, "--namespace", "strangers"), "hf_loopback", "--namespace is strangers; give one of me, lab"),
+        ((*ON, "--eval_split", "test"), "hf_loopback", "The split `test` of `rows` cannot be loaded"),
         ((*ON, "--split_by", "day"), "hf_loopback", "argument --split_by/--split-by: invalid choice"),
         ((*ON, "--config", "nosuch.yaml"), "hf_loopback", "There is no recipe `nosuch.yaml`"),
         ((*ON, "--config", "tiny.yaml"), "hf_loopback", "give the name of a recipe without .yaml"),
@@ -112,6 +121,8 @@ ON = ("--on", "hf:cpu-basic")
 def test_what_cannot_run_there_is_found_before_anything_leaves(
     loopback_hub: LoopbackHub, rows: Path, words: tuple[str, ...], token: str | None, sentence: str
 ) -> None:
+    for name, text in {"own": "max_steps: 0", "list": "- max_steps", "broken": "max_steps: ["}.items():
+        (rows.parent / f"{name}.yaml").write_text(text)
     done = launch(loopback_hub, rows.parent, *words, token=token)
     assert done.returncode == 2, done.stdout + done.stderr
     line = done.stderr.splitlines()[-1]
@@ -120,6 +131,30 @@ def test_what_cannot_run_there_is_found_before_anything_leaves(
     assert not loopback_hub.store.repos
     assert not loopback_hub.store.buckets
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "method", "sentence"),
+    [
+        ("nope", "sdpo", "There is no folder `nope`; make it with"),
+        ("me/nope", "sdpo", "The split `train` of `me/nope` cannot be loaded (Dataset 'me/nope' doesn't exist"),
+        ("me/empty", "sdpo", "The split `train` of `me/empty` cannot be loaded"),
+        ("me/texts", "sdpo", "`me/texts` has no column prompt and privileged_context and reward_terms, only text"),
+        ("rows", "sft", "`rows` has no column completion, only prompt"),
+        ("rows", "dpo", "`rows` has no column chosen and rejected, only prompt"),
+    ],
+)
+def test_rows_that_cannot_be_trained_on_buy_no_machine(
+    loopback_hub: LoopbackHub, rows: Path, given: str, method: str, sentence: str
+) -> None:
+    loopback_hub.seed("me/texts", "dataset", {"train.jsonl": b'{"text": "hi"}\n'}, private=True)
+    loopback_hub.seed("me/empty", "dataset", {"README.md": b"# Nothing\n"}, private=True)
+    done = launch(loopback_hub, rows.parent, *ON, "--method", method, rows=given)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert sentence in done.stderr.splitlines()[-1]
+    assert len(loopback_hub.store.repos) == 2
+    assert not loopback_hub.store.buckets
+    assert not loopback_hub.store.jobs
 
 
 def test_private_rows_do_not_go_to_a_public_dataset(loopback_hub: LoopbackHub, rows: Path) -> None:
@@ -142,6 +177,75 @@ def test_an_account_that_cannot_pay_or_may_not_run_jobs(
     reason = "402, Pre-paid credit balance is insufficient" if token == "hf_loopback" else "403"
     assert f"the Hub answers {reason}" in done.stderr.splitlines()[-1]
     assert not loopback_hub.store.jobs
+
+
+@pytest.fixture
+def submit(loopback_hub: LoopbackHub, rows: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Submits a job, which ends at once, since there is no package that it could install."""
+    loopback_hub.store.image = {"UV_OFFLINE": "1", "UV_CACHE_DIR": str(rows.parent / "cache")}
+    (rows.parent / "p.whl").write_bytes(b"")
+    yield lambda *words: launch(loopback_hub, rows.parent, *ON, "--wheel", "p.whl", "--detach", *words)
+    assert all(job.ended.wait(60) for job in loopback_hub.store.jobs.values())
+
+
+def submissions(hub: LoopbackHub) -> int:
+    return sum(seen.method == "POST" and seen.path.startswith("/api/jobs/") for seen in hub.requests)
+
+
+@pytest.mark.parametrize("after", [0, 40])
+def test_a_job_whose_answer_is_lost_is_found(
+    loopback_hub: LoopbackHub, submit: Callable[..., subprocess.CompletedProcess[str]], after: int
+) -> None:
+    loopback_hub.drop_next("/api/jobs/me", after=after, method="POST")
+    done = submit()
+    assert done.returncode == 0, done.stdout + done.stderr
+    (job,) = loopback_hub.store.jobs.values()
+    assert f"job me/{job.job_id} on cpu-basic, for at most 3h" in done.stdout
+    assert done.stdout.endswith(
+        f"`hf jobs logs -f me/{job.job_id}` follows it, `hf jobs cancel me/{job.job_id}` ends it\n"
+    )
+    assert submissions(loopback_hub) == 1
+
+
+def test_a_job_that_did_not_start_is_not_submitted_again(
+    loopback_hub: LoopbackHub, submit: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    loopback_hub.fail_next("/api/jobs/me", 502, method="POST")
+    done = submit()
+    assert done.returncode == 2
+    assert "The job was not submitted (the Hub answers 502" in done.stderr.splitlines()[-1]
+    assert not loopback_hub.store.jobs
+    assert submissions(loopback_hub) == 1
+
+
+def test_a_job_that_cannot_be_looked_for_may_have_started(
+    loopback_hub: LoopbackHub, rows: Path, submit: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    loopback_hub.drop_next("/api/jobs/me", method="POST")
+    loopback_hub.fail_next("/api/jobs/me", 403, method="GET")
+    done = submit()
+    assert done.returncode == 2
+    line = done.stderr.splitlines()[-1]
+    assert "It is not known whether the job was submitted (the Hub answers 403" in line
+    (job,) = loopback_hub.store.jobs.values()
+    assert submissions(loopback_hub) == 1
+    look = line.partition("`hf ")[2].partition("`")[0]
+    assert job.job_id in run_hf(loopback_hub, rows.parent, *look.split(), "--quiet").stdout
+
+
+def test_an_organization_runs_the_job_and_the_rows_stay_with_the_user(
+    loopback_hub: LoopbackHub, submit: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    done = submit("--namespace", "lab", "--max_steps", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (job,) = loopback_hub.store.jobs.values()
+    assert job.namespace == "lab"
+    assert [*loopback_hub.store.buckets] == ["lab/jobs-artifacts"]
+    assert [*loopback_hub.store.repos] == [("dataset", "me/rows")]
+    words = job.spec["command"]
+    assert words[words.index("--hub_model_id") + 1] == "me/rows-sdpo"
+    typed = "pimono-sdpo train me/rows --method sdpo --use_cpu true --max_steps 3 --on hf:cpu-basic --namespace lab"
+    assert job.spec["environment"]["PIMONO_SDPO_COMMAND"] == f"{typed} --time-limit 3h"
 
 
 LEFT = """

@@ -147,7 +147,7 @@ def test_arguments_that_do_not_fit_the_model_are_one_sentence(
 @pytest.mark.parametrize(
     ("column", "value", "words"),
     [
-        ("reward_terms", None, "rows names a concrete term in `reward_terms`; give --reward outcome"),
+        ("reward_terms", None, "rows names a concrete term in `reward_terms`; give other rows, or another --reward"),
         ("reward_terms", [None], "Expected `str`, got `null` - at `$.reward_terms[0]`"),
         ("reward_terms", "enoent", "Expected `array | null`, got `str` - at `$.reward_terms`"),
         ("privileged_context", 7, "got `int` - at `$.privileged_context`"),

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file as save_weights
 
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.push import PushOptions
+from pimono_sdpo.push import Repo
 from pimono_sdpo.training import output, publish
 from pimono_sdpo.training.run import check_same_start, started_with
 from pimono_sdpo.training.tiny_model import write_tiny_model
@@ -298,11 +298,11 @@ def test_nothing_is_published_while_a_text_holds_a_secret(tmp_path: Path) -> Non
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# An adapter\nDB_PASSWORD=" + "hunter2")
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(OutputError, match=r"README.md` holds .*\(assigned_secret\)"):
-        publish.AdapterUpload(repo_id="me/adapter", options=PushOptions(), folder=tmp_path).publish()
+        publish.publish_adapter(Repo("me/adapter", "model"), tmp_path)
 
 
 def test_nothing_is_published_with_a_card_that_would_be_refused(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("---\nlicense: mine\n---\n# T\n![x](x.png)\n")
     with pytest.raises(OutputError, match="Correct it and push again") as refused:
-        publish.AdapterUpload(repo_id="me/adapter", options=PushOptions(), folder=tmp_path).publish()
+        publish.publish_adapter(Repo("me/adapter", "model"), tmp_path)
     assert "`license` is `mine`" in str(refused.value)

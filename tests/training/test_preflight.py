@@ -256,9 +256,8 @@ def test_advice_names_only_what_is_not_given_already(tiny: Path, tmp_path: Path)
         assert given not in said
 
 
-@pytest.mark.parametrize("recipe", ["gemma4_12b_full", "qwen3_4b", "small"])
 def test_a_recipe_starts_on_the_traces_of_one_repository(
-    recipe: str, tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Filter, split, budgets, rewards, template and memory, with the tokenizer of the tiny model."""
     sessions = tmp_path / "sessions"
@@ -267,7 +266,7 @@ def test_a_recipe_starts_on_the_traces_of_one_repository(
         for file in SAMPLE_SESSIONS.glob("*.jsonl"):
             text = file.read_text().replace("fix", f"fix {number}")
             (sessions / f"{number}-{file.name}").write_text(text)
-    argv = ["--config", recipe, "--report_to", "none", "--mode", "preflight"]
+    argv = ["--config", "qwen3_4b", "--report_to", "none", "--mode", "preflight"]
     argv += ["--source", str(sessions), "--model_name_or_path", str(tiny), "--use_cpu", "true"]
     argv += ["--output_dir", str(tmp_path / "out"), "--preflight_rows", "0", "--min_score", "0"]
     argv += ["--gradient_accumulation_steps", "8", "--test_fraction", "0.4"]

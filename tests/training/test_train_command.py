@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.training import read_options
+from pimono_sdpo.training import SMOKE_TEST, read_options
 from pimono_sdpo.training.arguments import open_parser
 from pimono_sdpo.training.run import METHODS
 
@@ -30,7 +30,7 @@ def test_rows_are_trained_on_with_any_option_of_the_job(
     options += ["--model_name_or_path", str(tiny), "--output-dir", str(tmp_path / "out")]
     code, output = run_train(str(filtered), "--method", "grpo", *options)
     assert code == 0, output
-    assert output.startswith(f"recipe tiny.yaml, model {tiny}\n")
+    assert output.startswith(f"{SMOKE_TEST}\nrecipe tiny.yaml, model {tiny}\n")
     assert "lowered_by: --gradient_checkpointing" in output
 
 

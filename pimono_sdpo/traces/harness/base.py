@@ -32,28 +32,6 @@ class Tool:
 
 
 @dataclass(frozen=True)
-class FileTools:
-    """How a harness shows and edits files; `pimono_sdpo.replay` depends on it.
-
-    Events call these tools `read`, `edit`, `write` and `bash`, whatever their recorded names are.
-
-    edit           the arguments with the old and the new text of an edit, if there are any
-    read_only      a pattern for the names of other tools that change no file
-    numbers_lines  a read puts a number before each line
-    max_lines      a read stops after this many lines without saying so
-    reads_first    an edit of a file is refused until the file is read, and again after a compaction
-    trims_output   the output of commands is shortened without saying so
-    """
-
-    edit: tuple[str, str] | None = None
-    read_only: str = ""
-    numbers_lines: bool = True
-    max_lines: int | None = 2000
-    reads_first: bool = True
-    trims_output: bool = True
-
-
-@dataclass(frozen=True)
 class Harness:
     """One harness: how its sessions are recognised and read, and what its tools are.
 
@@ -65,7 +43,7 @@ class Harness:
     read         returns all events of a session, in order
     sample       the lines of a short session: a request, then a command that fails
     tools        the tools that come with the harness, by the names in its events
-    files        how it shows and edits files
+    edit         the arguments with the old and the new text of an edit, if there are any
     coerces      it converts arguments to the types of the schema, such as "42" to a number
     recorder_of  returns the name of the harness that wrote a session, if several write this format
     version_of   returns the version that wrote a session, "" if it does not say
@@ -79,7 +57,7 @@ class Harness:
     read: Callable[[list[Any]], list[Event]]
     sample: str
     tools: Mapping[str, Tool] = field(default_factory=dict)
-    files: FileTools = FileTools()
+    edit: tuple[str, str] | None = None
     coerces: bool = False
     decoder: msgspec.json.Decoder[Any] = OBJECT
     build: Callable[[Entry], Any] = dict

@@ -15,7 +15,6 @@ from pimono_sdpo.traces.harness import blocks
 from pimono_sdpo.traces.harness.base import (
     TEXT,
     Entry,
-    FileTools,
     Harness,
     Tool,
     describe_arguments,
@@ -569,11 +568,7 @@ HARNESS = Harness(
     tools=TOOLS,
     version_of=read_version,
     list_kinds=list_kinds,
-    files=FileTools(
-        edit=("old_string", "new_string"),
-        read_only=r"[Tt]odo\w*|Task(?:Create|Update|Get|List|Stop)|\w*mark_chapter|[Ww]eb\w*|ToolSearch|AskUser\w*|Skill|LSP|ListMcp\w*|ReadMcp\w*"
-        r"|BashOutput|TaskOutput|KillShell|ExitPlanMode|EnterPlanMode",
-    ),
+    edit=("old_string", "new_string"),
     sample="""\
 {"type": "user", "uuid": "1", "parentUuid": null, "sessionId": "s", "cwd": "/w/app",\
  "message": {"role": "user", "content": "Fix the failing test of the parser."}}

@@ -17,7 +17,6 @@ from pimono_sdpo.traces.harness import blocks
 from pimono_sdpo.traces.harness.base import (
     TEXT,
     Entry,
-    FileTools,
     Harness,
     Tool,
     describe_arguments,
@@ -765,9 +764,6 @@ HARNESS = Harness(
     tools=TOOLS,
     version_of=read_version,
     list_kinds=list_kinds,
-    files=FileTools(
-        read_only="update_plan|view_image", numbers_lines=False, max_lines=None, reads_first=False, trims_output=False
-    ),
     sample="""\
 {"type": "session_meta", "payload": {"id": "s", "cwd": "/w/app"}}
 {"type": "response_item", "payload": {"type": "message", "role": "user",\

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks
-from pimono_sdpo.traces.harness.base import Entry, FileTools, Harness
+from pimono_sdpo.traces.harness.base import Entry, Harness
 from pimono_sdpo.traces.harness.blocks import find_text, to_object, to_text
 
 _HEADER_KEYS = frozenset({"owner", "sessionTitle", "title", "cwd", "hostId", "session", "version"})
@@ -114,7 +114,7 @@ HARNESS = Harness(
     read=read,
     version_of=read_version,
     list_kinds=list_kinds,
-    files=FileTools(edit=("old_str", "new_str")),
+    edit=("old_str", "new_str"),
     sample="""\
 {"type": "session_start", "id": "s", "title": "parser", "cwd": "/w/app"}
 {"type": "message", "id": "1", "message": {"role": "user",\

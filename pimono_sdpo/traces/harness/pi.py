@@ -16,7 +16,6 @@ from msgspec import UNSET, Raw, UnsetType
 from pimono_sdpo.traces.events import Event, Kind, strip_colours
 from pimono_sdpo.traces.harness.base import (
     TEXT,
-    FileTools,
     Harness,
     Schema,
     Tool,
@@ -336,14 +335,7 @@ HARNESS = Harness(
     coerces=True,
     version_of=read_version,
     list_kinds=list_kinds,
-    files=FileTools(
-        edit=("oldText", "newText"),
-        read_only="read|grep|find|glob|ls|multi_grep|think",
-        numbers_lines=False,
-        max_lines=None,
-        reads_first=False,
-        trims_output=False,
-    ),
+    edit=("oldText", "newText"),
     sample="""\
 {"type": "session", "id": "s", "cwd": "/w/app"}
 {"type": "message", "message": {"role": "user", "content": "Fix the failing test of the parser."}}

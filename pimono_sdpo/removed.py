@@ -1,0 +1,39 @@
+"""What earlier versions had, and what to use instead; an entry is deleted after one release."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from pimono_sdpo.errors import PimonoError
+
+_STEP = "use `--unit episode`, the default: one row for each request, with its failures and corrections"
+_RECIPE = "use qwen3_4b for one GPU of 24 GB, or gemma4_12b, the reference run"
+_VERIFIER = "use tool_calls, or tests for rows with tests"
+# A command, an option of a command, or a value of an option.
+REMOVED = {
+    "filter --unit step": _STEP,
+    "filter --prompt-tokens": _STEP,
+    "filter --resolving-call": _STEP,
+    "filter --corrections": _STEP,
+    "train --unit step": _STEP,
+    "train --reward outcome": "use verifiers for rows with tests, trace_grounding for a smoke test, or module:name",
+    "recipe exercises": _RECIPE,
+    "recipe gemma4_12b_full": _RECIPE,
+    "recipe small": _RECIPE,
+    "verifier next_call": _VERIFIER,
+    "verifier replay": _VERIFIER,
+}
+
+
+def refuse_removed(name: str, words: Sequence[str] = ()) -> None:
+    """Raise PimonoError for something removed: a command, or one of its options among `words`.
+
+    >>> refuse_removed("filter", ["traces", "--unit=step"])
+    Traceback (most recent call last):
+    pimono_sdpo.errors.PimonoError: `filter --unit step` was removed; use `--unit episode`, the default: ...
+    """
+    given = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    given = [word.replace("_", "-") if word.startswith("--") else word for word in given]
+    values = [f"{option} {value}" for option, value in pairwise(given)]
+    for used in (name, *(f"{name} {word}" for word in (*given, *values))):
+        if used in REMOVED:
+            raise PimonoError(f"`{used}` was removed; {REMOVED[used]}.")

@@ -1,1 +1,0 @@
-"""Rebuild what a session has seen of its files, and predict from it whether an edit succeeds."""
