@@ -1,14 +1,14 @@
 """Notice when an agent writes what its reader was not tested on: unknown types, unknown tools, no exit codes.
 
-`tested.json` says for each harness which versions and types are in the sessions of
-tests/harness/sessions, and the largest share of unknown tools and of missing exit codes in one of
-them; tests/harness/write_tested.py writes it.
+`tested.json` says for each harness which types are in the sessions of tests/harness/sessions, and for
+each version the largest share of unknown tools and of missing exit codes in one of them;
+tests/harness/write_tested.py writes it.
 """
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,32 +78,56 @@ def describe_drift(agents: Mapping[str, Mapping[str, Counts]]) -> list[str]:
     """
     sentences = []
     for name, versions in agents.items():
-        if tested := TESTED.get(name):
-            drifted = [version for version, counts in versions.items() if any(_list_problems(counts, tested))]
+        tested = TESTED.get(name, {}).get("versions", {})
+        problems, newest = dict[str, str](), ""
+        for measure, (whole, says) in _SAYS.items() if tested else ():
+            drifted = [
+                version
+                for version, counts in versions.items()
+                if whole in counts and _exceeds(counts[measure], counts[whole], _find_limit(tested, version, measure))
+            ]
             if drifted:
-                total = Counter[str]()
-                for version in drifted:
-                    total.update(versions[version])
-                newest = max(drifted, key=_rank)
-                problems = "; ".join(_list_problems(total, tested))
-                label = f"{name.replace('_', ' ').title()} {newest}".strip()
-                sentences.append(
-                    f"{label}{_compare(newest, tested['versions'])}: {problems}; rows of these sessions are incomplete"
-                )
+                total = sum(map(Counter, map(versions.__getitem__, drifted)), Counter[str]())
+                newest = max(newest, *drifted, key=_rank)
+                problems[measure] = says(total)
+        if problems:
+            label = f"{name.replace('_', ' ').title()} {newest}".strip() + _compare(newest, [*tested])
+            end = "are incomplete" if "unknown_calls" in problems else "may be incomplete"
+            sentences.append(f"{label}: {'; '.join(problems.values())}; rows of these sessions {end}")
     return sentences
 
 
-def _list_problems(counts: Mapping[str, int], tested: Json) -> Iterator[str]:
-    calls, entries, shell = counts["calls"], counts["entries"], counts["shell_calls"]
-    if _exceeds(counts["unknown_calls"], calls, tested["unknown_calls"]):
-        yield f"{calls - counts['unknown_calls']:,} of {calls:,} calls were understood"
-    if counts["unknown_entries"]:
-        kinds = sorted(kind.removeprefix(UNKNOWN) for kind in counts if kind.startswith(UNKNOWN))
-        more = f" and {len(kinds) - 3} more" if len(kinds) > 3 else ""
-        listed = ", ".join(f"`{kind}`" for kind in kinds[:3]) + more
-        yield f"{counts['unknown_entries']:,} of {entries:,} entries and blocks have unknown types ({listed})"
-    if _exceeds(counts["without_exit_code"], shell, tested["without_exit_code"]):
-        yield f"{counts['without_exit_code']:,} of {shell:,} shell calls have no exit code"
+def _list_unknown(counts: Mapping[str, int]) -> str:
+    kinds = sorted(kind.removeprefix(UNKNOWN) for kind in counts if kind.startswith(UNKNOWN))
+    more = f" and {len(kinds) - 3} more" if len(kinds) > 3 else ""
+    return ", ".join(f"`{kind}`" for kind in kinds[:3]) + more
+
+
+# The whole of each measure of which a share may leave the tested range, and what is said then.
+_SAYS: dict[str, tuple[str, Callable[[Mapping[str, int]], str]]] = {
+    "unknown_calls": (
+        "calls",
+        lambda of: f"{of['calls'] - of['unknown_calls']:,} of {of['calls']:,} calls were understood",
+    ),
+    "unknown_entries": (
+        "entries",
+        lambda of: (
+            f"{of['unknown_entries']:,} of {of['entries']:,} entries and blocks have unknown types"
+            f" ({_list_unknown(of)})"
+        ),
+    ),
+    "without_exit_code": (
+        "shell_calls",
+        lambda of: f"{of['without_exit_code']:,} of {of['shell_calls']:,} shell calls have no exit code",
+    ),
+}
+
+
+def _find_limit(tested: Mapping[str, Counts], version: str, measure: str) -> float:
+    """Return the largest share of the newest tested version that is not newer, else of the oldest one."""
+    known = sorted(tested, key=_rank)
+    older = [one for one in known if _rank(one) <= _rank(version)] or known[:1]
+    return tested[older[-1]].get(measure, 0)
 
 
 def _exceeds(part: int, whole: int, tested: float) -> bool:
@@ -120,11 +144,9 @@ def _rank(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d{1,9}", version)))
 
 
-def _compare(version: str, tested: list[str]) -> str:
-    first, last = min(tested, key=_rank, default=""), max(tested, key=_rank, default="")
-    if last and _rank(version) > _rank(last):
-        return f" is newer than the versions tested (up to {last})"
-    return f" is older than the versions tested (from {first})" if first and _rank(version) < _rank(first) else ""
+def _compare(version: str, tested: Sequence[str]) -> str:
+    last = max(tested, key=_rank)
+    return f" is newer than the versions tested (up to {last})" if _rank(version) > _rank(last) else ""
 
 
 def refuse_drift(report: Json) -> None:

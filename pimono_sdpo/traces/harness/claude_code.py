@@ -47,7 +47,7 @@ _DECODER = msgspec.json.Decoder(
     keep_fields(
         "type uuid parentUuid sessionId session_id cwd isSidechain agentId parent_tool_use_id"
         " subtype timestamp isMeta isCompactSummary isApiErrorMessage origin summary attachment operation content"
-        " version",
+        " version claude_code_version",
         message=_MESSAGE | None,
     )
 )
@@ -426,7 +426,7 @@ def _read_attachment(attachment: Entry, state: _State) -> Iterator[Event]:
 
 def read_version(objects: list[Entry]) -> str:
     """Return the newest version that wrote to the file, which is that of its last lines."""
-    return blocks.find_text(entry.get("version") for entry in reversed(objects))
+    return blocks.find_text(entry.get("version") or entry.get("claude_code_version") for entry in reversed(objects))
 
 
 def list_kinds(objects: list[Entry]) -> Iterator[str]:

@@ -493,7 +493,7 @@ def _list_calls(script: _Script, call_id: str, state: _State) -> list[_Call]:
     for call in calls:
         if call.item:
             state.planned[call.id] = call
-            if not script.end and call.item.get("exit_code") == _KILLED:
+            if script.status != "completed" and call.item.get("exit_code") == _KILLED:
                 state.stopped.add(call.id)
         elif call.tool == "bash" and not call.terminal:
             state.pending.add(_read_line(call))
@@ -718,8 +718,8 @@ TOOLS = {
             ),
             describe_arguments(
                 "command",
-                "command workdir shell sandbox_permissions justification chars",
-                "yield_time_ms max_output_tokens session_id",
+                "command workdir shell sandbox_permissions justification",
+                "yield_time_ms max_output_tokens",
                 "login tty",
                 **_ESCALATION,
             ),
