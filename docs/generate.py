@@ -243,8 +243,8 @@ def describe_stages() -> str:
 
 
 def list_tools(harness: Any) -> str:
-    """Return the names of a harness's tools, or why there are none."""
-    return ", ".join(map(code, harness.tools)) or f"none: {harness.no_tools}"
+    """Return the names of a harness's tools."""
+    return ", ".join(map(code, sorted(harness.tools))) or "described from their use"
 
 
 # Verifiers and modules

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,8 @@ from pimono_sdpo.runs.dedupe import choose_rows
 from pimono_sdpo.runs.engine import EngineName, code_of, engine_of, run_parts, sha256, sum_counts
 from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.schema import SplitBy, Unit
-from pimono_sdpo.stage import Stage
+from pimono_sdpo.stage import STRICT, Stage
+from pimono_sdpo.traces.drift import refuse_drift
 from pimono_sdpo.traces.sources import Shard, Source, open_source
 from pimono_sdpo.version import __version__
 from processors import pipeline
@@ -318,6 +320,8 @@ def _publish(source: Source, files: list[Files], records: list[Json], work: Path
     if not report["kept"]:
         folders.remove(work, folders.LOCK)
         raise explain_empty(report, _advise(report))
+    if os.environ.get(STRICT) == "1":
+        refuse_drift(report)
     (finished / "README.md").write_text(render_dataset_card(report))
     folders.publish_folder(finished, out, report)
     return report

@@ -11,6 +11,7 @@ from typing import Any
 from pimono_sdpo.errors import EmptySelection, PimonoError, SessionsCrashed
 from pimono_sdpo.runs.sessions import LEFT_OUT, NAMED, list_unreadable
 from pimono_sdpo.stage import CRASHED
+from pimono_sdpo.traces.drift import UNREAD
 from pimono_sdpo.traces.parse import NOT_READ
 from pimono_sdpo.traces.sources import AGENTS, SESSION_FILES
 from processors.redact import redact_text
@@ -54,6 +55,9 @@ def describe_left_out(report: Json) -> list[str]:
         listed = _list(files[:NAMED], len(files))
         lines.append(f"skipped, since they cannot be read: {listed}; --exclude leaves them out from the start")
     not_read = report.get("not_read", {})
+    agents = {agent for agent, of in report.get("agents", {}).items() if any(UNREAD in one for one in of.values())}
+    if like := ", ".join(sorted(agents - {"unknown"})):
+        lines.append(f"sessions like those of {like}, which are not read")
     lines += [f"{reason}: {_list(**not_read[reason])} ({why})" for reason, why in WHY.items() if reason in not_read]
     endings = [f"{one['count']} {ending} ({_list(**one)})" for ending, one in not_read.items() if ending not in WHY]
     if endings:
@@ -71,7 +75,7 @@ def explain_empty(report: Json, advice: str) -> PimonoError:
         advice = WHOLE
     source = report["source"] if "source" in report else report["input"]["source"]
     reasons = ", ".join(f"{count} {name}" for name, count in report["drop_reasons"].items())
-    why = "; ".join([reasons or "nothing to make them from", *describe_left_out(report)])
+    why = "; ".join([reasons or "nothing to make them from", *report.get("drift", ()), *describe_left_out(report)])
     sentence = f"`{source}` gives no {report.get('stage', 'rows')} ({why})"
     if "crashed" in report:
         return SessionsCrashed(f"{sentence}; {_describe_crashes(report)}.")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from pimono_sdpo.traces.drift import describe_drift, sum_by_agent
 from pimono_sdpo.version import __version__
 
 BIN_WIDTH = 2.0
@@ -55,6 +56,7 @@ def build_report(
         reasons.update(stage["dropped"])
     columns = counts.get("columns", {})
     lines, volume, redactions = (Counter(columns.get(name)) for name in ("counts", "volume", "redactions"))
+    agents = sum_by_agent(columns.get("drift", {}))
     return {
         "pimono_sdpo": __version__,
         "input": described,
@@ -64,6 +66,8 @@ def build_report(
             "parsed": volume["bytes_parsed"],
             **{name: lines[f"bytes_{name}"] for name in ("repaired", "skipped", "not_utf8")},
         },
+        "agents": agents,
+        "drift": describe_drift(agents),
         "stages": stages,
         "sessions": sum(shard["sessions"] for shard in described["shards"]),
         "kept": kept,

@@ -51,12 +51,15 @@ EVIDENCE = Features(
         **columns(string="prompt", int32="request"),
         "findings": List(FINDING),
         "continued": Value("bool"),
+        # The definitions of tools as JSON texts.
         "tools": STRINGS,
         "problem": Value("string"),
         **columns(float64="worth", bool="is_best"),
         "counts": COUNTS,
         # Not among the counts of a row, because the layouts of an export format the same JSON differently.
         "volume": columns(int64="bytes_parsed"),
+        # What the reader understood, by harness, version and measure (`traces.drift`).
+        "drift": List(columns(string="name", int64="count")),
         "fingerprints": List(Value("int64")),
     }
 )
@@ -76,6 +79,7 @@ SDPO_ROW = Features(
         "corrections": List(CORRECTION),
         **columns(string="session_id source harness", int32="episode"),
         **columns(string="split verifier_spec"),
+        "tools": List(Json()),
         "counts": COUNTS,
     }
 )

@@ -17,7 +17,7 @@ from pimono_sdpo.prefilter import Guarded, Prefilter, compile_patterns
 from pimono_sdpo.schema import Finding
 from pimono_sdpo.shell import Stage, list_stages, loses_status, only_reads, parse_command
 from pimono_sdpo.traces.events import Event, decode_json
-from processors.status import PASSED, SHORT, decode_status, find_family
+from processors.status import SHORT, decode_status, find_family
 
 _PATTERNS = compile_patterns(Path(__file__).with_name("wording.toml"), "diagnostics")
 _PASSED, _SOUNDS_BAD, _TRAILER, _POWERSHELL, _ERROR_BODY, _WANTS_ERROR = map(
@@ -38,8 +38,6 @@ _KILLED = frozenset({137, 143, 144})
 _STOPPED = frozenset({_BROKEN_OFF, 141}) | _KILLED
 # `gh pr checks` ends with 8 while checks are running.
 _PENDING_CODE = 8
-# A script of a harness tells no exit codes of the commands it ran.
-_SCRIPT_ENDED = "Script completed\n"
 _FILE_TOOLS = frozenset("read edit write ls grep find glob".split())
 # These tools fail in few known ways; other words in their results are a veto by an extension.
 _WITH_VETOES = frozenset({"bash", "edit", "write"})
@@ -120,21 +118,15 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
     elif event.is_error or (code and event.kind == "tool_result" and (is_shell or runs)):
         source = "flag" if code is None else "exit_code"
     elif is_shell and (code is not None or not _PATTERNS["wrapped"].match(event.text)):
-        if not _may_mask_failure(arguments, event.text):
+        if not _may_mask_failure("" if event.lacks_status else arguments, event.text):
             return None
         text, target = _strip_notices(event.text), find_target(arguments, event.kind)
-        return _build(event, target, "text", text, _find_masked_failures(target, text))
+        found = _find_masked_failures(target, text, shows_status=not event.lacks_status)
+        return _build(event, target, "text", text, found)
     else:
-        ran = _list_commands(arguments) if event.text.startswith(_SCRIPT_ENDED) else ""
-        status = PASSED if only_reads(ran) else decode_status(event.tool_name, event.text)
+        status = decode_status(event.tool_name, event.text)
         if (status.failed and code != 0) or (runs and _crashed(event.text)):
             source, code, message = "text", status.exit_code, status.message
-        elif event.text.startswith(_SCRIPT_ENDED) and _may_mask_failure("", event.text):
-            text = _strip_notices(event.text)
-            found = _find_masked_failures(ran, text, shows_status=False) if ran else set()
-            if "write_stdin" in arguments and "u0003" not in arguments:
-                found |= set(classify("\n".join(_take_last_lines(text)))) & _CHECKED
-            return _build(event, find_target(arguments, event.kind), "text", text, found)
         elif runs and _PATTERNS["job"].match(event.text):
             text = _strip_notices(event.text)
             found = set(classify("\n".join(_take_last_lines(text)))) & _SIGNATURE
@@ -200,17 +192,7 @@ def find_target(arguments: str, kind: str = "tool_result") -> str:
     if not isinstance(value, dict):
         return value if isinstance(value, str) else ""
     texts = [value[key] for key in _TARGETS if isinstance(value.get(key), str)]
-    text = next(filter(None, texts), arguments if value else "")
-    inner = _PATTERNS["inner_command"].search(text) if "cmd" in text else None
-    return inner[1][1:-1] if inner else text
-
-
-def _list_commands(arguments: str) -> str:
-    """Return the commands that a script of a harness runs, one below the other."""
-    value = decode_json(arguments)
-    script = value.get("input") if isinstance(value, dict) else None
-    found = _PATTERNS["inner_command"].findall(script) if isinstance(script, str) else []
-    return "\n".join(re.sub(r"\\([\"'`])", r"\1", text[1:-1].replace("\\n", "\n")) for text in found)
+    return next(filter(None, texts), arguments if value else "")
 
 
 def _strip_notices(text: str) -> str:

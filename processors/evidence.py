@@ -4,6 +4,7 @@ reads   session_id, source, trace, bytes_not_utf8
 writes  one row per episode (a request and what followed it), or one per session
 """
 
+import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +20,12 @@ from pimono_sdpo.failures import CATEGORIES
 from pimono_sdpo.prefilter import compile_patterns
 from pimono_sdpo.schema import COUNTS, EVIDENCE, Correction, Finding, Message, Unit
 from pimono_sdpo.stage import FlatMap, Row
-from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.drift import count_trace
+from pimono_sdpo.traces.events import Event, decode_json
+from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.lines import Lines
-from pimono_sdpo.traces.parse import find_branches, match_results, read_trace
+from pimono_sdpo.traces.parse import Trace, find_branches, match_results, read_trace
+from pimono_sdpo.traces.tools import describe_tools
 from processors.corrections import find_corrections
 from processors.corrections.features import ASKED_CHARS, is_automated, list_edited, read_cues, strip_wrapper
 from processors.diagnostics import NOTHING_KNOWN, find_failures, find_target
@@ -37,6 +41,10 @@ TURN_CHARS = 1200
 # The answer right before a request is mostly what the request is about.
 ANSWER_CHARS = 2400
 CHORE_CHARS = 80
+# How Claude Code, Pi and Codex answer a call of a tool that does not exist.
+_NO_TOOL = re.compile(
+    r"(?:<tool_use_error>|Error: )?(?:No such tool available|Tool \S{1,80} not found)|unsupported call"
+)
 MOST_BACK = 6
 
 
@@ -65,7 +73,7 @@ def gather_evidence(
     chosen: list[Event | None] = [*requests] or [None]
     if unit == "session" and requests:
         chosen = [_choose_request(requests, described)]
-    tools = sorted({event.tool_name for event in events if event.kind == "tool_call"})
+    tools: list[str] = []
     rows = []
     spans: list[tuple[Event, ...]] = []
     for episode, (request, (start, stop)) in enumerate(zip(chosen, pairwise(cuts), strict=True)):
@@ -91,10 +99,10 @@ def gather_evidence(
                 "request": request.index if request else -1,
                 "findings": here,
                 "continued": any(map(_is_work, events[last + 1 : until])),
-                "tools": tools,
+                "tools": [],
                 "problem": trace.problem,
                 "fingerprints": [],
-                **count_row(span, found, row, trace.lines, episode == 0),
+                **count_row(span, found, row, trace, episode == 0),
             }
         )
     rate_episodes(rows)
@@ -108,7 +116,16 @@ def gather_evidence(
         history = history_chars if stands_alone(request.text) else max(history_chars, LEAD_IN_CHARS)
         written["history"] = gather_history(events, request.index, history)
         written["fingerprints"] = hash_messages(span)
+        written["tools"] = tools = tools or list_tools(events, trace.harness)
     return rows
+
+
+def list_tools(events: Sequence[Event], harness: str) -> list[str]:
+    """Return the definitions of the tools of a session as JSON texts, without those that the agent made up."""
+    unknown = {event.tool_name for event in events if event.kind == "tool_result" and _NO_TOOL.match(event.text)}
+    calls = (event for event in events if event.kind == "tool_call" and event.tool_name not in unknown)
+    called = ((call.tool_name, decode_json(call.arguments)) for call in calls)
+    return [*map(json.dumps, describe_tools(called, harness, find_harness(harness).tools))]
 
 
 class Found(NamedTuple):
@@ -261,12 +278,12 @@ def _is_work(event: Event) -> bool:
     )
 
 
-def count_row(events: Sequence[Event], found: Found, row: Row, lines: Lines[Any], is_first: bool) -> dict[str, Any]:
-    """Return `counts` and `volume` of the events of a row; what a session has once, its first."""
+def count_row(events: Sequence[Event], found: Found, row: Row, trace: Trace, is_first: bool) -> dict[str, Any]:
+    """Return `counts`, `volume` and `drift` of the events of a row; what a session has once, its first."""
     matched, forks = found.matched, found.forks
     calls = [event.index for event in events if event.kind == "tool_call"]
     start, stop = (events[0].index, events[-1].index + 1) if events else (0, 0)
-    lines = lines if is_first else Lines()
+    lines = trace.lines if is_first else Lines()
     return {
         "counts": {
             "events": len(events),
@@ -283,6 +300,7 @@ def count_row(events: Sequence[Event], found: Found, row: Row, lines: Lines[Any]
             "bytes_not_utf8": (row["bytes_not_utf8"] or 0) * is_first,
         },
         "volume": {"bytes_parsed": lines.bytes_parsed},
+        "drift": count_trace(trace) if is_first else [],
     }
 
 
@@ -305,7 +323,7 @@ def stage(
         ),
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=EVIDENCE,
-        tallies=("counts", "volume"),
+        tallies=("counts", "volume", "drift"),
         on_crash=name_session,
     )
 

@@ -1,6 +1,6 @@
 """Write the training row that TRL's SDPO trainer reads, and drop all other columns.
 
-reads   the columns of the row, history, findings, tools, fingerprints
+reads   the columns of the row, history, findings, fingerprints
 writes  the SDPO row: `prompt` as a conversation ending in a user turn
 """
 
@@ -13,11 +13,11 @@ from pimono_sdpo.schema import CORRECTION, EVIDENCE, PRINT, SDPO_ROW
 from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten
 from pimono_sdpo.text import shorten_at_paragraphs as cut
-from pimono_sdpo.traces.harness import find_harness, pi
+from pimono_sdpo.traces.harness import find_harness
 from processors.evidence import ANSWER_CHARS, TURN_CHARS
 
 PROMPT_CHARS = 6000
-MADE_HERE = frozenset({"prompt", "corrections", "verifier_spec"})
+MADE_HERE = frozenset({"prompt", "corrections", "verifier_spec", "tools"})
 
 
 def write_row(row: Row) -> dict[str, Any]:
@@ -32,6 +32,7 @@ def write_row(row: Row) -> dict[str, Any]:
             {"role": "user", "content": cut(row["prompt"], PROMPT_CHARS)},
         ],
         "verifier_spec": write_verifier_spec(row),
+        "tools": [json.loads(tool) for tool in row["tools"]],
         "evidence": len(row["findings"]),
         "fingerprints": row["fingerprints"],
         "corrections": [
@@ -44,19 +45,14 @@ def write_row(row: Row) -> dict[str, Any]:
 COMMAND_CHARS = 2000
 
 
-def write_verifier_spec(row: Row) -> str | None:
-    """Write a row's `verifier_spec` as JSON; None for a harness whose tools have no schemas here.
+def write_verifier_spec(row: Row) -> str:
+    """Write a row's `verifier_spec` as JSON; the column `tools` has the tools.
 
-    tools        the harness's own tools, and others that the session has called
-    harness      whose tools they are; Pi's without it
+    harness      the harness that has tools of its own among them
     failed_call  `tool` and `command` (or path) of the first call that failed and can teach
     """
     harness = find_harness(row["harness"])
-    if not harness.tools:
-        return None
-    spec: dict[str, object] = {"tools": sorted({*harness.tools, *row["tools"]} - {""})}
-    if harness.tools is not pi.TOOLS:
-        spec["harness"] = harness.name
+    spec: dict[str, object] = {"harness": harness.name} if harness.tools else {}
     for item in row["findings"]:
         if item["kind"] == "failure" and item["tool"] and not item["excuse"]:
             command = shorten(item["target"], COMMAND_CHARS)
@@ -69,7 +65,7 @@ STAGE = Map(
     write_row,
     reads=(
         *(name for name in SDPO_ROW if name not in {"verifier_spec", "corrections"}),
-        *("history", "findings", "fingerprints", "tools"),
+        *("history", "findings", "fingerprints"),
     ),
     writes=Features({**SDPO_ROW, **PRINT}),
     drops=(*(name for name in EVIDENCE if name not in {*SDPO_ROW, *PRINT}), "redactions"),

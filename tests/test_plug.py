@@ -84,8 +84,6 @@ def missing_parts(harness: Harness) -> list[str]:
     documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     if not any(f"| `{harness.name}` |" in page.read_text() for page in documents):
         missing.append("documentation")
-    if not (harness.tools or harness.no_tools):
-        missing.append("tools, or in no_tools why there are none")
     for name, tool in harness.tools.items():
         missing += [] if tool.description else [f"description of {name}"]
         try:

@@ -70,7 +70,9 @@ def choose_rows(folder: Path, limit: int, seed: int | None = None) -> Chosen:
         return listed, len(ranked)
 
     data = folder / "data"
-    kept, total = take([*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))], SDPO_ROW)
+    # The tools are not shown, and older rows have no such column.
+    shown = Features({name: feature for name, feature in SDPO_ROW.items() if name != "tools"})
+    kept, total = take([*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))], shown)
     if not total:
         raise SourceError(f"`{data}` holds no parquet files with rows; make them again with `filter`.")
     score = pl.col("detail").str.extract(SCORE_IN_DETAIL).cast(pl.Float64, strict=False)

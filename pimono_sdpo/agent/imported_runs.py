@@ -34,12 +34,13 @@ from pimono_sdpo.schema import ROLLOUT, Turn
 from pimono_sdpo.stage import text_for_json
 from pimono_sdpo.suites.stored_rollouts import describe_file, write_shards
 from pimono_sdpo.traces.sources import find_parquet_files
+from pimono_sdpo.traces.tools import describe_tools
 from pimono_sdpo.traces.trajectories import FORMATS, find_runs, openai_messages
 from pimono_sdpo.traces.trajectories.base import Format, Message, Trajectory, pair_results
 from pimono_sdpo.version import __version__
 from processors.diagnostics import looks_failed
 from processors.rollouts.conversation import Json, add_answer, add_call, count_steps, make_turn
-from processors.rollouts.sessions import infer_tools
+from processors.rollouts.sessions import list_worked
 
 # A file: its path, its format, and its name in reports.
 SourceFile = tuple[str, Format, str]
@@ -225,7 +226,7 @@ def make_rollout(run: Trajectory, suite: str, seed: int) -> tuple[Json, Counter[
         "seed": seed,
         "protocol": "native",
         "messages": turns,
-        "tools": run.tools or infer_tools(steps, run.model or "the agent"),
+        "tools": run.tools or describe_tools(list_worked(steps), run.model or "the agent"),
         "steps": steps,
         "tests_ok": run.passed,
         "patch": patch,

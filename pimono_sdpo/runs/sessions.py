@@ -178,8 +178,11 @@ def count_rows(done: pa.Table, rows: int, stages: Sequence[Stage]) -> Json:
 
 
 def _tally(column: pa.ChunkedArray) -> dict[str, int]:
-    """Add up the fields of structs, or count the strings of lists."""
+    """Add up the fields of structs or the counts in lists by their names, or count the strings of lists."""
     column = column.drop_null().combine_chunks()
+    if pa.types.is_list(column.type) and pa.types.is_struct(column.type.value_type):
+        sums = pa.Table.from_struct_array(column.flatten()).group_by("name").aggregate([("count", "sum")])
+        return {one["name"]: one["count_sum"] for one in sums.to_pylist()}
     if pa.types.is_struct(column.type):
         sums = {f.name: pc.sum(pc.struct_field(column, f.name), min_count=0) for f in column.type}
         return {name: total.as_py() for name, total in sums.items()}

@@ -20,7 +20,8 @@ class Event(msgspec.Struct, gc=False):
     not recorded; `on_active_branch` is False on abandoned branches and in subagents; `kept_from` is
     the index of the first event that a compaction kept, None for other events; `is_veto` marks a
     message with which the user refused a call; `is_nudge` marks a message during a run that an
-    extension started, which never begins a request; `cwd` is the working folder, if each step records it.
+    extension started, which never begins a request; `cwd` is the working folder, if each step records it;
+    `lacks_status` marks a result that does not say how its call ended.
     """
 
     index: int
@@ -41,6 +42,7 @@ class Event(msgspec.Struct, gc=False):
     is_veto: bool = False
     is_nudge: bool = False
     cwd: str = ""
+    lacks_status: bool = False
 
 
 def has_failed(result: Event) -> bool:

@@ -5,14 +5,14 @@ The harness is detected by the lines of the trace, never by file names or column
 
 import gc
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from pimono_sdpo.text import replace_surrogates
 from pimono_sdpo.traces.events import Event
-from pimono_sdpo.traces.harness import HARNESSES
+from pimono_sdpo.traces.harness import HARNESSES, find_harness, name_agent
 from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.lines import Lines, read_lines, read_objects
 
@@ -29,7 +29,9 @@ class Trace:
     """One session in memory: its events, where it ran, and how many of its lines could be read.
 
     `lines` holds only counts. `problem` is set for a trace that cannot be used: `no_messages`, or
-    `unknown_harness` when no harness recognises any of the JSON objects, but some look like messages.
+    `unknown_harness` when no harness has understood a message in it, but some lines look like messages
+    of another agent. Then `harness` names the agent that its lines are like. `kinds` counts the types of
+    its entries and blocks.
     """
 
     harness: str
@@ -38,6 +40,8 @@ class Trace:
     events: tuple[Event, ...]
     lines: Lines[Any]
     problem: Problem | None
+    version: str = ""
+    kinds: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_trace(trace: str | bytes) -> Trace:
@@ -56,16 +60,31 @@ def _read_trace(trace: str | bytes) -> Trace:
     content = replace_surrogates(trace).encode() if isinstance(trace, str) else trace
     harness = detect_harness(content)
     if harness is None:
-        lines = read_objects(content)
-        problem: Problem = "unknown_harness" if any(map(_may_be_message, lines.objects)) else "no_messages"
-        return Trace("unknown", "", "", (), replace(lines, objects=[]), problem)
+        return _name_agent(read_objects(content))
     lines = read_lines(content, harness.decoder, harness.build)
     objects, lines = lines.objects, replace(lines, objects=[])
     session_id, cwd = harness.read_header(objects)
     events = tuple(harness.read(objects))
     name = harness.recorder_of(objects) if harness.recorder_of else harness.name
     has_messages = any(event.kind in CONVERSATION for event in events)
-    return Trace(name, session_id, cwd, events, lines, None if has_messages else "no_messages")
+    problem: Problem | None = None if has_messages else "no_messages"
+    version, kinds = harness.version_of(objects), Counter(harness.list_kinds(objects))
+    return Trace(name, session_id, cwd, events, lines, problem, version, kinds)
+
+
+def _name_agent(lines: Lines[Any]) -> Trace:
+    """Return the trace of a session in which no harness understands a message, with the agent it is like."""
+    objects, lines = lines.objects, replace(lines, objects=[])
+    named = dict.fromkeys(filter(None, map(name_agent, objects)))
+    # Other agents write lines as ours do, too.
+    agent = min(named, key=lambda name: find_harness(name).name == name, default="unknown")
+    harness = find_harness(agent)
+    if harness.name != agent:
+        may_be_read = any(map(_may_be_message, objects))
+        return Trace(agent, "", "", (), lines, "unknown_harness" if may_be_read else "no_messages")
+    objects = [*map(harness.build, objects)]
+    version, kinds = harness.version_of(objects), Counter(harness.list_kinds(objects))
+    return Trace(agent, "", "", (), lines, "no_messages", version, kinds)
 
 
 def _may_be_message(entry: dict[str, Any]) -> bool:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Literal
 
 import torch
@@ -24,7 +25,7 @@ from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, spe
 from pimono_sdpo.training.tracking import keep_rollouts, log_rollouts
 from rewards.trace_grounding import trace_grounding_reward
 from rewards.verifiers.call_formats import FAMILIES
-from rewards.verifiers.reward import VerifierReward, find_model_format, needs_format, self_test
+from rewards.verifiers.reward import VerifierReward, add_tools, find_model_format, needs_format, self_test
 from rewards.verifiers.rubric import MAX_PARTIAL, build_rubric
 
 Mode = Literal["rollout", "trace", "both", "none"]
@@ -225,7 +226,8 @@ def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:
     """Raise TrainingInputError when the reward scores tool calls and the model's call format is unknown."""
     if name != "verifiers" or find_model_format(tokenizer) or "verifier_spec" not in rows.column_names:
         return
-    specs = (json.loads(text) for text in rows["verifier_spec"] if text)
+    tools = rows["tools"] if "tools" in rows.column_names else repeat(None)
+    specs = (json.loads(text) for text in map(add_tools, rows["verifier_spec"], tools) if text)
     if any(isinstance(spec, dict) and needs_format(spec) for spec in specs):
         raise TrainingInputError(
             "The format in which this model calls tools is unknown, so that every call would score "

@@ -54,7 +54,7 @@ from pimono_sdpo.training.token_budget import (
     templated_ids,
 )
 from pimono_sdpo.training.trainer import DistillationTrainer
-from rewards.verifiers.tool_calls import DECLARED, definitions
+from rewards.verifiers.tool_calls import TOOL_SETS, definitions
 
 Json = dict[str, Any]
 Row = dict[str, Any]
@@ -224,7 +224,7 @@ class SDPO(Method):
     """SDPO with the arguments of one run."""
 
     OPTIONS, CONFIG, RECIPE = SDPOArguments, GuardedSDPOConfig, "gemma4_12b"
-    COLUMNS = ("prompt", "privileged_context", "reward_terms", "verifier_spec")
+    COLUMNS = ("prompt", "privileged_context", "reward_terms", "verifier_spec", "tools")
 
     scoring: Scoring
     feedback: Feedback
@@ -274,8 +274,8 @@ class SDPO(Method):
             )
         args.chat_template_kwargs = {"enable_thinking": False, **(args.chat_template_kwargs or {})}
         if job.tools is not None:
-            if job.tools not in DECLARED:
-                raise TrainingInputError(f"--tools is {job.tools}, and not one of {', '.join(DECLARED)}.")
+            if job.tools not in TOOL_SETS:
+                raise TrainingInputError(f"--tools is {job.tools}, and not one of {', '.join(TOOL_SETS)}.")
             args.chat_template_kwargs["tools"] = definitions(job.tools)
 
     def find_rows(self) -> str:

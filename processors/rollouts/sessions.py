@@ -4,8 +4,7 @@ reads   session_id, source, trace
 writes  RUN, one row per session; or PAIR, with `problem` and `detail` for pairs to drop
 
 Only the active branch is read, from the first request on, without calls that have no result. Secrets,
-machine paths and names are redacted as in the filter. Recorders do not store tool definitions, so they
-are inferred from the calls.
+machine paths and names are redacted as in the filter. `pimono_sdpo.traces.tools` describes the tools.
 
 The target `edit` pairs a failed edit with the next successful edit of the same file; `branch` pairs
 the first actions of an abandoned branch and of the branch that was kept.
@@ -21,7 +20,9 @@ from pimono_sdpo.edits import decode_arguments, find_path
 from pimono_sdpo.schema import PAIR, Turn
 from pimono_sdpo.stage import Filter, FlatMap, Row
 from pimono_sdpo.traces.events import Event, decode_json
+from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import Trace, find_branches, match_results, read_trace
+from pimono_sdpo.traces.tools import describe_tools
 from processors.redact import Private, identify, redact_json, redact_text
 from processors.rollouts.conversation import Json, add_answer, add_call, dump_json, make_turn, select_context
 from processors.rollouts.steps import PLACEHOLDER, PROBLEM, RUN, drop_problems
@@ -31,7 +32,6 @@ EDITS = frozenset({"edit", "write", "multi_edit"})
 MOST_BETWEEN = 40  # events between a failed edit and its fix
 LAST = 8  # turns of the agent in a prompt
 READ = ("session_id", "source", "trace")
-TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
 
 
 def read_session(row: Row, test_fraction: float, recorder: Sequence[str] | None) -> list[Json]:
@@ -51,7 +51,8 @@ def _read(
     turns, steps, turn_of = _read_turns(trace, private, active)
     session, _ = redact_text(row["session_id"] or trace.session_id or row["source"], trace.cwd)
     split_column = split({"cwd": trace.cwd, "source": row["source"]}, test_fraction)
-    columns = {"task_id": session, "tools": infer_tools(steps, trace.harness), **split_column}
+    tools = describe_tools(list_worked(steps), trace.harness, find_harness(trace.harness).tools)
+    columns = {"task_id": session, "tools": tools, **split_column}
     return trace, private, turns, steps, turn_of, columns
 
 
@@ -94,26 +95,9 @@ def _read_turns(
     return turns, steps, turn_of
 
 
-def infer_tools(steps: Sequence[Json], harness: str) -> list[Json]:
-    """Infer tool definitions from calls.
-
-    An argument is required if all calls have it, and has a type if all its values have the same type.
-    """
-    calls_by_tool: dict[str, list[Json]] = {}
-    for step in steps:
-        if step["kind"] in {"tool_call", "loop"} and step["ok"]:
-            calls_by_tool.setdefault(step["name"], []).append(step["args"])
-    tools = []
-    for name, calls in sorted(calls_by_tool.items()):
-        properties = {}
-        for key in sorted({key for args in calls for key in args}):
-            kinds = {TYPES.get(type(args[key]), "object") for args in calls if key in args}
-            properties[key] = {"type": kinds.pop()} if len(kinds) == 1 else {}
-        required = [key for key in properties if all(key in args for args in calls)]
-        schema = {"type": "object", "properties": properties, "required": required}
-        function = {"name": name, "description": f"The tool `{name}` of {harness}.", "parameters": schema}
-        tools.append({"type": "function", "function": function})
-    return tools
+def list_worked(steps: Sequence[Json]) -> list[tuple[str, Json]]:
+    """Return name and arguments of the calls that worked."""
+    return [(step["name"], step["args"]) for step in steps if step["kind"] in {"tool_call", "loop"} and step["ok"]]
 
 
 def build_stage(test_fraction: float = 0.0, recorder: Sequence[str] | None = ()) -> FlatMap:

@@ -66,9 +66,10 @@ class VerifierReward:
         completions: Sequence[str | Conversation],
         completion_ids: Sequence[Sequence[int]] | None = None,
         verifier_spec: Sequence[str | None] | None = None,
+        tools: Sequence[Sequence[Any] | None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        """Return a float for each completion.
+        """Return a float for each completion; `tools` are those of a spec that names none.
 
         Raises TrainingInputError when the rows have no column `verifier_spec`, or when it is not a JSON
         object; an object that no verifier can use is an `error` and gets a neutral reward.
@@ -78,7 +79,8 @@ class VerifierReward:
                 "The rows have no column `verifier_spec`; add it to the rows or train with another reward."
             )
         ids: Sequence[Sequence[int] | None] = completion_ids or [None] * len(completions)
-        self.results = self._verify_all(list(map(self._prepare, completions, ids, verifier_spec)))
+        specs = [*map(add_tools, verifier_spec, tools or [None] * len(verifier_spec))]
+        self.results = self._verify_all(list(map(self._prepare, completions, ids, specs)))
         groups = [json.dumps(row) for row in zip(prompts, verifier_spec, strict=True)]
         return [*_fill_neutral([result.reward for result in self.results], groups)]
 
@@ -126,6 +128,11 @@ def _fill_neutral(rewards: Sequence[float | None], groups: Sequence[str]) -> lis
     default = min(fmean(batch), MAX_PARTIAL) if batch else NEUTRAL
     means = {group: fmean(of_group) if of_group else default for group, of_group in known.items()}
     return [means[group] if reward is None else reward for reward, group in zip(rewards, groups, strict=True)]
+
+
+def add_tools(spec: str | None, tools: Sequence[Any] | None) -> str | None:
+    """Return a spec with the tools of its row, unless it has its own, as in rows of older versions."""
+    return json.dumps({"tools": tools, **_decode_spec(spec)}) if spec and tools else spec
 
 
 def needs_format(spec: Mapping[str, Any]) -> bool:

@@ -1,7 +1,9 @@
 """Check that the tool calls of a completion can be parsed and match the schemas of existing tools.
 
 spec   tools: the tools that may be called, as in `load_tools`; without it the row is skipped
-       harness: the harness to which the tool names of a list belong (default: Pi)
+       (the reward takes them from the column `tools`)
+       harness: the harness whose tools are meant by the names in `tools`; all generations of their
+       schemas are valid (default: Pi for tools without a definition)
        format: a name of EXAMPLES (default: that of the set of tools, else those of all families);
        other formats do not count
        response_template: the response template of the model's tokenizer; used if there is no `format`,
@@ -27,9 +29,8 @@ accepts a single edit, or edits written as a string.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -42,8 +43,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from pimono_sdpo.text import shorten
-from pimono_sdpo.traces.harness import HARNESSES
-from pimono_sdpo.traces.harness.base import Schema
+from pimono_sdpo.traces.harness import HARNESSES, base
 from rewards.verifiers.call_formats import EXAMPLES, FAMILIES, Call, Reading, read_calls
 from rewards.verifiers.rubric import BadSpec, VerifierResult, failed, passed, skipped
 
@@ -56,15 +56,12 @@ AGENT_TOOLS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("agent_tools.json").read_text(encoding="utf-8")
 )
 DEFAULT_FORMATS = {"repo_agent": ["json"]}
-HARNESS_TOOLS = {harness.name: harness.tools for harness in HARNESSES if harness.tools}
-# The sets of tools that `definitions` can return.
-DECLARED = ("repo_agent", *HARNESS_TOOLS)
-COERCING = frozenset(harness.name for harness in HARNESSES if harness.coerces)
-# The schemas of each known set of tools, by the names of the tools.
-TOOL_SETS: dict[str, dict[str, tuple[Schema, ...]]] = {
-    **{harness: {name: tool.schemas for name, tool in tools.items()} for harness, tools in HARNESS_TOOLS.items()},
-    "repo_agent": {name: (tool["parameters"],) for name, tool in AGENT_TOOLS.items()},
+# The tools of each known set, by name.
+TOOL_SETS: dict[str, Mapping[str, base.Tool]] = {
+    "repo_agent": {name: base.Tool(tool["description"], (tool["parameters"],)) for name, tool in AGENT_TOOLS.items()},
+    **{harness.name: harness.tools for harness in HARNESSES if harness.tools},
 }
+COERCING = frozenset(harness.name for harness in HARNESSES if harness.coerces)
 
 
 @dataclass(frozen=True)
@@ -88,19 +85,20 @@ class Tool:
         return {"function": {"name": self.name, "parameters": {"properties": properties}}}
 
 
-def load_tools(tools: str | Sequence[str | dict[str, Any]], harness: str = "pi") -> dict[str, Tool]:
+def load_tools(tools: str | Sequence[str | dict[str, Any]], harness: str | None = None) -> dict[str, Tool]:
     """Return the tools by name; raises BadSpec.
 
     `tools` is the name of a set in TOOL_SETS, or a list of OpenAI-style definitions and of names of
-    the harness's tools (a name that the harness does not have accepts any object).
+    the harness's tools (a name that the harness does not have accepts any object). A definition of
+    one of the harness's tools, if one is given, stands for all generations of that tool.
     """
-    if not isinstance(harness, str) or harness not in HARNESS_TOOLS:
-        raise BadSpec(f"`harness` of the spec is {harness!r}; use one of {', '.join(HARNESS_TOOLS)}.")
+    if harness is not None and (not isinstance(harness, str) or harness not in TOOL_SETS):
+        raise BadSpec(f"`harness` of the spec is {harness!r}; use one of {', '.join(TOOL_SETS)}.")
     return _parse_tools(json.dumps(tools), harness)
 
 
 @lru_cache(maxsize=1024)
-def _parse_tools(text: str, harness: str) -> dict[str, Tool]:
+def _parse_tools(text: str, harness: str | None) -> dict[str, Tool]:
     tools: Any = json.loads(text)
     if isinstance(tools, str):
         if tools not in TOOL_SETS:
@@ -111,9 +109,9 @@ def _parse_tools(text: str, harness: str) -> dict[str, Tool]:
     return {tool.name: tool for tool in (_parse_tool(entry, harness) for entry in tools)}
 
 
-def _parse_tool(entry: Any, harness: str) -> Tool:
+def _parse_tool(entry: Any, harness: str | None) -> Tool:
     if isinstance(entry, str):
-        return Tool(entry, TOOL_SETS[harness].get(entry, ({"type": "object"},)), harness in COERCING)
+        return _extend_tool(Tool(entry, ()), harness or "pi")
     function = entry.get("function", entry) if isinstance(entry, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadSpec(f"`tools` of the spec has {str(entry)[:80]!r}; give a name, or a function with a name.")
@@ -124,7 +122,15 @@ def _parse_tool(entry: Any, harness: str) -> Tool:
         raise BadSpec(
             f"The parameters of {function['name']} in the spec are not a schema: {error.message[:200]}."
         ) from error
-    return Tool(function["name"], (schema,))
+    tool = Tool(function["name"], (schema,))
+    return _extend_tool(tool, harness) if harness else tool
+
+
+def _extend_tool(tool: Tool, harness: str) -> Tool:
+    """Add the generations of the schema that the harness has had, and whether it converts arguments."""
+    known = TOOL_SETS[harness].get(tool.name)
+    schemas = (*known.schemas, *tool.schemas) if known else tool.schemas
+    return Tool(tool.name, schemas or ({"type": "object"},), harness in COERCING)
 
 
 MAX_ERRORS = 12
@@ -227,13 +233,7 @@ def definitions(name: str) -> list[dict[str, Any]]:
     >>> [tool["function"]["name"] for tool in definitions("repo_agent")]
     ['grep', 'list_files', 'read_file', 'write_file']
     """
-    harness, functions = HARNESS_TOOLS.get(name, {}), []
-    for tool, (*_, schema) in sorted(TOOL_SETS[name].items()):
-        description = harness[tool].description if harness else AGENT_TOOLS[tool]["description"]
-        parameters = {key: value for key, value in schema.items() if key != "additionalProperties"}
-        function = {"name": tool, "description": description, "parameters": deepcopy(parameters)}
-        functions.append({"type": "function", "function": function})
-    return functions
+    return [tool.define(called, tool.schemas[-1]) for called, tool in sorted(TOOL_SETS[name].items())]
 
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
@@ -265,7 +265,7 @@ def parse_calls(completion: str, spec: dict[str, Any]) -> tuple[Call, ...]:
 
 def _read(completion: str, spec: dict[str, Any]) -> tuple[dict[str, Tool], list[str], Reading]:
     """Return the tools of a spec, the formats of their calls, and the calls."""
-    tools = load_tools(spec["tools"], spec.get("harness", "pi"))
+    tools = load_tools(spec["tools"], spec.get("harness"))
     name, formats = spec.get("format"), list(FAMILIES)
     if name is not None:
         if str(name) not in EXAMPLES:

@@ -4,7 +4,8 @@ A trace belongs to the first harness that recognises one of its lines.
 """
 
 from pimono_sdpo.traces.harness import claude_code, codex, droid, pi, simple
-from pimono_sdpo.traces.harness.base import Harness
+from pimono_sdpo.traces.harness.base import Entry, Harness
+from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 HARNESSES: tuple[Harness, ...] = (
     claude_code.HARNESS,
@@ -19,3 +20,28 @@ _BY_NAME = {harness.name: harness for harness in HARNESSES}
 def find_harness(name: str) -> Harness:
     """Return a harness by its name; any other name was given by a trace in the simple format."""
     return _BY_NAME.get(name, simple.HARNESS)
+
+
+def name_agent(entry: Entry) -> str:
+    """Return the agent that a line without an understood message is like, "" if it may be anyone's.
+
+    >>> name_agent({"type": "user", "parentUuid": None, "message": {"role": "user", "parts": []}})
+    'qwen_code'
+    """
+    kind, message = to_text(entry.get("type")), to_object(entry.get("message"))
+    if "parts" in message and "parentUuid" in entry:
+        return "qwen_code"
+    if kind == "gemini" or {"$rewindTo", "$set", "projectHash"} & entry.keys():
+        return "gemini_cli"
+    if isinstance(entry.get("data"), dict) and "." in kind:
+        return "copilot_cli"
+    if to_text(message.get("type")) in {"TurnBegin", "StepBegin", "ContentPart", "ToolCall"}:
+        return "kimi_cli"
+    if isinstance(entry.get("messages"), list):
+        return "hermes"
+    if kind in {"user", "assistant", "tool_result", "reasoning"} and {"content", "summary"} & entry.keys():
+        return "grok"
+    if kind in {"session_meta", "turn_context", "thread.started"} or "record_type" in entry:
+        return codex.HARNESS.name
+    is_claude = kind in {"summary", "file-history-snapshot"} or {"sessionId", "session_id"} & entry.keys()
+    return claude_code.HARNESS.name if is_claude else ""

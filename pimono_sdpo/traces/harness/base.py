@@ -3,7 +3,8 @@
 A new harness is one file here with a `HARNESS`, and one line in `HARNESSES`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -23,6 +24,12 @@ class Tool:
     description: str
     schemas: tuple[Schema, ...]
 
+    def define(self, name: str, schema: Schema) -> Schema:
+        """Return the tool in the form that chat templates take; every schema is open there."""
+        parameters = {key: value for key, value in schema.items() if key != "additionalProperties"}
+        function = {"name": name, "description": self.description, "parameters": deepcopy(parameters)}
+        return {"type": "function", "function": function}
+
 
 @dataclass(frozen=True)
 class Harness:
@@ -35,11 +42,12 @@ class Harness:
                  from `decoder`, or from `build` for a dict that `decoder` refuses
     read         returns all events of a session, in order
     sample       the lines of a short session: a request, then a command that fails
-    tools        the tools that come with the harness; without them rows have no `verifier_spec`
-    no_tools     why `tools` is empty
+    tools        the tools that come with the harness, by the names in its events
     edit         the arguments with the old and the new text of an edit, if there are any
     coerces      it converts arguments to the types of the schema, such as "42" to a number
     recorder_of  returns the name of the harness that wrote a session, if several write this format
+    version_of   returns the version that wrote a session, "" if it does not say
+    list_kinds   yields the types of entries and of the blocks in them, which `traces.drift` counts
     """
 
     name: str
@@ -49,12 +57,13 @@ class Harness:
     read: Callable[[list[Any]], list[Event]]
     sample: str
     tools: Mapping[str, Tool] = field(default_factory=dict)
-    no_tools: str = ""
     edit: tuple[str, str] | None = None
     coerces: bool = False
     decoder: msgspec.json.Decoder[Any] = OBJECT
     build: Callable[[Entry], Any] = dict
     recorder_of: Callable[[list[Any]], str] | None = None
+    version_of: Callable[[list[Any]], str] = lambda objects: ""
+    list_kinds: Callable[[list[Any]], Iterable[str]] = lambda objects: ()
 
 
 def keep_fields(names: str, **nested: Any) -> Any:
@@ -66,7 +75,26 @@ def keep_fields(names: str, **nested: Any) -> Any:
     return make("Fields", {**dict.fromkeys(names.split(), Any), **nested}, total=False)
 
 
-def describe_object(required: str, closed: bool = False, **properties: Schema) -> Schema:
+TEXT: Schema = {"type": "string"}
+
+
+def describe_arguments(required: str, texts: str, numbers: str = "", flags: str = "", **others: Schema) -> Schema:
+    """Return the JSON Schema of a tool's arguments, whose names are separated by spaces.
+
+    >>> describe_arguments("path", "path", "limit")["properties"]["limit"]
+    {'type': 'number'}
+    """
+    kinds = {"string": texts, "boolean": flags, "number": numbers}
+    properties: dict[str, Any] = {name: {"type": kind} for kind, names in kinds.items() for name in names.split()}
+    return describe_object(required, **properties, **others)
+
+
+def describe_list(item: Schema) -> Schema:
+    """Return the JSON Schema of a list."""
+    return {"type": "array", "items": item}
+
+
+def describe_object(required: str, closed: bool = False, /, **properties: Schema) -> Schema:
     """Return the JSON Schema of an object; `required` names properties, separated by spaces.
 
     >>> describe_object("path", path={"type": "string"})["required"]

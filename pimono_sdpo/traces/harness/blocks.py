@@ -17,6 +17,8 @@ _INSERTED, _STOPPED = (
     {kind: "|".join(patterns) for kind, patterns in _WORDING[table].items()} for table in ("inserted", "stopped")
 )
 _TOOL_NAMES: dict[str, str] = {name: ours for ours, others in _WORDING["tools"].items() for name in (ours, *others)}
+# The names that tools of every harness have in common here.
+COMMON_TOOLS = frozenset(_WORDING["tools"])
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
 _WRAPPED = re.compile(r"\s*(?:/\S{0,80}/)?(?:bash|sh|zsh|dash)\s+-\w{0,3}c\s")
 _OPENING_TAG = re.compile(rf"(?:^|(?<=>))[ \t]*<({_INSERTED['tags']})\b[^<>\n]{{0,400}}>", re.MULTILINE)
@@ -251,7 +253,10 @@ def finish_events(events: list[Event]) -> list[Event]:
     tools = {event.call_id: event.tool_name for event in events if event.kind == "tool_call"}
     for index, event in enumerate(events):
         event.index = index
-        if event.kind == "tool_result":
+        if event.kind == "tool_call":
+            # A proxy may use an id again; then the last call before a result counts.
+            tools[event.call_id] = event.tool_name
+        elif event.kind == "tool_result":
             event.tool_name = tools.get(event.call_id, "")
             event.call_id = event.call_id if event.call_id in tools else ""
             lacks_code = event.exit_code is None and event.tool_name == "bash"

@@ -12,7 +12,16 @@ import msgspec
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks
-from pimono_sdpo.traces.harness.base import Entry, Harness, keep_fields
+from pimono_sdpo.traces.harness.base import (
+    TEXT,
+    Entry,
+    Harness,
+    Tool,
+    describe_arguments,
+    describe_list,
+    describe_object,
+    keep_fields,
+)
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 _COMMAND = re.compile(r"<command-name>([^<]{0,200})</command-name>")
@@ -37,11 +46,29 @@ _MESSAGE = keep_fields("id model stop_reason", content=str | list[_BLOCK | str] 
 _DECODER = msgspec.json.Decoder(
     keep_fields(
         "type uuid parentUuid sessionId session_id cwd isSidechain agentId parent_tool_use_id"
-        " subtype timestamp isMeta isCompactSummary isApiErrorMessage origin summary attachment operation content",
+        " subtype timestamp isMeta isCompactSummary isApiErrorMessage origin summary attachment operation content"
+        " version claude_code_version",
         message=_MESSAGE | None,
     )
 )
-_OWN_TYPES = frozenset({"file-history-snapshot", "queue-operation", "last-prompt"})
+
+
+# What stands behind the last answer to a question, and between an answer and what the user wrote beside it.
+_ANSWERED = re.compile(r"\.\s+(?:You can now continue\b|Read the answers\b).*|\.?\s*\Z", re.DOTALL)
+_BESIDE = re.compile(r"\s(?:user )?notes: ")
+_SHOWN = re.compile(r"\s+selected \w{1,20}:")
+
+
+@dataclass
+class _Answer:
+    """An answer of the agent, and the blocks that were recorded with its id, which a proxy may give to others too."""
+
+    event: Event
+    texts: list[str]
+    blocks: list[Entry]
+    # How many lines of the user, and how many prompts, stood before its last line.
+    lines: int
+    prompts: int
 
 
 @dataclass
@@ -49,7 +76,11 @@ class _State:
     """What was read so far; the text of an answer is joined from its lines at the end."""
 
     steps: blocks.Steps = field(default_factory=blocks.Steps)
-    answers: dict[str, tuple[Event, list[str]]] = field(default_factory=dict)
+    answers: dict[str, _Answer] = field(default_factory=dict)
+    ended: list[_Answer] = field(default_factory=list)
+    lines: int = 0
+    prompts: int = 0
+    questions: dict[str, list[Entry]] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     # The id of a slash command before the first request; the text below it is its request.
     command: str = ""
@@ -57,17 +88,9 @@ class _State:
 
 
 def recognises(entry: Entry) -> bool:
-    """Recognise a line by its parent in the tree, or by its type and message."""
-    kind = to_text(entry.get("type"))
-    if kind in {"user", "assistant"}:
-        message = entry.get("message")
-        return isinstance(message, dict) and "content" in message
-    if kind == "summary":
-        return isinstance(entry.get("leafUuid"), str)
-    if kind == "system" and entry.get("subtype") == "init":
-        return isinstance(entry.get("session_id"), str)
-    is_own = kind in _OWN_TYPES and bool(entry.get("sessionId") or entry.get("messageId"))
-    return "parentUuid" in entry or is_own
+    """Recognise a message by its type and content."""
+    message = entry.get("message")
+    return to_text(entry.get("type")) in {"user", "assistant"} and isinstance(message, dict) and "content" in message
 
 
 def read_header(objects: list[Entry]) -> tuple[str, str]:
@@ -96,8 +119,8 @@ def read(objects: list[Entry]) -> list[Event]:
             event.on_active_branch = position in active and not sidechain
             event.is_subagent = sidechain
             state.steps.follow(event)
-    for answer, texts in state.answers.values():
-        answer.text = "\n".join(filter(None, texts))
+    for answer in (*state.ended, *state.answers.values()):
+        answer.event.text = "\n".join(filter(None, answer.texts))
     return blocks.finish_events(state.steps.events)
 
 
@@ -144,6 +167,7 @@ def _find_active(objects: list[Entry]) -> set[int]:
     parents: dict[int, int] = {}
     continued: set[int] = set()
     prompted: set[int] = set()
+    prompts: set[int] = set()
     last = -1
     for at, entry in enumerate(objects):
         uuid = to_text(entry.get("uuid"))
@@ -156,6 +180,7 @@ def _find_active(objects: list[Entry]) -> set[int]:
         # In an early version, all shell commands have the one caveat above the first as parent.
         if _is_prompt(entry) and not (parent >= 0 and objects[parent].get("isMeta") is True):
             prompted.add(parent)
+            prompts.add(at)
         continued |= {parent, parents[at]}
         position_of[uuid] = last = at
     answers = (at for at in parents if objects[at].get("type") == "assistant")
@@ -164,20 +189,31 @@ def _find_active(objects: list[Entry]) -> set[int]:
     while step >= 0:
         path.add(step)
         step = parents[step]
-    # A continued session may be copied into the file, with the ids of its answers and calls.
-    message_ids = {_find_message_id(objects[at]) for at in path} - {""}
-    call_ids = {call for at in path for call in _find_block_ids(objects[at], "id")}
+    # What has the id of an answer or a call on the path belongs to it, unless a proxy gives one id to several: below
+    # an abandoned prompt, only a copy counts, which a continued session has of all lines.
+    shown: dict[str, list[object]] = {}
+    for at in path:
+        for own in _list_ids(objects[at], "id") | _find_block_ids(objects[at], "tool_use_id"):
+            shown.setdefault(own, []).append(_content_of(objects[at]))
     for at, parent in parents.items():
         if parent == leaf or (parent > leaf and parent in path):
             path.add(at)
-    return {
-        at
-        for at, entry in enumerate(objects)
-        if at not in parents
-        or at in path
-        or _find_message_id(entry) in message_ids
-        or _find_block_ids(entry, "tool_use_id") & call_ids
-    }
+    abandoned = prompts - path
+
+    def belongs(at: int) -> bool:
+        known = [content for own in _list_ids(objects[at], "tool_use_id") for content in shown.get(own, ())]
+        above = at
+        while above >= 0 and above not in path and above not in abandoned:
+            above = parents.get(above, -1)
+        return bool(known) and (above not in abandoned or _content_of(objects[at]) in known)
+
+    return {at for at in range(len(objects)) if at not in parents or at in path or belongs(at)}
+
+
+def _list_ids(entry: Entry, key: str) -> set[str]:
+    """Return the id of an answer, and those in its blocks."""
+    answer = to_text(to_object(entry.get("message")).get("id")) if entry.get("type") == "assistant" else ""
+    return {answer, *_find_block_ids(entry, key)} - {""}
 
 
 def _may_replace(entry: Entry) -> bool:
@@ -212,11 +248,6 @@ def _find_parent(entry: Entry) -> str | None:
     return "" if is_compaction else None
 
 
-def _find_message_id(entry: Entry) -> str:
-    is_answer = entry.get("type") == "assistant"
-    return to_text(to_object(entry.get("message")).get("id")) if is_answer else ""
-
-
 def _find_block_ids(entry: Entry, key: str) -> set[str]:
     return {to_text(block.get(key)) for block in blocks.to_blocks(_content_of(entry))} - {""}
 
@@ -229,6 +260,10 @@ def _read_entry(entry: Entry, state: _State) -> Iterator[Event]:
     elif kind == "user" and is_message:
         is_request = bool(state.command) and entry.get("parentUuid") == state.command
         events = list(_read_user({**entry, "isMeta": False} if is_request else entry))
+        state.lines += not _is_sidechain(entry)
+        state.prompts += any(event.kind == "user" for event in events)
+        answers = (_read_answers(state.questions.get(event.call_id, []), event.text) for event in events)
+        events += [Event(0, "user", answer) for answer in answers if answer]
         state.has_request |= any(event.kind == "user" for event in events)
         is_command = _COMMAND.search(blocks.join_text(_content_of(entry))[:400])
         state.command = to_text(entry.get("uuid")) if is_command and not state.has_request else ""
@@ -253,26 +288,49 @@ def _read_assistant(entry: Entry, state: _State) -> Iterator[Event]:
         yield Event(0, "other", text)
         return
     message_id = to_text(message.get("id"))
-    new = []
-    for block in blocks.to_blocks(message.get("content")):
-        # A block may be recorded again with the same message id.
-        key = f"{message_id} {to_text(block.get('id')) or block}"
-        if not message_id or key not in state.seen:
-            new.append(block)
-        state.seen.add(key)
-    if message_id in state.answers:
-        answer, texts = state.answers[message_id]
-        texts.append(blocks.join_text(new))
-        if answer.stop_reason != "aborted":
-            answer.stop_reason = stop or answer.stop_reason
+    content = blocks.to_blocks(message.get("content"))
+    known = state.answers.get(message_id) if message_id else None
+    if known is None:
+        new = content if not message_id else _skip_repeated(content, [])
+        answer = _Answer(Event(0, "assistant", text, stop_reason=stop), [text], new, state.lines, state.prompts)
+        yield answer.event
     else:
-        answer = Event(0, "assistant", text, stop_reason=stop)
-        if message_id:
-            state.answers[message_id] = answer, [text]
-        yield answer
+        is_next = known.lines == state.lines
+        new = _skip_repeated(content, known.blocks, by_id=is_next)
+        said = blocks.join_text(new)
+        # What a line of the user stands before belongs to another answer, unless this one has only begun to think.
+        has_begun = any(known.texts) or any(block.get("type") == "tool_use" for block in known.blocks)
+        if new and (known.prompts != state.prompts or (said and has_begun and not is_next)):
+            state.ended.append(known)
+            answer = _Answer(Event(0, "assistant", said, stop_reason=stop), [said], known.blocks + new, 0, 0)
+            yield answer.event
+        else:
+            answer = known
+            answer.texts.append(said)
+            answer.blocks += new
+            if answer.event.stop_reason != "aborted":
+                answer.event.stop_reason = stop or answer.event.stop_reason
+        answer.lines, answer.prompts = state.lines, state.prompts
+    if message_id:
+        state.answers[message_id] = answer
     for block in new:
         if block.get("type") == "tool_use":
+            if block.get("name") == "AskUserQuestion":
+                state.questions[to_text(block.get("id"))] = blocks.to_blocks(
+                    to_object(block.get("input")).get("questions")
+                )
             yield blocks.build_call(block.get("id"), block.get("name"), block.get("input"))
+
+
+def _skip_repeated(content: list[Entry], known: list[Entry], by_id: bool = True) -> list[Entry]:
+    """Return the blocks of an answer that were not recorded before, as they are or with the same id."""
+    new: list[Entry] = []
+    for block in content:
+        block_id = block.get("id") if by_id else None
+        before = [*known, *new]
+        if block not in before and not (block_id and any(one.get("id") == block_id for one in before)):
+            new.append(block)
+    return new
 
 
 def _read_user(entry: Entry) -> Iterator[Event]:
@@ -316,6 +374,25 @@ def _read_result(block: Entry) -> Iterator[Event]:
             yield Event(0, "user", refusal, is_veto=True)
 
 
+def _read_answers(questions: list[Entry], text: str) -> str:
+    """Return what the user wrote in answer to questions, without the options that were chosen."""
+    marks = [f'"{to_text(question.get("question"))}"=' for question in questions]
+    written = []
+    for number, (mark, question) in enumerate(zip(marks, questions, strict=True)):
+        _, found, answer = text.partition(mark)
+        if not found:
+            continue
+        for other in marks[number + 1 :]:
+            answer = answer.partition(f", {other}")[0]
+        answer = _ANSWERED.sub("", answer)
+        beside = _BESIDE.search(answer)
+        chosen = _SHOWN.split(answer[: beside.start()] if beside else answer)[0].strip().strip('"')
+        options = {to_text(option.get("label")) for option in blocks.to_blocks(question.get("options"))}
+        is_choice = chosen in options or set(chosen.split(", ")) <= options or chosen == "(no option selected)"
+        written += ([] if is_choice else [chosen]) + ([answer[beside.end() :].strip()] if beside else [])
+    return "\n".join(filter(None, dict.fromkeys(written)))
+
+
 def _strip_reminders(text: str) -> str:
     """Remove the reminders that the harness appends to the output of a tool."""
     before, *reminders = text.split(_REMINDER)
@@ -347,6 +424,140 @@ def _read_attachment(attachment: Entry, state: _State) -> Iterator[Event]:
     yield Event(0, "custom_message", text) if is_hook else Event(0, "other")
 
 
+def read_version(objects: list[Entry]) -> str:
+    """Return the newest version that wrote to the file, which is that of its last lines."""
+    return blocks.find_text(entry.get("version") or entry.get("claude_code_version") for entry in reversed(objects))
+
+
+def list_kinds(objects: list[Entry]) -> Iterator[str]:
+    """Yield the type of each line, and those of its attachment or the blocks of its message."""
+    for entry in objects:
+        kind = to_text(entry.get("type"))
+        if kind in {"user", "assistant"}:
+            content = _content_of(entry)
+            yield kind
+            if isinstance(content, list):
+                yield from (f"{kind}:{block.get('type')}" for block in content if isinstance(block, dict))
+        else:
+            attachment = entry.get("attachment")
+            yield f"{kind}/{attachment.get('type')}" if isinstance(attachment, dict) else kind
+
+
+_TEXTS = describe_list(TEXT)
+_OPTION = describe_arguments("label description", "label description preview")
+_QUESTION = describe_arguments(
+    "question header options multiSelect", "question header", flags="multiSelect", options=describe_list(_OPTION)
+)
+_TODO = describe_arguments("content status activeForm", "content status activeForm")
+_SEARCH = describe_arguments(
+    "pattern", "pattern path glob output_mode type", "-A -B -C context head_limit offset", "-n -i -o multiline"
+)
+_AGENT = Tool(
+    "Hand a task to a subagent.",
+    (
+        describe_arguments(
+            "description prompt", "description prompt subagent_type model name isolation", "", "run_in_background"
+        ),
+    ),
+)
+# From sdk-tools.d.ts of the package @anthropic-ai/claude-code, and for tools that are gone from their calls.
+TOOLS = {
+    "bash": Tool(
+        "Run a shell command and return its output.",
+        (
+            describe_arguments(
+                "command", "command description", "timeout", "run_in_background dangerouslyDisableSandbox"
+            ),
+        ),
+    ),
+    "read": Tool(
+        "Read a file, or `limit` lines of it from line `offset`.",
+        (describe_arguments("file_path", "file_path pages", "offset limit", "allow_large"),),
+    ),
+    "edit": Tool(
+        "Replace a text of a file by another one.",
+        (
+            describe_arguments("notebook_path new_source", "notebook_path cell_id new_source cell_type edit_mode"),
+            describe_arguments(
+                "file_path edits",
+                "file_path",
+                edits=describe_list(
+                    describe_arguments("old_string new_string", "old_string new_string", flags="replace_all")
+                ),
+            ),
+            describe_arguments(
+                "file_path old_string new_string", "file_path old_string new_string", flags="replace_all"
+            ),
+        ),
+    ),
+    "write": Tool(
+        "Write a file, replacing what it held.", (describe_arguments("file_path content", "file_path content"),)
+    ),
+    "glob": Tool("Find files whose paths match a pattern.", (describe_arguments("pattern", "pattern path"),)),
+    "grep": Tool("Search the content of files for a regular expression.", (_SEARCH,)),
+    "ls": Tool("List a directory.", (describe_object("path", path=TEXT, ignore=_TEXTS),)),
+    "Agent": _AGENT,
+    "Task": _AGENT,
+    "AskUserQuestion": Tool(
+        "Ask the user to choose among options.", (describe_object("questions", questions=describe_list(_QUESTION)),)
+    ),
+    "BashOutput": Tool(
+        "Return new output of a background command.", (describe_arguments("bash_id", "bash_id filter"),)
+    ),
+    "EnterPlanMode": Tool("Begin to plan before changing anything.", (describe_object(""),)),
+    "ExitPlanMode": Tool("Ask the user to approve the plan.", (describe_arguments("", "plan planFilePath"),)),
+    "KillShell": Tool("Stop a background command.", (describe_arguments("shell_id", "shell_id"),)),
+    "ListMcpResourcesTool": Tool("List the resources of MCP servers.", (describe_arguments("", "server"),)),
+    "Monitor": Tool(
+        "Watch a command in the background and report its lines.",
+        (describe_arguments("description timeout_ms", "description command", "timeout_ms", "persistent"),),
+    ),
+    "ReadMcpResourceTool": Tool(
+        "Read a resource of an MCP server.", (describe_arguments("server uri", "server uri"),)
+    ),
+    "ScheduleWakeup": Tool(
+        "Continue with a prompt after a delay.",
+        (describe_arguments("", "reason prompt", "delaySeconds", "stop noop"),),
+    ),
+    "SendMessage": Tool(
+        "Send a message to another agent.",
+        (
+            describe_arguments("type recipient content", "type recipient content summary"),
+            describe_arguments("to message", "to message summary"),
+        ),
+    ),
+    "Skill": Tool("Load the instructions of a skill.", (describe_arguments("skill", "skill args"),)),
+    "TaskCreate": Tool(
+        "Add a task to the list.",
+        (describe_arguments("subject description", "subject description activeForm", metadata={"type": "object"}),),
+    ),
+    "TaskGet": Tool("Return a task of the list.", (describe_arguments("taskId", "taskId"),)),
+    "TaskList": Tool("Return the list of tasks.", (describe_object(""),)),
+    "TaskOutput": Tool(
+        "Return the output of a background task.", (describe_arguments("task_id", "task_id", "timeout", "block"),)
+    ),
+    "TaskStop": Tool("Stop a background task.", (describe_arguments("", "task_id shell_id"),)),
+    "TaskUpdate": Tool(
+        "Change a task of the list.",
+        (
+            describe_arguments(
+                "taskId",
+                "taskId subject description activeForm status owner",
+                addBlocks=_TEXTS,
+                addBlockedBy=_TEXTS,
+                metadata={"type": "object"},
+            ),
+        ),
+    ),
+    "TodoWrite": Tool("Replace the list of tasks.", (describe_object("todos", todos=describe_list(_TODO)),)),
+    "ToolSearch": Tool("Load tools that match a query.", (describe_arguments("query", "query", "max_results"),)),
+    "WebFetch": Tool(
+        "Fetch a page and answer a prompt about it.", (describe_arguments("url prompt", "url prompt", "offset"),)
+    ),
+    "WebSearch": Tool(
+        "Search the web.", (describe_object("query", query=TEXT, allowed_domains=_TEXTS, blocked_domains=_TEXTS),)
+    ),
+}
 HARNESS = Harness(
     name="claude_code",
     about="Claude Code sessions and the output of its stream-json mode; subagents are kept separate",
@@ -354,7 +565,9 @@ HARNESS = Harness(
     read_header=read_header,
     read=read,
     decoder=_DECODER,
-    no_tools="their arguments differ from version to version",
+    tools=TOOLS,
+    version_of=read_version,
+    list_kinds=list_kinds,
     edit=("old_string", "new_string"),
     sample="""\
 {"type": "user", "uuid": "1", "parentUuid": null, "sessionId": "s", "cwd": "/w/app",\

@@ -91,13 +91,29 @@ def _read_entry(entry: Entry, typed: bool) -> Iterator[Event]:
         yield from blocks.split_typed(blocks.list_texts(content), by_person)
 
 
+def read_version(objects: list[Entry]) -> str:
+    """Return the version of the format in the header."""
+    return str(_find_header(objects).get("version") or "")
+
+
+def list_kinds(objects: list[Entry]) -> Iterator[str]:
+    """Yield the type of each line, and those of the blocks of its message."""
+    for entry in objects:
+        kind = to_text(entry.get("type"))
+        yield kind
+        if kind == "message":
+            content = (to_object(entry.get("message")) or entry).get("content")
+            yield from (f"message:{block.get('type')}" for block in blocks.to_blocks(content))
+
+
 HARNESS = Harness(
     name="droid",
     about="Factory droid sessions",
     recognises=recognises,
     read_header=read_header,
     read=read,
-    no_tools="their schemas are not published",
+    version_of=read_version,
+    list_kinds=list_kinds,
     edit=("old_str", "new_str"),
     sample="""\
 {"type": "session_start", "id": "s", "title": "parser", "cwd": "/w/app"}

@@ -7,13 +7,22 @@ custom message. In JSON mode Pi prints each message several times, complete and 
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from pimono_sdpo.traces.events import Event, Kind, strip_colours
-from pimono_sdpo.traces.harness.base import Harness, Schema, Tool, describe_object
+from pimono_sdpo.traces.harness.base import (
+    TEXT,
+    Harness,
+    Schema,
+    Tool,
+    describe_arguments,
+    describe_list,
+    describe_object,
+)
 from pimono_sdpo.traces.harness.blocks import find_path
 
 NO_JSON = Raw()
@@ -80,6 +89,7 @@ class Entry(msgspec.Struct, gc=False):
     content: Content = None
     summary: str | None = None
     cwd: str | None = None
+    version: int | str | None = None
     firstKeptEntryIndex: int | None = None
     firstKeptEntryId: str | None = None
 
@@ -269,37 +279,50 @@ def join_text(content: Content) -> str:
     return strip_colours(texts[0] if len(texts) == 1 else "\n".join(texts))
 
 
-_TEXT = {"type": "string"}
-
-
-def _describe(required: str, texts: str, numbers: str = "", flags: str = "") -> Schema:
-    kinds = {"string": texts, "boolean": flags, "number": numbers}
-    properties: dict[str, Any] = {name: {"type": kind} for kind, names in kinds.items() for name in names.split()}
-    return describe_object(required, **properties)
-
-
 def _describe_edits(closed: bool) -> Schema:
-    edit = describe_object("oldText newText", closed, oldText=_TEXT, newText=_TEXT)
-    edits = {"type": "array", "items": edit}
-    return describe_object("path edits", closed, path=_TEXT, edits=edits)
+    edit = describe_object("oldText newText", closed, oldText=TEXT, newText=TEXT)
+    return describe_object("path edits", closed, path=TEXT, edits=describe_list(edit))
 
 
 # The three versions of `edit`: one text, a closed list of edits, an open list of edits.
-_EDITS = (_describe("path oldText newText", "path oldText newText"), _describe_edits(True), _describe_edits(False))
-_SEARCH = _describe("pattern", "pattern path glob", "context limit", "ignoreCase literal")
+_EDITS = (
+    describe_arguments("path oldText newText", "path oldText newText"),
+    _describe_edits(True),
+    _describe_edits(False),
+)
+_SEARCH = describe_arguments("pattern", "pattern path glob", "context limit", "ignoreCase literal")
 TOOLS = {
     "read": Tool(
-        "Read a file, or `limit` lines of it from line `offset`.", (_describe("path", "path", "offset limit"),)
+        "Read a file, or `limit` lines of it from line `offset`.",
+        (describe_arguments("path", "path", "offset limit"),),
     ),
     "bash": Tool(
-        "Run a command in the working directory and return its output.", (_describe("command", "command", "timeout"),)
+        "Run a command in the working directory and return its output.",
+        (describe_arguments("command", "command", "timeout"),),
     ),
     "edit": Tool("Replace texts of a file: each oldText must stand in it exactly once.", _EDITS),
-    "write": Tool("Write a file, replacing what it held.", (_describe("path content", "path content"),)),
+    "write": Tool("Write a file, replacing what it held.", (describe_arguments("path content", "path content"),)),
     "grep": Tool("Search files for a pattern.", (_SEARCH,)),
-    "find": Tool("Find files whose names match a pattern.", (_describe("pattern", "pattern path", "limit"),)),
-    "ls": Tool("List a directory.", (_describe("", "path", "limit"),)),
+    "find": Tool("Find files whose names match a pattern.", (describe_arguments("pattern", "pattern path", "limit"),)),
+    "ls": Tool("List a directory.", (describe_arguments("", "path", "limit"),)),
 }
+
+
+def read_version(entries: list[Entry]) -> str:
+    """Return the version of the format in the header; the first one had none."""
+    return next((str(entry.version or 1) for entry in entries if entry.type == "session"), "")
+
+
+def list_kinds(entries: list[Entry]) -> Iterator[str]:
+    """Yield the type of each line, the role of its message and the types of the blocks in it."""
+    for entry in entries:
+        yield entry.type or ""
+        if message := entry.message:
+            yield f"message/{message.role}"
+            if isinstance(message.content, list):
+                yield from (f"message:{block.type}" for block in message.content)
+
+
 HARNESS = Harness(
     name="pi",
     about="Pi sessions of versions 1 to 3, also without a header, and its JSON mode; oh-my-pi, OpenClaw and GSD",
@@ -310,6 +333,8 @@ HARNESS = Harness(
     build=build_entry,
     tools=TOOLS,
     coerces=True,
+    version_of=read_version,
+    list_kinds=list_kinds,
     edit=("oldText", "newText"),
     sample="""\
 {"type": "session", "id": "s", "cwd": "/w/app"}

@@ -139,7 +139,6 @@ HARNESS = Harness(
     read_header=read_header,
     read=read,
     recorder_of=lambda objects: to_text(_find_header(objects).get("harness")),
-    no_tools="any harness may write this format",
     sample="""\
 {"type": "session", "harness": "simple", "id": "s", "cwd": "/w/app"}
 {"message": {"role": "user", "content": "Fix the failing test of the parser."}}
