@@ -178,7 +178,7 @@ def parse_read(arguments: dict[str, Any], text: str, files: FileTools) -> Shown 
     if _NO_TEXT.match(text):
         return None
     offset, limit = arguments.get("offset"), arguments.get("limit")
-    first = 1 if offset in {None, 0, 1} else offset
+    first = 1 if offset in (None, 0, 1) else offset
     if not isinstance(first, int) or not isinstance(limit, int | None):
         return None
     is_truncated = False
