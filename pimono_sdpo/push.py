@@ -53,6 +53,7 @@ PLACEHOLDER = '"PATH_OR_ID"'
 _PLACEHOLDER = re.compile(r"\[REDACTED:\w+\]")
 # Errors of the Hub, the token or the network.
 HUB_ERRORS = (HTTPError, LocalEntryNotFoundError, LocalTokenNotFoundError, OfflineModeIsEnabled)
+API = HfApi()
 Json = dict[str, Any]
 
 logger = logging.getLogger(__name__)
@@ -61,12 +62,12 @@ logging.getLogger("stamina").setLevel(logging.ERROR)
 
 
 @contextmanager
-def hub_errors(what: str) -> Iterator[None]:
+def hub_errors(what: str, advice: str = "") -> Iterator[None]:
     """Turn errors of the Hub and the network into an OutputError that starts with `what`."""
     try:
         yield
     except HUB_ERRORS as error:
-        raise OutputError(f"{what}: {explain_error(error)}.") from error
+        raise OutputError(f"{what}: {explain_error(error)}{advice}.") from error
 
 
 @options
@@ -96,9 +97,6 @@ class PushResult(PushOptions):
             remove_empty(open_repo(self.push, "dataset", self.public))
         elif flags := self.flags():
             raise OutputError(f"{flags[0]} needs --push.")
-
-
-API = HfApi()
 
 
 @dataclass
@@ -133,18 +131,19 @@ def open_repo(name: str, kind: Literal["dataset", "model"], public: bool, advice
     """Create a repository if it is missing, private unless `public`, and check write access; raises OutputError."""
     repo = Repo(name, kind, public)
     try:
-        for attempt in retry_hub(connected=False):
-            with attempt:
-                account = API.whoami()["name"]
-                repo.name = name if "/" in name else f"{account}/{name}"
-                if not API.repo_exists(repo.name, repo_type=kind):
-                    # Set first, because the response may be lost.
-                    repo.removable = True
-                    API.create_repo(repo.name, repo_type=kind, private=not public, exist_ok=True)
-                API.auth_check(repo.name, repo_type=kind, write=True)
-    except HUB_ERRORS as error:
+        with hub_errors(f"Nothing can be pushed to `{name}`", advice):
+            for attempt in retry_hub(connected=False):
+                with attempt:
+                    account = API.whoami()["name"]
+                    repo.name = name if "/" in name else f"{account}/{name}"
+                    if not API.repo_exists(repo.name, repo_type=kind):
+                        # Set first, because the response may be lost.
+                        repo.removable = True
+                        API.create_repo(repo.name, repo_type=kind, private=not public, exist_ok=True)
+                    API.auth_check(repo.name, repo_type=kind, write=True)
+    except OutputError:
         remove_empty(repo)
-        raise OutputError(f"Nothing can be pushed to `{name}`: {explain_error(error)}{advice}.") from error
+        raise
     return repo
 
 
@@ -350,6 +349,7 @@ def check_texts(files: Iterable[Path], advice: str, allow_findings: bool = True)
     for path in files:
         if path.name == CARD and (problems := lint_file(path)):
             raise OutputError(f"The Hub may refuse `{path}`: {problems[0]} Correct it and push again.")
+        # Hashes, because the texts of a file may not fit into memory.
         seen = set()
         for text, where in _texts_of(path):
             if hash(text) in seen:
