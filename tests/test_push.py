@@ -365,9 +365,9 @@ def test_no_token_is_found_out_before_the_work(loopback_hub: LoopbackHub, made: 
     done = front(loopback_hub, home, *arguments, "nobody/rows")
     assert "the Hub answers 403, You cannot create a dataset under" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments, "")
-    assert "Nothing can be pushed to ``: it is not a valid repository name" in refused(done, rows, before)
+    assert "Nothing can be pushed to ``: it is not a valid name" in refused(done, rows, before)
     done = front(loopback_hub, home, "push", str(rows), "two words")
-    assert "Nothing can be pushed to `two words`: it is not a valid repository name" in refused(done, rows, before)
+    assert "Nothing can be pushed to `two words`: it is not a valid name" in refused(done, rows, before)
     assert "leaves this machine" not in done.stdout
     for wrong in (EXPIRED_TOKEN, "hf_mistyped"):
         done = front(loopback_hub, home, *arguments, NAME, token=wrong)

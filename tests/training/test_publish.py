@@ -37,7 +37,7 @@ except OutputError as problem:
         ("lab/adapter", FINE_TOKEN, None),
         ("me/adapter", FINE_TOKEN, "the Hub answers 403, You cannot create a model under the"),
         ("me/there", FINE_TOKEN, "the Hub answers 403, You cannot write to me/there"),
-        ("a/b/c", TOKEN, "it is not a valid repository name; use ns/name"),
+        ("a/b/c", TOKEN, "it is not a valid name; use ns/name"),
     ],
 )
 def test_it_is_found_out_before_the_training(
