@@ -106,7 +106,7 @@ def check_columns(method: str, columns: Sequence[str], dataset: str) -> None:
     if missing := [name for name in needed if name not in columns]:
         raise TrainingInputError(
             f"`{dataset}` has no column {' and '.join(missing)}, only {', '.join(columns)}; give rows that "
-            f"`{command}` wrote, or their configuration as --dataset_config."
+            f"`{command}` wrote, or name their configuration with --dataset_config."
         )
 
 
