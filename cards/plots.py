@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.schema import FINAL_SCORE, PARITY, REFINED_SCORE
+from pimono_sdpo.text import escape_controls
 
 Json = dict[str, Any]
 Point = tuple[float, float]
@@ -79,7 +80,7 @@ class Panel:
         across, down = self.place(*at)
         self.drawn.append(
             f'<text x="{across + shift[0]:.1f}" y="{down + shift[1]:.1f}" font-size="{size}" '
-            f'text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
+            f'text-anchor="{anchor}" fill="{colour}">{escape(escape_controls(text))}</text>'
         )
 
     def draw_axes(self, x_ticks: Iterable[tuple[float, str]], y_ticks: Iterable[float]) -> None:

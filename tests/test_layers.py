@@ -15,6 +15,7 @@ STOREYS = (
         "version",
         "schema",
         "errors",
+        "console",
         "own_code",
         "stage",
         "stats",
