@@ -13,8 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from docs.generate import describe_command
+from pimono_sdpo.__main__ import start
 from pimono_sdpo.cli import app
-from pimono_sdpo.cli.command_line import COMMANDS, load, run, summary_of
+from pimono_sdpo.cli.command_line import COMMANDS, load, summary_of
 from tests.plug import copy_project, insert_line, run_python
 
 OPTIONS = """
@@ -147,6 +148,6 @@ def test_a_file_that_cannot_be_opened_is_named(capsys: pytest.CaptureFixture[str
         raise OSError(number, "", "/x/rows")
 
     with pytest.raises(SystemExit) as end:
-        run(command)
+        start(command, "pimono-sdpo")
     assert end.value.code == 2
     assert capsys.readouterr().err == f"pimono-sdpo: Cannot open `/x/rows`: {reason}.\n"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from pimono_sdpo.__main__ import start
 from pimono_sdpo.cli import app
-from pimono_sdpo.cli.command_line import run
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.removed import REMOVED
 from pimono_sdpo.training import train
@@ -27,7 +27,7 @@ def test_a_removed_command_or_option_names_its_replacement(
         done = CliRunner().invoke(app, [command, "traces", *words])
         assert str(done.exception) == f"`{name}` was removed; {REMOVED[name]}."
     with pytest.raises(SystemExit) as ended:
-        run(lambda: app([command, "traces", *option], standalone_mode=False))
+        start(lambda: app([command, "traces", *option], standalone_mode=False), "pimono-sdpo")
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"pimono-sdpo: `{name}` was removed; ")
     assert not any(tmp_path.iterdir())

@@ -17,10 +17,11 @@ import torch
 from datasets import Dataset
 
 from cards.render import write_model_card
+from pimono_sdpo.console import allow_cleanup
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.push import Repo, remove_empty
 from pimono_sdpo.runs.folders import read_json
-from pimono_sdpo.text import shorten_line
+from pimono_sdpo.text import escape_controls, shorten_line
 from pimono_sdpo.training import held_out, models, output, publish, tracking
 from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.callbacks import TimeLimit, now, time_limit_of
@@ -64,10 +65,11 @@ def run_job(method: str, argv: list[str], description: str | None = None) -> Pat
 
 def run_script(method: str, argv: list[str], description: str | None) -> int:
     """Run a script of jobs/; return 0, or 2 after one sentence on stderr."""
+    allow_cleanup()
     try:
         run_job(method, argv, description)
     except PimonoError as error:
-        sys.stderr.write(f"train_{method}: {error}\n")
+        sys.stderr.write(escape_controls(f"train_{method}: {error}\n"))
         return 2
     return 0
 

@@ -1,0 +1,117 @@
+"""Run a program: a sentence for an error, the usual exit codes, and no control characters of names on the terminal."""
+
+import errno
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from io import TextIOWrapper
+
+from pimono_sdpo.errors import PimonoError
+from pimono_sdpo.text import escape_controls
+
+# 128 and the number of the signal: what shells report of a program that SIGINT (Ctrl-C) has ended, and of one that
+# SIGPIPE has ended because the reader of its output, such as `head`, has read enough. Python ignores SIGPIPE, since it
+# would also end a program whose network connection breaks.
+INTERRUPTED, PIPE_CLOSED = 130, 141
+# Advice for files that cannot be opened, by error number.
+ADVICE = dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions") | {
+    errno.ENAMETOOLONG: "use a shorter name"
+}
+
+
+class _EndAtOnce:
+    """The handler of Ctrl-C during imports, in which a KeyboardInterrupt may be lost or turned into another error."""
+
+    def __init__(self, sentence: str) -> None:
+        self.sentence = sentence
+
+    def __call__(self, *_: object) -> None:
+        os.write(2, self.sentence.encode())
+        os._exit(INTERRUPTED)
+
+
+def run(program: Callable[[], object], name: str, interrupted: str) -> None:
+    """Run a program; exit with the code of an error that a user can fix, with 130 after Ctrl-C.
+
+    The program calls `allow_cleanup` when its imports are done. `interrupted` is the sentence after Ctrl-C.
+    """
+    # In the background of a shell script, Ctrl-C is ignored.
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
+        signal.signal(signal.SIGINT, _EndAtOnce(f"{name}: {interrupted}.\n"))
+    try:
+        try:
+            program()
+        finally:
+            # Otherwise a closed pipe would only be noticed when the interpreter ends.
+            sys.stdout.flush()
+    except PimonoError as error:
+        _exit(error.exit_code, f"{name}: {error}")
+    except BaseException as error:
+        causes = list(_find_causes(error))
+        # Typer turns both into a SystemExit.
+        if any(isinstance(cause, BrokenPipeError) for cause in causes) and _drop_closed():
+            sys.exit(PIPE_CLOSED)
+        if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
+            _exit(INTERRUPTED, f"{name}: {interrupted}.")
+        if isinstance(error, OSError) and error.errno in ADVICE:
+            reason = f"{os.strerror(error.errno).lower()}; {ADVICE[error.errno]}"
+            _exit(2, f"{name}: Cannot open `{str(error.filename)[-200:]}`: {reason}.")
+        raise
+    finally:
+        if is_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def allow_cleanup() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt from here on."""
+    if isinstance(signal.getsignal(signal.SIGINT), _EndAtOnce):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _exit(code: int, sentence: str) -> None:
+    with suppress(BrokenPipeError):
+        sys.stderr.write(f"{escape_controls(sentence)}\n")
+    sys.exit(code)
+
+
+def _find_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that led to it, as a traceback shows them."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _drop_closed() -> bool:
+    """Return whether the reader of stdout or stderr has gone; drop what is still buffered for it."""
+    closed = []
+    for descriptor in (1, 2):
+        poll = select.poll()
+        # Without any event to wait for, it returns errors alone.
+        poll.register(descriptor, 0)
+        if poll.poll(0):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+            closed.append(descriptor)
+    return bool(closed)
+
+
+class _Printable(TextIOWrapper):
+    """A text stream on which control characters are shown as escapes."""
+
+    def write(self, text: str) -> int:
+        return super().write(escape_controls(text))
+
+
+@contextmanager
+def printable_stdout() -> Iterator[None]:
+    """Show control characters as escapes on stdout: names and texts of others may hold some."""
+    plain = _Printable(sys.stdout.buffer, encoding="utf-8", errors="backslashreplace", write_through=True)
+    try:
+        with redirect_stdout(plain):
+            yield
+    finally:
+        # Otherwise it would close the buffer.
+        plain.detach()
