@@ -23,7 +23,7 @@ from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.schema import DROPPED_PAIR, DROPPED_STEP, REJECT, SESSION, Unit
 from pimono_sdpo.stage import STRICT, Fused
 from pimono_sdpo.traces.harness import HARNESSES
-from pimono_sdpo.traces.sources import Shard, read_sessions
+from pimono_sdpo.traces.sources import Shard, Unreadable, read_sessions
 from processors import pipeline
 from processors.rollouts import sessions, steps
 
@@ -43,7 +43,7 @@ TEXTS = (
     '{"output": {}, "content": 7, "success": false, "exitCode": 99999999999999999999}', '{"edits": [{"oldText": 1}, 7], "offset": [1], "limit": {}}',
     '{"command": "ls', '{"file_path": 7, "old_string": null}', "[" * 3000, "Traceback (most recent call last):", "/Users/\0/..//x", "$(`", "::", "~",
 )  # fmt: skip
-VALUES = (
+VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 2**31, 2**63, 2**70, -(2**64), 1.5, 1e308, float("nan"), float("inf"), [], {}, [[]], [None], [{}], {"": None},
     {"type": "text"}, [{"type": "text", "text": None}], [{"type": "tool_use"}], [1, "a", None], {"content": {"content": []}}, "1", "true", "null",
 )  # fmt: skip
@@ -204,7 +204,20 @@ def mix(lines: list[bytes], draw: Random) -> list[bytes]:
 
 def insert_line(lines: list[bytes], draw: Random) -> list[bytes]:
     at = draw.randrange(len(lines) + 1)
-    odd = [b"", b"null", b"{}", b"[]", b"7", b'"text"', b"not json", b'{"type":', b'{"a":' * 3000, b"[" * 100_000, b"\xff\xfe", b'{"a": 1e999}']
+    odd = [
+        b"",
+        b"null",
+        b"{}",
+        b"[]",
+        b"7",
+        b'"text"',
+        b"not json",
+        b'{"type":',
+        b'{"a":' * 3000,
+        b"[" * 100_000,
+        b"\xff\xfe",
+        b'{"a": 1e999}',
+    ]
     return [*lines[:at], draw.choice(odd), *lines[at:]]
 
 
@@ -231,7 +244,18 @@ def spoil(content: bytes, draw: Random) -> bytes:
 
 def insert_bytes(content: bytes, draw: Random) -> bytes:
     at = draw.randrange(len(content) + 1)
-    odd = [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\0" * draw.randint(1, 5000), b"\r", b"\n\n", b"\xef\xbb\xbf", b'"', b"\\", b"}{"]
+    odd = [
+        b"\xff",
+        b"\xc3",
+        b"\xed\xa0\x80",
+        b"\0" * draw.randint(1, 5000),
+        b"\r",
+        b"\n\n",
+        b"\xef\xbb\xbf",
+        b'"',
+        b"\\",
+        b"}{",
+    ]
     return content[:at] + draw.choice(odd) + content[at:]
 
 
@@ -243,7 +267,17 @@ def encode_utf16(content: bytes, draw: Random) -> bytes:
     return content.decode(errors="replace").encode(draw.choice(["utf-16", "utf-16-le", "utf-16-be"]))
 
 
-BYTE_CHANGES: list[Callable[[bytes, Random], bytes]] = [*[keep] * 8, cut, cut, spoil, spoil, insert_bytes, insert_bytes, glue, encode_utf16]
+BYTE_CHANGES: list[Callable[[bytes, Random], bytes]] = [
+    *[keep] * 8,
+    cut,
+    cut,
+    spoil,
+    spoil,
+    insert_bytes,
+    insert_bytes,
+    glue,
+    encode_utf16,
+]
 
 
 @cache
@@ -265,7 +299,8 @@ def check(numbers: range, folder: Path) -> None:
         files.append(folder / f"{number}.jsonl")
         files[-1].write_bytes(mutant(number))
     size = sum(file.stat().st_size for file in files)
-    tables = list(read_sessions(Shard("jsonl", "", "jsonl", len(files), size, tuple(files), folder), unreadable := {}))
+    unreadable: Unreadable = {}
+    tables = list(read_sessions(Shard("jsonl", "", "jsonl", len(files), size, tuple(files), folder), unreadable))
     assert not unreadable
     table = pa.concat_tables(tables).combine_chunks()
     for file, trace, lost in zip(files, table["trace"], table["bytes_not_utf8"], strict=True):
@@ -285,7 +320,10 @@ def check(numbers: range, folder: Path) -> None:
             raise
         if name in get_args(Unit):
             parsed = pc.sum(pc.struct_field(done["tally_volume"], "bytes_parsed")).as_py()
-            others = (pc.sum(pc.struct_field(done["tally_counts"], f"bytes_{one}")).as_py() for one in ("repaired", "skipped"))
+            others = (
+                pc.sum(pc.struct_field(done["tally_counts"], f"bytes_{one}")).as_py()
+                for one in ("repaired", "skipped")
+            )
             assert parsed + sum(others) == pc.sum(pc.binary_length(table["trace"])).as_py(), numbers
 
 

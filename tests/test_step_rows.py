@@ -219,7 +219,9 @@ def test_what_is_finished_waits_for_the_next_run(tmp_path: Path) -> None:
 
 def test_an_empty_source_gets_no_advice_about_rules(tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text('{"role": "user"}\n')
-    with pytest.raises(EmptySelection, match=r"\(1 unknown_harness; .*: other.jsonl .*\); use whole sessions of claude_"):
+    with pytest.raises(
+        EmptySelection, match=r"\(1 unknown_harness; .*: other.jsonl .*\); use whole sessions of claude_"
+    ):
         run(StepOptions(source=[str(tmp_path / "other.jsonl")], out=tmp_path / "steps"))
 
 
