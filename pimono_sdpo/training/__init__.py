@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from pimono_sdpo.errors import TrainingInputError, require_extra
+from pimono_sdpo.text import escape_controls
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -70,7 +71,7 @@ def is_main_process() -> bool:
 
 def warn(text: str) -> None:
     """Print a warning on stderr."""
-    sys.stderr.write(f"warning: {text}\n")
+    sys.stderr.write(f"warning: {escape_controls(text)}\n")
 
 
 def say(text: str) -> None:
