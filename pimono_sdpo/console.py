@@ -1,6 +1,7 @@
 """Run a program: a sentence for an error, the usual exit codes, and no control characters of names on the terminal."""
 
 import errno
+import logging
 import os
 import select
 import signal
@@ -105,9 +106,21 @@ class _Printable(TextIOWrapper):
         return super().write(escape_controls(text))
 
 
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return escape_controls(super().format(record))
+
+
+def escape_warnings() -> None:
+    """Show control characters as escapes in warnings that Python prints because no handler is set up."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Formatter())
+
+
 @contextmanager
-def printable_stdout() -> Iterator[None]:
-    """Show control characters as escapes on stdout: names and texts of others may hold some."""
+def printable_output() -> Iterator[None]:
+    """Show control characters as escapes on stdout and in warnings: names and texts of others may hold some."""
+    escape_warnings()
     plain = _Printable(sys.stdout.buffer, encoding="utf-8", errors="backslashreplace", write_through=True)
     try:
         with redirect_stdout(plain):

@@ -1,12 +1,17 @@
 """Ctrl-C at any time, closed pipes, and control characters of names: as users meet them, in processes of their own."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from cards.plots import Panel, save_picture
+from cards.render import make_environment
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 
 ROOT = Path(__file__).parent.parent
@@ -109,3 +114,46 @@ def test_an_error_is_told_on_a_closed_pipe_too(tmp_path: Path) -> None:
     )
     os.close(writing)
     assert done.returncode == 2
+
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]")
+NAMES = ["red\x1b[31m", "\x1b]0;title\x07\x9b2J", "\u202egnp.exe", "bad\udcff", "line\nend\rstart", "<img src=x>`|"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_control_neither_terminal_nor_card(name: str, tmp_path: Path) -> None:
+    (folder := tmp_path / name).mkdir()
+    shutil.copy(SAMPLE_SESSIONS / "02_ledger_rounding.jsonl", folder / f"{name}.jsonl")
+    # It cannot be read, so the console names it.
+    (folder / f"{name}.jsonl.gz").write_bytes(b"broken")
+
+    def run(*words: str) -> str:
+        command = [sys.executable, "-m", "pimono_sdpo", *words]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
+        printed = (done.stdout + done.stderr).decode()
+        assert "Traceback" not in printed
+        assert not CONTROLS.search(printed), printed
+        return printed
+
+    assert "skipped, since they cannot be read: " in run("filter", name, "--out", "rows", "--min-worth", "0")
+    card = (tmp_path / "rows" / "README.md").read_text()
+    assert not CONTROLS.search(card)
+    assert len(re.findall(r"^\| `[^`\n]*` \| jsonl \| 2 \|$", card, re.MULTILINE)) == 1
+    run("view", "rows", "--source", name, "--out", f"{name}.html")
+    run("steps", name, "--out", "steps")
+    assert not CONTROLS.search((tmp_path / "steps" / "README.md").read_text())
+    assert "pimono-sdpo: `" in run("filter", f"{name}-none", "--out", "none")
+
+
+def test_every_template_and_plot_escapes_control_characters(tmp_path: Path) -> None:
+    text = (
+        make_environment()
+        .from_string("{{ one }} {{ one | cell }} {{ one | fence }}")
+        .render(one="a\x1b[2J\u202eb\n\tc")
+    )
+    assert text == "a\\x1b[2J\\u202eb\n\tc a\\x1b[2J\\u202eb c ```text\na\\x1b[2J\\u202eb\n\tc\n```"
+    panel = Panel(0, 0, 100, 100, "a\x1bb")
+    panel.write_title()
+    save_picture(tmp_path / "plot.svg", 100, 100, [panel])
+    assert "a\\x1bb" in [text.text for text in ElementTree.parse(tmp_path / "plot.svg").getroot()]

@@ -5,6 +5,8 @@ import os
 import sys
 import warnings
 
+from pimono_sdpo.text import escape_controls
+
 
 def is_main_process() -> bool:
     """Return whether this is the main process of the training."""
@@ -13,7 +15,7 @@ def is_main_process() -> bool:
 
 def warn(text: str) -> None:
     """Print a warning on stderr."""
-    sys.stderr.write(f"warning: {text}\n")
+    sys.stderr.write(f"warning: {escape_controls(text)}\n")
 
 
 def say(text: str) -> None:
