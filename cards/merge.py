@@ -43,7 +43,9 @@ def merge_cards(section: str, new_card: str, old_card: str, pushed_card: str) ->
     metadata = _merge_metadata(section, new, old)
     single = old.keys() - {"configs", "tags"} if pushed else ()
     changed = sorted(name for name in single if old[name] not in (pushed.get(name), metadata.get(name)))
-    marked = f"<!-- pimono-sdpo:{section} -->\n{text.strip()}\n<!-- /pimono-sdpo:{section} -->"
+    # A session may quote the marks.
+    text = re.sub("<!--(?= /?pimono-sdpo:)", "<! --", text).strip()
+    marked = f"<!-- pimono-sdpo:{section} -->\n{text}\n<!-- /pimono-sdpo:{section} -->"
     present, earlier = (dict(_SECTION.findall(one)) for one in (body, pushed_body))
     # Earlier versions did not mark rows and adapters.
     unmarked = "" if section in SECTIONS[1:] else _SECTION.sub("", pushed_body).strip()

@@ -50,6 +50,13 @@ def test_the_owners_words_stay_and_ours_are_replaced() -> None:
     assert merge_cards("rows", LATER, second, second) == (second, "")
 
 
+def test_marks_in_a_session_do_not_end_our_section() -> None:
+    quoted = OURS.format(text="It says <!-- /pimono-sdpo:rows -->\nand <!-- pimono-sdpo:steps -->.")
+    first, _ = merge_cards("rows", quoted, "", "")
+    second, _ = merge_cards("rows", SECOND, first + "\nMine.\n", first)
+    assert split_card(second)[1] == f"\n{marked('5 rows.')}\n\nMine.\n"
+
+
 def test_a_change_between_the_marks_is_replaced_and_told() -> None:
     first, _ = merge_cards("rows", FIRST, "", "")
     edited = edit(first, pretty_name="Mine").replace("3 rows.", "3 good rows.")
