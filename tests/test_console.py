@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cards.plots import Panel, save_picture
+from cards.plots import Estimate, draw_intervals
 from cards.render import make_environment
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 
@@ -153,7 +153,5 @@ def test_every_template_and_plot_escapes_control_characters(tmp_path: Path) -> N
         .render(one="a\x1b[2J\u202eb\n\tc")
     )
     assert text == "a\\x1b[2J\\u202eb\n\tc a\\x1b[2J\\u202eb c ```text\na\\x1b[2J\\u202eb\n\tc\n```"
-    panel = Panel(0, 0, 100, 100, "a\x1bb")
-    panel.write_title()
-    save_picture(tmp_path / "plot.svg", 100, 100, [panel])
-    assert "a\\x1bb" in [text.text for text in ElementTree.parse(tmp_path / "plot.svg").getroot()]
+    drawn = ElementTree.fromstring(draw_intervals({"a\x1bb": [Estimate("c", 0.5)]}))
+    assert "a\\x1bb" in [text.text for text in drawn]
