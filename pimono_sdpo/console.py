@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import TextIOWrapper
+from urllib.parse import urlsplit
 
-from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.text import escape_controls
+from pimono_sdpo.errors import EngineError, PimonoError
+from pimono_sdpo.text import escape_controls, is_this_machine
 
 # 128 and the number of the signal: what shells report of a program that SIGINT (Ctrl-C) has ended, and of one that
 # SIGPIPE has ended because the reader of its output, such as `head`, has read enough. Python ignores SIGPIPE, since it
@@ -71,6 +72,18 @@ def allow_cleanup() -> None:
     """Let Ctrl-C raise KeyboardInterrupt from here on."""
     if isinstance(signal.getsignal(signal.SIGINT), _EndAtOnce):
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def check_hub() -> None:
+    """Raise EngineError if HF_ENDPOINT would get the token of the Hub unencrypted over the network."""
+    address = urlsplit(os.environ.get("HF_ENDPOINT", ""))
+    if address.scheme == "http" and not is_this_machine(address.hostname or ""):
+        from huggingface_hub import get_token
+
+        if get_token():
+            raise EngineError(
+                f"HF_ENDPOINT is `{address.geturl()}`: the token of the Hub would be sent unencrypted; use https."
+            )
 
 
 def _exit(code: int, sentence: str) -> None:
