@@ -31,7 +31,8 @@ class _EndAtOnce:
         self.sentence = sentence
 
     def __call__(self, *_: object) -> None:
-        os.write(2, self.sentence.encode())
+        with suppress(OSError):
+            os.write(2, self.sentence.encode())
         os._exit(INTERRUPTED)
 
 
