@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from io import TextIOWrapper
+from typing import Any, TextIO, cast
 from urllib.parse import urlsplit
 
 from pimono_sdpo.errors import EngineError, PimonoError
@@ -113,11 +113,17 @@ def _drop_closed() -> bool:
     return bool(closed)
 
 
-class _Printable(TextIOWrapper):
+class _Printable:
     """A text stream on which control characters are shown as escapes."""
 
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
     def write(self, text: str) -> int:
-        return super().write(escape_controls(text))
+        return self._stream.write(escape_controls(text))
 
 
 class _Formatter(logging.Formatter):
@@ -135,10 +141,5 @@ def escape_warnings() -> None:
 def printable_output() -> Iterator[None]:
     """Show control characters as escapes on stdout and in warnings: names and texts of others may hold some."""
     escape_warnings()
-    plain = _Printable(sys.stdout.buffer, encoding="utf-8", errors="backslashreplace", write_through=True)
-    try:
-        with redirect_stdout(plain):
-            yield
-    finally:
-        # Otherwise it would close the buffer.
-        plain.detach()
+    with redirect_stdout(cast(TextIO, _Printable(sys.stdout))):
+        yield
