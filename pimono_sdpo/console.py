@@ -8,10 +8,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from io import TextIOWrapper
+from typing import Any, TextIO, cast
+from urllib.parse import urlsplit
 
-from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.text import escape_controls
+from pimono_sdpo.errors import EngineError, PimonoError
+from pimono_sdpo.text import escape_controls, is_this_machine
 
 # 128 and the number of the signal: what shells report of a program that SIGINT (Ctrl-C) has ended, and of one that
 # SIGPIPE has ended because the reader of its output, such as `head`, has read enough. Python ignores SIGPIPE, since it
@@ -30,7 +31,8 @@ class _EndAtOnce:
         self.sentence = sentence
 
     def __call__(self, *_: object) -> None:
-        os.write(2, self.sentence.encode())
+        with suppress(OSError):
+            os.write(2, self.sentence.encode())
         os._exit(INTERRUPTED)
 
 
@@ -73,6 +75,18 @@ def allow_cleanup() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def check_hub() -> None:
+    """Raise EngineError if HF_ENDPOINT would get the token of the Hub unencrypted over the network."""
+    address = urlsplit(os.environ.get("HF_ENDPOINT", ""))
+    if address.scheme == "http" and not is_this_machine(address.hostname or ""):
+        from huggingface_hub import get_token
+
+        if get_token():
+            raise EngineError(
+                f"HF_ENDPOINT is `{address.geturl()}`: the token of the Hub would be sent unencrypted; use https."
+            )
+
+
 def _exit(code: int, sentence: str) -> None:
     with suppress(BrokenPipeError):
         sys.stderr.write(f"{escape_controls(sentence)}\n")
@@ -99,11 +113,17 @@ def _drop_closed() -> bool:
     return bool(closed)
 
 
-class _Printable(TextIOWrapper):
+class _Printable:
     """A text stream on which control characters are shown as escapes."""
 
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
     def write(self, text: str) -> int:
-        return super().write(escape_controls(text))
+        return self._stream.write(escape_controls(text))
 
 
 class _Formatter(logging.Formatter):
@@ -121,10 +141,5 @@ def escape_warnings() -> None:
 def printable_output() -> Iterator[None]:
     """Show control characters as escapes on stdout and in warnings: names and texts of others may hold some."""
     escape_warnings()
-    plain = _Printable(sys.stdout.buffer, encoding="utf-8", errors="backslashreplace", write_through=True)
-    try:
-        with redirect_stdout(plain):
-            yield
-    finally:
-        # Otherwise it would close the buffer.
-        plain.detach()
+    with redirect_stdout(cast(TextIO, _Printable(sys.stdout))):
+        yield

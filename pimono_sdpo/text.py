@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from ipaddress import ip_address
 
 TRIMMED = "\n\n[... trimmed ...]\n\n"
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
@@ -26,6 +27,20 @@ def escape_controls(text: str) -> str:
     'a\\\\x1b[2J\\\\u202eb'
     """
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def is_this_machine(host: str) -> bool:
+    """Return whether what is sent to a host stays on this machine.
+
+    >>> is_this_machine("localhost"), is_this_machine("::1"), is_this_machine("127.0.0.1.example.org")
+    (True, True, False)
+    """
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    # Servers print 0.0.0.0 as their address.
+    return address.is_loopback or address.is_unspecified
 
 
 def strip_reasoning(text: str) -> str:

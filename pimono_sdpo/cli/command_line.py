@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import typer
 from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]
 
-from pimono_sdpo.console import allow_cleanup, printable_output
+from pimono_sdpo.console import allow_cleanup, check_hub, printable_output
 from pimono_sdpo.options import flag_of
 from pimono_sdpo.removed import refuse_removed
 from pimono_sdpo.version import __version__
@@ -143,6 +143,7 @@ def command_of(name: str) -> Any:
 
     def call(**values: Any) -> None:
         allow_cleanup()
+        check_hub()
         # Libraries format what they print about a training.
         with nullcontext() if name == "train" else printable_output():
             command.run(command.options(**values))

@@ -18,7 +18,6 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -29,6 +28,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 from pydantic.dataclasses import dataclass
 
 from pimono_sdpo.errors import InferenceError
+from pimono_sdpo.text import is_this_machine
 
 CONFIG, DOTENV = Path("chain.toml"), Path(".env")
 
@@ -269,21 +269,12 @@ def _check_address(address: Address, origin: str) -> Address:
             f"The address `{url.host}`{origin} holds a user, a password or a query, which reports would publish; "
             "leave them out and set the variable of the key."
         )
-    if url.scheme == "http" and not _is_this_machine(url.host):
+    if url.scheme == "http" and not is_this_machine(url.host):
         raise InferenceError(
             f"Texts and keys would be sent to `{address.url}`{origin} unencrypted; use https, or forward the port to "
             "this machine and use http://localhost."
         )
     return address
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return host == "localhost"
-    # A connection to 0.0.0.0, which servers print as their address, stays on this machine.
-    return address.is_loopback or address.is_unspecified
 
 
 def find_endpoint(provider: str, file: Path | None = None) -> Endpoint:

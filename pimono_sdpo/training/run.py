@@ -17,7 +17,7 @@ import torch
 from datasets import Dataset
 
 from cards.render import write_model_card
-from pimono_sdpo.console import allow_cleanup
+from pimono_sdpo.console import allow_cleanup, check_hub
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.push import Repo, remove_empty
 from pimono_sdpo.runs.folders import read_json
@@ -67,6 +67,7 @@ def run_script(method: str, argv: list[str], description: str | None) -> int:
     """Run a script of jobs/; return 0, or 2 after one sentence on stderr."""
     allow_cleanup()
     try:
+        check_hub()
         run_job(method, argv, description)
     except PimonoError as error:
         sys.stderr.write(escape_controls(f"train_{method}: {error}\n"))
