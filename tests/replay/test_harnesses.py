@@ -145,6 +145,12 @@ def test_results_without_file_content_are_ignored(text: str) -> None:
     assert parse_read({}, text, find_harness("pi").files) is None
 
 
+@pytest.mark.parametrize("wrong", [[1], {}, "1", 1.5])
+def test_a_read_from_what_is_not_a_line_is_ignored(wrong: object) -> None:
+    assert parse_read({"offset": wrong}, "let x", find_harness("pi").files) is None
+    assert parse_read({"limit": wrong}, "let x", find_harness("pi").files) is None
+
+
 @pytest.mark.parametrize(
     ("text", "runs"),
     [
