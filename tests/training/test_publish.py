@@ -146,3 +146,22 @@ def test_a_dropped_connection_is_gone_over(
     del pushed[".gitattributes"]
     assert pushed == adapter | {"README.md": CARD}
     assert told.startswith(f"pushed 3 files to {loopback_hub.url}/me/adapter (private)")
+
+
+def test_the_next_adapter_takes_its_files_and_leaves_the_owners(
+    loopback_hub: LoopbackHub, tmp_path: Path, adapter: dict[str, bytes]
+) -> None:
+    (tmp_path / "adapter" / "run.json").write_text("{}")
+    (tmp_path / "adapter" / "tokenizer.json").write_text("{}")
+    done, told = run_client(loopback_hub, tmp_path, PUBLISH, imported=TRAINING)
+    assert done, told
+    theirs = {"README.md": CARD + b"\nUse with care.\n", "notes.txt": b"mine", "training.svg": b"<svg/>"}
+    loopback_hub.seed("me/adapter", "model", theirs)
+    (tmp_path / "adapter" / "tokenizer.json").unlink()
+    (tmp_path / "adapter" / "README.md").write_bytes(adapter["README.md"].replace(b"An adapter", b"A better one"))
+    done, told = run_client(loopback_hub, tmp_path, PUBLISH, imported=TRAINING)
+    assert done, told
+    assert ", 2 removed, in commit" in told
+    pushed = loopback_hub.files("me/adapter")
+    assert {*pushed} == {".gitattributes", "notes.txt", "run.json", *adapter}
+    assert pushed["README.md"] == CARD.replace(b"An adapter", b"A better one") + b"\nUse with care.\n"
