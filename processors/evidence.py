@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import xxhash
 
 from pimono_sdpo.failures import CATEGORIES
+from pimono_sdpo.filter_options import Unit
 from pimono_sdpo.prefilter import compile_patterns
 from pimono_sdpo.replay.initial_state import MOST_BEFORE, InitialState
-from pimono_sdpo.schema import EVIDENCE, Correction, Finding, Message, Unit
+from pimono_sdpo.schema import EVIDENCE, Correction, Finding, Message
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import find_harness

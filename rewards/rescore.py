@@ -29,8 +29,8 @@ from datasets.exceptions import DatasetsError
 
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.own_code import import_own
-from pimono_sdpo.runs.engine import Output, Part, Piece, hide_bars, run_parts
-from pimono_sdpo.runs.folders import LOCK, make_output, only_run, publish_folder, remove
+from pimono_sdpo.runs.engine import Part, Piece, hide_bars, run_shards
+from pimono_sdpo.runs.folders import LOCK, PARTS, make_output, only_run, publish_folder, remove
 from pimono_sdpo.runs.parquet import link_or_copy, read_rows
 from pimono_sdpo.stage import source_hash
 from pimono_sdpo.version import __version__
@@ -56,7 +56,6 @@ VERDICT = Features(
 )
 MAX_REASONS = 10
 COUNTED = ("reward", "verifier", "status", "category", "rejected")
-SCORED = Output("scored/{:05}.parquet")
 Row = dict[str, Any]
 
 
@@ -142,11 +141,18 @@ def rescore_dataset(source: str, out: Path, rubric: Rubric, workers: int = 1) ->
     for number, start in enumerate(range(0, rows.num_rows, SLICE)):
         stored = rows.select(range(start, min(start + SLICE, rows.num_rows)))
         key = {"rows": rows._fingerprint, "start": start}
-        run = partial(_score, stored, rubric, workers)
-        parts.append(Part(number, f"row {start}", stored.num_rows, key, options, run))
+        part = Part(
+            name=f"{number:05}",
+            title=f"row {start}",
+            units=stored.num_rows,
+            input=key,
+            options=options,
+            run=partial(_score, stored, rubric, workers),
+            schema=Features({**split_completions(rows.select([])).features, **VERDICT}).arrow_schema,
+        )
+        parts.append(part)
     with only_run(out) as work:
-        run_parts(parts, work, {"scored": SCORED}, desc="rescore")
-        files = [work / SCORED.path.format(part.number) for part in parts]
+        files = [part.file for part in run_shards(parts, work / PARTS, desc="rescore")]
         report = _make_report(files, rubric_names)
         if not report["rows"] or sum(report["rejected"].values()) == report["rows"]:
             remove(work, LOCK)
@@ -183,7 +189,7 @@ def _score(stored: Dataset, rubric: Rubric, workers: int) -> Iterator[Piece]:
         new_fingerprint=f"{0:016}",
     )
     table = scored.data.table if verdicts else features.arrow_schema.empty_table()
-    yield Piece({"scored": table}, stored.num_rows - units * len(verdicts))
+    yield Piece(table, stored.num_rows - units * len(verdicts))
 
 
 def _make_report(files: Sequence[Path], rubric_names: Row) -> Row:

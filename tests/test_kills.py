@@ -1,8 +1,8 @@
 """SIGKILL at any rename of any command that writes rows: the same command then gives the same bytes.
 
-A fork runs the command and kills itself just before its n-th rename or link: of a part's files, of
-its record, of what is assembled, or of the folder. So no import is repeated, and every moment in
-which a half-finished state is on disk is tried.
+A fork runs the command and kills itself just before its n-th rename or link: of a part, of what is
+published, or of the folder. So no import is repeated, and every moment in which a half-finished
+state is on disk is tried.
 """
 
 import json
@@ -12,13 +12,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 from typer.testing import CliRunner
 
 from pimono_sdpo.agent import rollout as rollouts
 from pimono_sdpo.cli import app
-from pimono_sdpo.filtering import run_part
+from pimono_sdpo.runs.engine import MADE
 from processors.duel import turns
 from rewards import rescore
 from tests import shards
@@ -28,24 +29,14 @@ from tests.duel.players import Json, is_judge, play
 from tests.duel.trajectories import write_pull_requests, write_trajectories
 from tests.loopback_hub.forked import Forked
 from tests.rollout_data import FIXED, OTHER, final, read, rollout, write, write_folder
+from tests.test_import import nebius_row, write_nebius
 
 ROOT = Path(__file__).parents[1]
 Arguments = list[object]
 
 
 def filter_command(folder: Path, url: str) -> Arguments:
-    return ["filter", shards.write_shards(folder / "traces", 3)]
-
-
-def part_command(folder: Path, url: str) -> Arguments:
-    return [*filter_command(folder, url), "--shard", "1/2"]
-
-
-def merge_command(folder: Path, url: str) -> Arguments:
-    traces = shards.write_shards(folder / "traces", 3)
-    for number in (1, 2):
-        run_part(str(traces), folder / f"part-{number}", (number, 2))
-    return ["filter", "--merge", folder / "part-1", folder / "part-2"]
+    return ["filter", shards.write_shards(folder / "traces", 4)]
 
 
 def rollouts_of_two(folder: Path) -> Path:
@@ -61,6 +52,12 @@ def steps_command(folder: Path, url: str) -> Arguments:
 
 def pairs_command(folder: Path, url: str) -> Arguments:
     return ["pairs", rollouts_of_two(folder)]
+
+
+def import_command(folder: Path, url: str) -> Arguments:
+    for number in range(4):
+        write_nebius(folder / "runs" / str(number), [nebius_row(2 * number + n, n) for n in range(2)])
+    return ["import", folder / "runs", "--sessions"]
 
 
 def rescore_command(folder: Path, url: str) -> Arguments:
@@ -91,10 +88,9 @@ def duel_command(folder: Path, url: str) -> Arguments:
 
 COMMANDS: dict[str, Callable[[Path, str], Arguments]] = {
     "filter": filter_command,
-    "filter of a part": part_command,
-    "filter of merged parts": merge_command,
     "steps": steps_command,
     "pairs": pairs_command,
+    "import": import_command,
     "rollout": rollout_command,
     "duel": duel_command,
     "rescore": rescore_command,
@@ -150,11 +146,11 @@ def run_command(count: str, kill_at: str, *arguments: str) -> None:
 
 
 def outputs(out: Path) -> dict[str, bytes]:
-    """All that is published, without journals, locks and records of parts."""
+    """All that is published, without journals and locks."""
     return {
         name: content
         for name, content in shards.all_bytes(out).items()
-        if not {"done", ".lock"} & {*Path(name).parts} and not name.startswith("calls.sqlite")
+        if name != ".lock" and not name.startswith("calls.sqlite")
     }
 
 
@@ -207,11 +203,11 @@ def test_killed_at_any_rename_a_command_is_resumed_to_the_same_bytes(
 
 def test_finished_parts_of_other_code_are_made_again_and_it_is_said(tmp_path: Path, runner: Runner) -> None:
     command = [*filter_command(tmp_path, ""), "--out", tmp_path / "out"]
-    assert runner.run(command, tmp_path / "count", kill_at=8) == -signal.SIGKILL
-    for done in (tmp_path / ".out.partial" / "done").iterdir():
-        record = json.loads(done.read_text())
-        record["made_from"]["code"] = "the hash of an earlier version"
-        done.write_text(json.dumps(record))
+    assert runner.run(command, tmp_path / "count", kill_at=2) == -signal.SIGKILL
+    for part in (tmp_path / ".out.partial" / "parts").glob("*.parquet"):
+        table, footer = pq.read_table(part), json.loads(pq.read_metadata(part).metadata[MADE])
+        footer["made_from"]["code"] = "the hash of an earlier version"
+        pq.write_table(table.replace_schema_metadata({MADE: json.dumps(footer)}), part)
     assert runner.run(command, tmp_path / "count") == 0
     said = (tmp_path / "count.output").read_text()
     assert "The code has changed: 1 finished parts are made again.\n" in said

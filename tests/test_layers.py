@@ -24,6 +24,7 @@ STOREYS = (
         "prefilter",
         "report",
         "options",
+        "filter_options",
     ),
     ("traces",),
     ("runs",),
