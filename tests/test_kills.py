@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from pimono_sdpo.agent import rollout as rollouts
 from pimono_sdpo.cli import app
-from pimono_sdpo.runs.engine import MADE
+from pimono_sdpo.runs.engine import MADE, read_made
 from processors.duel import turns
 from rewards import rescore
 from tests import shards
@@ -213,3 +213,46 @@ def test_finished_parts_of_other_code_are_made_again_and_it_is_said(tmp_path: Pa
     assert "The code has changed: 1 finished parts are made again.\n" in said
     assert runner.run([*command[:-1], tmp_path / "whole"], tmp_path / "count") == 0
     assert outputs(tmp_path / "out") == outputs(tmp_path / "whole")
+
+
+def make_older(folder: Path, parts: Path, rows: Path) -> None:
+    """Turn finished parts into those of 77ea1c7c: rows in a file without a footer, and a record beside."""
+    for folder_of in (rows, folder / "done", folder / "attempts"):
+        folder_of.mkdir(exist_ok=True)
+    for number, part in enumerate(sorted(parts.glob("*.parquet"))):
+        made = read_made(part)
+        assert made is not None
+        record = {"made_from": made.made_from, "counts": made.counts, "error": None, "rows": {"rows": made.rows}}
+        (folder / "done" / f"{number:05}.json").write_text(json.dumps(record))
+        table = pq.read_table(part)
+        part.unlink()
+        pq.write_table(table, rows / part.name)
+
+
+@pytest.mark.parametrize("name", ["rollout", "duel"])
+def test_a_half_finished_run_of_an_earlier_version_goes_on_and_pays_nothing_twice(
+    name: str, tmp_path: Path, chat_server: ChatServer, runner: Runner
+) -> None:
+    chat_server.policy = policy
+    command, count = COMMANDS[name](tmp_path, chat_server.url), tmp_path / "count"
+    assert runner.run([*command, "--out", tmp_path / "whole" / "out"], count) == 0
+    calls = len(chat_server.hits)
+    chat_server.hits.clear()
+    out = tmp_path / "older" / "out"
+    # After one part of three, or some answers of the first look.
+    kill_at = {"rollout": 6, "duel": 10}[name]
+    assert runner.run([*command, "--out", out], count, kill_at) == -signal.SIGKILL
+    paid = [json.dumps(hit.body) for hit in chat_server.hits]
+    assert 0 < len(paid) < calls
+    if name == "rollout":
+        work = out.with_name(".out.partial")
+        make_older(work, work / "parts", work / "rows")
+    else:
+        for folder in (path for path in (out / "answers", out / "gate") if path.is_dir()):
+            make_older(folder, folder, folder)
+    chat_server.hits.clear()
+    assert runner.run([*command, "--out", out], count) == 0
+    assert len(chat_server.hits) == calls - len(paid)
+    assert not {json.dumps(hit.body) for hit in chat_server.hits} & {*paid}
+    for path in (tmp_path / "whole" / "out").rglob("*.parquet"):
+        assert pq.read_table(out / path.relative_to(tmp_path / "whole" / "out")).equals(pq.read_table(path))

@@ -22,6 +22,7 @@ STOREYS = (
         "shell",
         "failures",
         "prefilter",
+        "removed",
         "report",
         "options",
         "filter_options",

@@ -90,6 +90,13 @@ def test_the_command_line(source: Path, tmp_path: Path) -> None:
     assert "give --push to the last command" in sentence(cli(*line, "--only", "1/2", "--push", "me/rows"))
 
 
+@pytest.mark.parametrize("words", [("--shard", "1/2"), ("--shard=2/2",), ("--merge",)])
+def test_the_options_of_before_name_the_new_one(source: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    message = sentence(cli("filter", source, "--out", tmp_path / "rows", *words))
+    assert "was removed; give each machine `--only I/N` with the same --out, then run the command once" in message
+    assert not list(tmp_path.iterdir())
+
+
 def test_machines_work_in_one_folder_at_once_but_not_with_a_plain_run(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows"
     with only_run(out, shared=True):

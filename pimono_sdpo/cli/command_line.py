@@ -20,6 +20,7 @@ from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]
 
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.options import flag_of
+from pimono_sdpo.removed import refuse_removed
 from pimono_sdpo.version import __version__
 
 # The commands by heading in the help.
@@ -56,6 +57,13 @@ class CommandGroup(TyperGroup):
         names = [name.removeprefix(prefix).split(" ")[0] for name in COMMANDS if name.startswith(prefix)]
         commands: dict[str, Any] = dict.fromkeys(names)
         self.commands = {**commands, **self.commands}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; raises PimonoError for what was removed."""
+        if args and not self.prefix:
+            refuse_removed(args[0], args[1:])
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, a group of commands, or None."""
