@@ -56,16 +56,17 @@ def ours(corpus: Path, out: Path, reads: str) -> int:
 
 def ours_shards(corpus: Path, out: Path) -> int:
     """Up to the shards the stages write; without duplicates, report, card and plot."""
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    from pimono_sdpo.runs.engine import run_parts
-    from pimono_sdpo.runs.sessions import OUTPUTS, session_parts
+    from pimono_sdpo.runs.engine import run_shards
+    from pimono_sdpo.runs.sessions import session_parts
     from pimono_sdpo.traces.sources import open_source
     from processors import pipeline
 
-    shards = dict(enumerate(open_source(str(corpus / "export")).shards))
-    run_parts(session_parts(shards, pipeline(unit="session", min_worth=0.0), {}), out, OUTPUTS)
-    return sum(pq.read_metadata(path).num_rows for path in (out / "rows").glob("*.parquet"))
+    shards = open_source(str(corpus / "export")).shards
+    made = run_shards(session_parts(shards, pipeline(unit="session", min_worth=0.0), {}), out)
+    return sum(pc.sum(pq.read_table(part.file, columns=["kept"])["kept"]).as_py() or 0 for part in made)
 
 
 def floor(corpus: Path, out: Path) -> int:

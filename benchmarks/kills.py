@@ -30,26 +30,25 @@ FIRST_MOMENT = 0.2  # of an undisturbed run's time: before, it only imports
 
 
 class State(NamedTuple):
-    """Inode and time of every finished shard's record and rows."""
+    """Inode and time of every finished part."""
 
     files: dict[Path, tuple[int, int]]
 
     @property
     def shards(self) -> int:
         """Finished shards."""
-        return sum(path.parent.name == "done" for path in self.files)
+        return len(self.files)
 
 
 def finished(work: Path) -> State:
     """What is finished in a work folder at this moment."""
     files = {}
-    for record in sorted((work / "done").glob("*.json")):
-        for path in (record, work / "rows" / f"{record.stem}.parquet"):
-            try:
-                stat = path.stat()
-            except FileNotFoundError:
-                continue  # the run that is over removes its folder
-            files[path] = (stat.st_ino, stat.st_mtime_ns)
+    for path in sorted((work / "parts").glob("*.parquet")):
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            continue  # the run that is over removes its folder
+        files[path] = (stat.st_ino, stat.st_mtime_ns)
     return State(files)
 
 

@@ -20,10 +20,11 @@ from datasets import Features, Value
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, TrainingInputError, require_extra
 from pimono_sdpo.left_out import describe_left_out, report_left_out
 from pimono_sdpo.options import argument, check_shares, option, options, report_options, resume_key
-from pimono_sdpo.runs.engine import Output, Part, run_parts, sum_counts
-from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
-from pimono_sdpo.runs.parquet import SPLITS, join_parts, read_rows
-from pimono_sdpo.runs.sessions import LEFT_OUT, UNREADABLE
+from pimono_sdpo.runs.engine import Part, run_shards, sum_counts
+from pimono_sdpo.runs.finish import SPLITS, write_files
+from pimono_sdpo.runs.folders import PARTS, make_output, only_run, publish_folder, require_disjoint
+from pimono_sdpo.runs.parquet import read_rows
+from pimono_sdpo.runs.sessions import LEFT_OUT, UNREADABLE, Table
 from pimono_sdpo.source_options import SourceOptions
 from pimono_sdpo.stage import Filter, Map, Row, Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
@@ -143,9 +144,6 @@ class RunRowsOptions(WriterOptions, SourceOptions):
         return key, report_options(self) | {"tokenizer": name}
 
 
-Table = tuple[Features, Features]
-
-
 def open_runs(options: RunRowsOptions, out: Path) -> Rollouts | Source:
     """Open a folder of rollouts or recorded sessions; raises SourceError and OutputError."""
     for source in options.source:
@@ -193,16 +191,12 @@ def write_dataset(
     test_suite = options.test_suite if isinstance(options, RunRowsOptions) else None
     held_out = load_suite(test_suite, repos=False) if test_suite is not None else None
     with only_run(out, stage=stage) as work:
-        outputs = {
-            "rows": Output("rows/{:05}.parquet", table[0].arrow_schema, "zstd"),
-            "rejects": Output("rejects/{:05}.parquet", table[1].arrow_schema),
-        }
-        records = run_parts(parts, work, outputs, desc=stage, unit="run")
-        finished, written = join_parts(work, len(parts), *table)
+        made, finished = run_shards(parts, work / PARTS, desc=stage, unit="run"), make_output(work)
+        written = write_files(made, finished, *table)
         if held_out is not None:
             used_options = {**used_options, "test_suite": held_out.name}
             check_leakage(read_task_ids(finished) if written["rows"] else [], held_out)
-        counts = sum_counts(records.values())
+        counts = sum_counts(made)
         dropped = counts.pop("dropped", {})
         left_out = report_left_out(counts, dropped, others)
         for key in (UNREADABLE, LEFT_OUT):

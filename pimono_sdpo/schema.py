@@ -13,9 +13,6 @@ from typing import Any, Literal, NotRequired, TypedDict
 import msgspec
 from datasets import Features, Json, List, Value
 
-Unit = Literal["session", "episode"]
-SplitBy = Literal["repository", "session"]
-
 
 def columns(**kinds: str) -> dict[str, Any]:
     """Return columns of these types, in order: `columns(string="role content", int64="seed")`."""

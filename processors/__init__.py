@@ -8,8 +8,9 @@ from math import inf, isfinite
 from typing import Any, get_args
 
 from pimono_sdpo.errors import OutputError, OwnCodeError
+from pimono_sdpo.filter_options import LEAST_WORTH, SplitBy, Unit
 from pimono_sdpo.own_code import import_stages
-from pimono_sdpo.schema import REJECT, SESSION, SplitBy, Unit
+from pimono_sdpo.schema import REJECT, SESSION
 from pimono_sdpo.stage import AnyDataset, Stage, apply_all, features_after, name_of, run_stages
 from processors import context, evidence, grade, keep, names, redact, row_judge, rows, split, threshold
 from processors.judge import Judge
@@ -25,7 +26,7 @@ def pipeline(
     correction_judge: Judge | None = None,
     own: Sequence[str] = (),
     recorder: Sequence[str] | None = (),
-    min_worth: float = keep.LEAST_WORTH,
+    min_worth: float = LEAST_WORTH,
     judge: Judge | None = None,
 ) -> tuple[Stage, ...]:
     """Return the stages for the options of `filter` that decide each row.

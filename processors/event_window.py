@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from pimono_sdpo.schema import Unit
+from pimono_sdpo.filter_options import Unit
 from pimono_sdpo.stage import Row
 from pimono_sdpo.text import shorten, shorten_at_paragraphs
 from pimono_sdpo.traces.events import Event

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import xxhash
 
 from pimono_sdpo.failures import CATEGORIES
+from pimono_sdpo.filter_options import Unit
 from pimono_sdpo.prefilter import compile_patterns
-from pimono_sdpo.schema import COUNTS, EVIDENCE, Correction, Finding, Message, Unit
+from pimono_sdpo.schema import COUNTS, EVIDENCE, Correction, Finding, Message
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.traces.drift import count_trace
 from pimono_sdpo.traces.events import Event, decode_json

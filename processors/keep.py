@@ -26,7 +26,7 @@ _REASONS = {
     "outside": "service_outage",
     "not_granted": "permission_not_granted",
 }
-LEAST_WORTH, BEST_SHARE = 0.45, 0.9
+BEST_SHARE = 0.9
 INTERCEPT = -1.31
 # What each property of `describe` adds to the log-odds.
 LOG_ODDS = {

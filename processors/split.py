@@ -13,7 +13,7 @@ from typing import Any
 
 from datasets import Features, Value
 
-from pimono_sdpo.schema import SplitBy
+from pimono_sdpo.filter_options import SplitBy
 from pimono_sdpo.stage import Map, Row
 
 _CONTAINERS = frozenset(

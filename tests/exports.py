@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from pimono_sdpo.runs.parquet import write_tables
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 
 ExportLayout = Literal["traces_list", "trace_list", "trace_text"]
@@ -59,7 +59,7 @@ def write_export(folder: Path, layout: ExportLayout, sessions: Iterable[Path], j
     path = folder / "default" / "train" / "0000.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table(columns)
-    write_tables(path, [table], table.schema)
+    pq.write_table(table, path)
     return path
 
 

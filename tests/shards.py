@@ -116,8 +116,13 @@ def until(true: Callable[[], object]) -> None:
 
 
 def made(work: Path) -> dict[str, int]:
-    """When each record of a run in progress was written."""
-    return {path.name: path.stat().st_mtime_ns for path in (work / "done").glob("*.json")}
+    """When each part of a run in progress was written."""
+    return {path.name: path.stat().st_mtime_ns for path in (work / "parts").glob("*.parquet")}
+
+
+def begun(work: Path) -> list[Path]:
+    """The files of parts that are being written."""
+    return [*(work / "parts").glob(".*.tmp")]
 
 
 def kept(folder: Path) -> int:

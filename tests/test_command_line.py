@@ -22,7 +22,7 @@ OPTIONS = """
     shout: bool = option("Write prompts in capitals.", default=False, decides="row")
     quiet: bool = option("Write prompts in small letters.", default=False, decides="output")
 """
-READS = "        quiet = self.quiet"
+READS = "    quiet = options.quiet"
 SHOWN = """
 import json, sys
 sys.path.insert(0, {root!r})
@@ -108,11 +108,11 @@ def test_the_shell_completes_commands_and_options(words: str, completed: list[st
 
 def test_a_new_option_is_one_field(tmp_path: Path) -> None:
     project = copy_project(tmp_path / "project", "docs/generate.py")
-    filtering = project / "pimono_sdpo" / "filtering.py"
-    insert_line(filtering, OPTIONS, '    """The options that decide which rows are made from a source."""')
-    insert_line(
-        filtering, READS, '        """Return the stages that make the rows; `recorder` are names to redact."""'
-    )
+    package = project / "pimono_sdpo"
+    of_class = '    """The options that decide which rows are made from a source."""'
+    insert_line(package / "filter_options.py", OPTIONS, of_class)
+    of_function = '    """Return the stages that make the rows; `recorder` are names to redact."""'
+    insert_line(package / "filtering.py", READS, of_function)
     done = run_python(project, "-c", SHOWN.format(root=str(project)))
     assert done.returncode == 0, done.stderr
     shown: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

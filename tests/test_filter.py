@@ -131,7 +131,7 @@ def test_the_layouts_give_identical_rows(tmp_path: Path) -> None:
 
 def test_the_same_input_gives_the_same_bytes_even_when_resumed(traces: Path, rows: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows"
-    first_done = tmp_path / ".rows.partial" / "done" / "00000.json"
+    first_done = tmp_path / ".rows.partial" / "parts" / "00000.parquet"
     words = ("filter", str(traces), "--out", str(out), "--min-worth", "0")
     process = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL)
     with killed(process, first_done.exists):

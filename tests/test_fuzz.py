@@ -18,9 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from pimono_sdpo.filter_options import Unit
 from pimono_sdpo.runs.sessions import run_on_table
 from pimono_sdpo.samples import SAMPLE_SESSIONS
-from pimono_sdpo.schema import DROPPED_PAIR, DROPPED_STEP, REJECT, SESSION, Unit
+from pimono_sdpo.schema import DROPPED_PAIR, DROPPED_STEP, REJECT, SESSION
 from pimono_sdpo.stage import STRICT, Fused
 from pimono_sdpo.traces.harness import HARNESSES
 from pimono_sdpo.traces.parse import read_trace

@@ -467,7 +467,7 @@ def test_the_same_bytes_again_and_after_an_interrupted_run(tmp_path: Path) -> No
     for name in ("one", "two"):
         read(source, tmp_path / name)
     files = [path for path in (tmp_path / "one").rglob("*") if path.is_file()]
-    assert len(files) == 40 + 3
+    assert len(files) == 40 + 2
     for file in files:
         again = tmp_path / "two" / file.relative_to(tmp_path / "one")
         assert again.read_bytes() == file.read_bytes()

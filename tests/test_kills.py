@@ -1,8 +1,8 @@
 """SIGKILL at any rename of any command that writes rows: the same command then gives the same bytes.
 
-A fork runs the command and kills itself just before its n-th rename or link: of a part's files, of
-its record, of what is assembled, or of the folder. So no import is repeated, and every moment in
-which a half-finished state is on disk is tried.
+A fork runs the command and kills itself just before its n-th rename or link: of a part, of what is
+published, or of the folder. So no import is repeated, and every moment in which a half-finished
+state is on disk is tried.
 """
 
 import json
@@ -12,12 +12,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from pimono_sdpo.agent import rollout as rollouts
 from pimono_sdpo.cli import app
-from pimono_sdpo.filtering import run_part
+from pimono_sdpo.runs.engine import MADE, read_made
 from processors.duel import turns
 from tests import shards
 from tests.agent.suite_of_three import knows_some, write_suite
@@ -26,24 +27,14 @@ from tests.duel.players import Json, is_judge, play
 from tests.duel.trajectories import write_pull_requests, write_trajectories
 from tests.loopback_hub.forked import Forked
 from tests.rollout_data import FIXED, OTHER, final, read, rollout, write, write_folder
+from tests.test_import import nebius_row, write_nebius
 
 ROOT = Path(__file__).parents[1]
 Arguments = list[object]
 
 
 def filter_command(folder: Path, url: str) -> Arguments:
-    return ["filter", shards.write_shards(folder / "traces", 3)]
-
-
-def part_command(folder: Path, url: str) -> Arguments:
-    return [*filter_command(folder, url), "--shard", "1/2"]
-
-
-def merge_command(folder: Path, url: str) -> Arguments:
-    traces = shards.write_shards(folder / "traces", 3)
-    for number in (1, 2):
-        run_part(str(traces), folder / f"part-{number}", (number, 2))
-    return ["filter", "--merge", folder / "part-1", folder / "part-2"]
+    return ["filter", shards.write_shards(folder / "traces", 4)]
 
 
 def rollouts_of_two(folder: Path) -> Path:
@@ -59,6 +50,12 @@ def steps_command(folder: Path, url: str) -> Arguments:
 
 def pairs_command(folder: Path, url: str) -> Arguments:
     return ["pairs", rollouts_of_two(folder)]
+
+
+def import_command(folder: Path, url: str) -> Arguments:
+    for number in range(4):
+        write_nebius(folder / "runs" / str(number), [nebius_row(2 * number + n, n) for n in range(2)])
+    return ["import", folder / "runs", "--sessions"]
 
 
 def rollout_command(folder: Path, url: str) -> Arguments:
@@ -81,10 +78,9 @@ def duel_command(folder: Path, url: str) -> Arguments:
 
 COMMANDS: dict[str, Callable[[Path, str], Arguments]] = {
     "filter": filter_command,
-    "filter of a part": part_command,
-    "filter of merged parts": merge_command,
     "steps": steps_command,
     "pairs": pairs_command,
+    "import": import_command,
     "rollout": rollout_command,
     "duel": duel_command,
 }
@@ -139,11 +135,11 @@ def run_command(count: str, kill_at: str, *arguments: str) -> None:
 
 
 def outputs(out: Path) -> dict[str, bytes]:
-    """All that is published, without journals, locks and records of parts."""
+    """All that is published, without journals and locks."""
     return {
         name: content
         for name, content in shards.all_bytes(out).items()
-        if not {"done", ".lock"} & {*Path(name).parts} and not name.startswith("calls.sqlite")
+        if name != ".lock" and not name.startswith("calls.sqlite")
     }
 
 
@@ -196,13 +192,56 @@ def test_killed_at_any_rename_a_command_is_resumed_to_the_same_bytes(
 
 def test_finished_parts_of_other_code_are_made_again_and_it_is_said(tmp_path: Path, runner: Runner) -> None:
     command = [*filter_command(tmp_path, ""), "--out", tmp_path / "out"]
-    assert runner.run(command, tmp_path / "count", kill_at=8) == -signal.SIGKILL
-    for done in (tmp_path / ".out.partial" / "done").iterdir():
-        record = json.loads(done.read_text())
-        record["made_from"]["code"] = "the hash of an earlier version"
-        done.write_text(json.dumps(record))
+    assert runner.run(command, tmp_path / "count", kill_at=2) == -signal.SIGKILL
+    for part in (tmp_path / ".out.partial" / "parts").glob("*.parquet"):
+        table, footer = pq.read_table(part), json.loads(pq.read_metadata(part).metadata[MADE])
+        footer["made_from"]["code"] = "the hash of an earlier version"
+        pq.write_table(table.replace_schema_metadata({MADE: json.dumps(footer)}), part)
     assert runner.run(command, tmp_path / "count") == 0
     said = (tmp_path / "count.output").read_text()
     assert "The code has changed: 1 finished parts are made again.\n" in said
     assert runner.run([*command[:-1], tmp_path / "whole"], tmp_path / "count") == 0
     assert outputs(tmp_path / "out") == outputs(tmp_path / "whole")
+
+
+def make_older(folder: Path, parts: Path, rows: Path) -> None:
+    """Turn finished parts into those of 77ea1c7c: rows in a file without a footer, and a record beside."""
+    for folder_of in (rows, folder / "done", folder / "attempts"):
+        folder_of.mkdir(exist_ok=True)
+    for number, part in enumerate(sorted(parts.glob("*.parquet"))):
+        made = read_made(part)
+        assert made is not None
+        record = {"made_from": made.made_from, "counts": made.counts, "error": None, "rows": {"rows": made.rows}}
+        (folder / "done" / f"{number:05}.json").write_text(json.dumps(record))
+        table = pq.read_table(part)
+        part.unlink()
+        pq.write_table(table, rows / part.name)
+
+
+@pytest.mark.parametrize("name", ["rollout", "duel"])
+def test_a_half_finished_run_of_an_earlier_version_goes_on_and_pays_nothing_twice(
+    name: str, tmp_path: Path, chat_server: ChatServer, runner: Runner
+) -> None:
+    chat_server.policy = policy
+    command, count = COMMANDS[name](tmp_path, chat_server.url), tmp_path / "count"
+    assert runner.run([*command, "--out", tmp_path / "whole" / "out"], count) == 0
+    calls = len(chat_server.hits)
+    chat_server.hits.clear()
+    out = tmp_path / "older" / "out"
+    # After one part of three, or some answers of the first look.
+    kill_at = {"rollout": 6, "duel": 10}[name]
+    assert runner.run([*command, "--out", out], count, kill_at) == -signal.SIGKILL
+    paid = [json.dumps(hit.body) for hit in chat_server.hits]
+    assert 0 < len(paid) < calls
+    if name == "rollout":
+        work = out.with_name(".out.partial")
+        make_older(work, work / "parts", work / "rows")
+    else:
+        for folder in (path for path in (out / "answers", out / "gate") if path.is_dir()):
+            make_older(folder, folder, folder)
+    chat_server.hits.clear()
+    assert runner.run([*command, "--out", out], count) == 0
+    assert len(chat_server.hits) == calls - len(paid)
+    assert not {json.dumps(hit.body) for hit in chat_server.hits} & {*paid}
+    for path in (tmp_path / "whole" / "out").rglob("*.parquet"):
+        assert pq.read_table(out / path.relative_to(tmp_path / "whole" / "out")).equals(pq.read_table(path))

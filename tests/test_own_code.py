@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pimono_sdpo.errors import OwnCodeError
+from pimono_sdpo.filter_options import Unit
 from pimono_sdpo.own_code import OwnReward, list_own_files
 from pimono_sdpo.samples import SAMPLE_SESSIONS
-from pimono_sdpo.schema import Unit
 from pimono_sdpo.stage import source_hash
 from pimono_sdpo.traces.sources import load_sessions
 from processors import pipeline, run_pipeline

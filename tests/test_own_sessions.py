@@ -195,7 +195,6 @@ def test_options_that_select_nothing_are_explained(home: Path) -> None:
     assert "--since `2999-01-01` is in the future" in refused("traces", "--since", "2999-01-01")
     pq.write_table(pa.table({"trace": ["{}"], "file_path": ["a"]}), "traces/b.parquet")
     assert "select session files" in refused("traces", "--since", "7d")
-    assert "The parts decide --project" in refused("part", "--merge", "--project", "a")
 
 
 def test_compressed_sessions_are_read(home: Path) -> None:

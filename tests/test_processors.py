@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.fit_worth import fit, read_labels
+from pimono_sdpo.filter_options import LEAST_WORTH
 from pimono_sdpo.text import TRIMMED, shorten, shorten_at_paragraphs
 from pimono_sdpo.traces.parse import read_trace
 from processors.context import write_context
 from processors.diagnostics import NOTHING_KNOWN
 from processors.evidence import find_evidence, is_substantive
 from processors.grade import WEIGHTS, grade
-from processors.keep import INTERCEPT, LEAST_WORTH, LOG_ODDS, estimate_worth, keep, rate_episodes
+from processors.keep import INTERCEPT, LOG_ODDS, estimate_worth, keep, rate_episodes
 from processors.rows import write_verifier_spec
 from processors.salient_tokens import KINDS, Kind, find_salient_tokens, find_tokens
 from processors.threshold import check_score

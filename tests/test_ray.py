@@ -9,19 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from pimono_sdpo.errors import ShardError
 from pimono_sdpo.filtering import run_filter
-from pimono_sdpo.runs.engine import Job
-from pimono_sdpo.runs.sessions import OUTPUTS, session_parts
+from pimono_sdpo.runs.engine import make_part
+from pimono_sdpo.runs.sessions import session_parts
+from pimono_sdpo.stage import Stage
 from pimono_sdpo.traces.sources import open_source
+from processors import pipeline
 from tests import shards
-from tests.shards import all_bytes, cli_process, command, made, sentence, until
+from tests.shards import all_bytes, begun, cli_process, command, made, sentence, until
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
-from ray.cloudpickle import dumps
+import ray
 from ray.cluster_utils import Cluster
 
-from pimono_sdpo.runs.ray import TOKEN, build_task, finish_on_node
+from pimono_sdpo.runs.ray import check_part
 
 pytestmark = pytest.mark.slow
 
@@ -80,25 +83,37 @@ def test_errors_of_the_engine_are_explained(source: Path, tmp_path: Path) -> Non
     assert "leave it out" in sentence(cli_process(*arguments, "--workers", "2"))
 
 
-def test_a_node_that_is_not_set_up_is_reported(source: Path, tmp_path: Path) -> None:
-    (part, *_) = session_parts(dict(enumerate(open_source(str(source)).shards)), (), {})
-    job = Job(part, tmp_path, OUTPUTS, {"code": "of another version"})
-    assert "does not see" in str(finish_on_node(job, "token"))
-    (tmp_path / TOKEN).write_text("token")
-    assert "another version of this package" in str(finish_on_node(job, "token"))
-    bare = "import sys, pickle; sys.modules['pimono_sdpo'] = None;"
-    bare += "print(pickle.load(sys.stdin.buffer)(b'', ''))"
-    shipment = dumps(build_task())  # type: ignore[no-untyped-call]
-    line = [sys.executable, "-c", bare]
-    done = subprocess.run(line, input=shipment, capture_output=True, check=True)
-    assert b"does not have this version of the package" in done.stdout
+def test_a_node_that_is_not_set_up_is_reported(cluster: Cluster, source: Path, tmp_path: Path) -> None:
+    def forget_package() -> None:
+        for name in [*sys.modules]:
+            if name.startswith("pimono_sdpo"):
+                del sys.modules[name]
+        sys.modules["pimono_sdpo"] = None  # type: ignore[assignment]
+
+    environment = {"worker_process_setup_hook": forget_package}
+    ray.init(address=cluster.address, runtime_env=environment, log_to_driver=False)
+    try:
+        with pytest.raises(ShardError, match=r"a node cannot read its task .*; install this version of the package"):
+            run_filter(str(source), tmp_path / "rows", engine="ray")
+    finally:
+        ray.shutdown()
+
+
+def test_a_part_of_a_node_without_the_folder_or_of_another_version_is_reported(source: Path, tmp_path: Path) -> None:
+    (part, *_) = session_parts(open_source(str(source)).shards, (), {})
+    assert "made on a node that does not see" in str(check_part(part, tmp_path))
+    stages = tuple[Stage, ...](pipeline())
+    (other, *_) = session_parts(open_source(str(source)).shards, stages, {})
+    make_part(other, tmp_path)
+    assert check_part(other, tmp_path) is None
+    assert "another version of this package" in str(check_part(part, tmp_path))
 
 
 def test_a_node_killed_in_the_middle_loses_nothing(cluster: Cluster, source: Path, rows: Path, tmp_path: Path) -> None:
     work, seen = tmp_path / ".rows.partial", set[str]()
 
     def look() -> bool:
-        seen.update(path.name for path in (work / "attempts").glob("*"))
+        seen.update(path.name for path in begun(work))
         return process.poll() is not None
 
     process = subprocess.Popen(
@@ -108,7 +123,7 @@ def test_a_node_killed_in_the_middle_loses_nothing(cluster: Cluster, source: Pat
         text=True,
     )
     # Both nodes are in the middle of a shard.
-    until(lambda: look() or (made(work) and len(list((work / "attempts").glob("*"))) == 2))
+    until(lambda: look() or (made(work) and len(begun(work)) == 2))
     assert process.poll() is None
     _power_off(cluster)
     until(look)

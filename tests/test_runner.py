@@ -2,9 +2,11 @@
 
 import os
 import pty
+import random
 import resource
 import shutil
 import signal
+import string
 import subprocess
 import termios
 from dataclasses import replace
@@ -14,15 +16,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pimono_sdpo.filtering import FilterOptions, run_filter
+from pimono_sdpo.filtering import FilterOptions, build_stages, run_filter
 from pimono_sdpo.options import resume_key
-from pimono_sdpo.runs.engine import Job, finish_part, run_in_processes, run_parts
-from pimono_sdpo.runs.sessions import OUTPUTS, session_parts
+from pimono_sdpo.runs.engine import make_part, run_in_processes, run_shards
+from pimono_sdpo.runs.sessions import session_parts
 from pimono_sdpo.stage import Row
 from pimono_sdpo.traces.sources import open_source
 from processors import pipeline
 from tests import shards
-from tests.shards import all_bytes, cli, command, made, sentence, until
+from tests.shards import all_bytes, begun, cli, command, made, sentence, until
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +67,9 @@ def test_an_unreadable_shard_does_not_affect_the_others(source: Path, rows: Path
     assert "finished ones are kept in `.rows.partial`" in message
     work = tmp_path / ".rows.partial"
     before = made(work)
-    assert sorted(before) == ["00000.json", "00001.json", "00003.json", "00004.json"]
+    assert sorted(before) == ["00000.parquet", "00001.parquet", "00003.parquet", "00004.parquet"]
     assert not (tmp_path / "rows").exists()
-    assert not any((work / "attempts").iterdir())
+    assert not begun(work)
     shutil.copy2(good, broken)
     assert _run_here(broken.parent, work) == {2}
     assert {name: made(work)[name] for name in before} == before
@@ -79,9 +81,8 @@ def test_an_unreadable_shard_does_not_affect_the_others(source: Path, rows: Path
 @pytest.mark.slow
 def test_a_killed_worker_is_reported_and_a_rerun_finishes(long_source: Path, long_rows: Path, tmp_path: Path) -> None:
     arguments = ("filter", long_source, "--out", tmp_path / "rows", "--workers", 2)
-    attempts = tmp_path / ".rows.partial" / "attempts"
     process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True)
-    until(lambda: (attempts.exists() and any(attempts.iterdir())) or process.poll() is not None)
+    until(lambda: begun(tmp_path / ".rows.partial") or process.poll() is not None)
     os.kill(_workers(process.pid)[0], signal.SIGKILL)
     _, stderr = process.communicate()
     assert (process.returncode, stderr.count("\n")) == (2, 1), stderr
@@ -117,11 +118,9 @@ def test_ctrl_c_prints_one_sentence_and_a_rerun_finishes(
 ) -> None:
     arguments = ("filter", long_source, "--out", tmp_path / "rows", "--workers", 2)
     process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True, start_new_session=True)
-    attempts = tmp_path / ".rows.partial" / "attempts"
 
     def is_there() -> bool:
-        begun = bool(_workers(process.pid))
-        return begun and (moment == "workers begin" or any(attempts.iterdir()))
+        return bool(_workers(process.pid) and (moment == "workers begin" or begun(tmp_path / ".rows.partial")))
 
     until(lambda: is_there() or process.poll() is not None)
     os.killpg(process.pid, signal.SIGINT)
@@ -132,12 +131,26 @@ def test_ctrl_c_prints_one_sentence_and_a_rerun_finishes(
     assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
 
 
-@pytest.mark.parametrize(("limit", "workers"), [(8_000, 2), (17_000, 1), (22_000, 1)])
+@pytest.fixture(scope="module")
+def wordy_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sessions with long requests of random words, so that a published file is larger than any part."""
+    folder, chance = tmp_path_factory.mktemp("wordy") / "traces", random.Random(0)
+    sessions = sorted(shards.write_raw_shards(folder, 4).iterdir())
+    # The last shard is smaller.
+    for path in sessions[:40]:
+        path.unlink()
+    for path in sessions[40:]:
+        words = " ".join("".join(chance.choices(string.ascii_lowercase, k=6)) for _ in range(400))
+        path.write_text(path.read_text().replace("which drops", f"{words} which drops"))
+    return folder
+
+
+@pytest.mark.parametrize(("limit", "workers"), [(8_000, 2), (150_000, 1), (270_000, 1)])
 def test_a_full_disk_is_reported_and_leaves_no_partial_file(
-    source: Path, rows: Path, tmp_path: Path, limit: int, workers: int
+    wordy_source: Path, tmp_path: Path, limit: int, workers: int
 ) -> None:
-    """Limit the size of files so that no shard fits, some do, or all do but not the database that compares them."""
-    arguments = ("filter", source, "--out", tmp_path / "rows", "--workers", workers)
+    """Limit the size of files so that no part fits, some do, or all do but not the rows of all."""
+    arguments = ("filter", wordy_source, "--out", tmp_path / "rows", "--workers", workers, "--min-worth", 0)
     done = subprocess.run(
         command(*arguments),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
@@ -150,18 +163,20 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_file(
     assert "make room" in message
     assert not (tmp_path / "rows").exists()
     work = tmp_path / ".rows.partial"
-    for path in work.glob("*/*.parquet"):
+    for path in work.glob("parts/*.parquet"):
         pq.read_table(path)
-    assert {path.stem for path in work.glob("done/*")} <= {path.stem for path in work.glob("rows/*")}
-    run_filter(str(source), tmp_path / "rows")
-    assert all_bytes(tmp_path / "rows") == all_bytes(rows)
+    assert not begun(work)
+    assert len([*work.glob("parts/*.parquet")]) == {8_000: 0, 150_000: 1, 270_000: 4}[limit]
+    for name in ("rows", "undisturbed"):
+        run_filter(str(wordy_source), tmp_path / name, FilterOptions(min_worth=0))
+    assert all_bytes(tmp_path / "rows") == all_bytes(tmp_path / "undisturbed")
 
 
 @pytest.mark.slow
 def test_two_runs_cannot_write_one_folder(long_source: Path, long_rows: Path, tmp_path: Path) -> None:
     arguments = ("filter", long_source, "--out", tmp_path / "rows")
     process = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL)
-    until(lambda: (tmp_path / ".rows.partial" / "attempts").exists())
+    until(lambda: (tmp_path / ".rows.partial" / "parts").exists())
     process.send_signal(signal.SIGSTOP)
     assert "Another run is writing" in sentence(cli(*arguments))
     process.send_signal(signal.SIGCONT)
@@ -174,14 +189,14 @@ def _bug(row: Row) -> dict[str, object]:
 
 
 def test_a_bug_in_a_worker_keeps_its_traceback(source: Path, tmp_path: Path) -> None:
-    opened = dict(enumerate(open_source(str(source)).shards))
+    opened = open_source(str(source)).shards
     stages = tuple(pipeline())
     bad = (stages[0], replace(stages[1], fn=_bug), *stages[2:])  # type: ignore[arg-type]
     two = partial(run_in_processes, workers=2)
     with pytest.raises(ZeroDivisionError) as caught:
-        run_parts(session_parts(opened, bad, {}), tmp_path, OUTPUTS, engine=two)
+        run_shards(session_parts(opened, bad, {}), tmp_path, engine=two)
     assert "in _bug" in str(caught.value.__cause__)
-    assert not list((tmp_path / "done").iterdir())
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_progress_bar_counts_shards(source: Path, tmp_path: Path) -> None:
@@ -196,11 +211,10 @@ def test_the_progress_bar_counts_shards(source: Path, tmp_path: Path) -> None:
 
 def _run_here(source: Path, work: Path) -> frozenset[int]:
     """Run the unfinished shards of a folder and return their numbers."""
-    opened = dict(enumerate(open_source(str(source)).shards))
     options = FilterOptions()
-    parts = session_parts(opened, options.stages(), resume_key(options))
+    parts = session_parts(open_source(str(source)).shards, build_stages(options), resume_key(options))
     before = shards.made(work)
-    run_parts(parts, work, OUTPUTS)
+    run_shards(parts, work / "parts")
     return frozenset(int(name[:5]) for name, time in shards.made(work).items() - before.items())
 
 
@@ -249,8 +263,8 @@ def _on_a_terminal(line: list[str]) -> str:
 
 
 def test_a_removed_folder_is_reported_and_not_created_again(source: Path, tmp_path: Path) -> None:
-    (part, *_) = session_parts(dict(enumerate(open_source(str(source)).shards)), pipeline(), {})
-    outcome = finish_part(Job(part, tmp_path / "gone", OUTPUTS, {}))
+    (part, *_) = session_parts(open_source(str(source)).shards, pipeline(), {})
+    outcome = make_part(part, tmp_path / "gone")
     assert isinstance(outcome, str)
     assert "was removed; run the command again" in outcome
     assert not (tmp_path / "gone").exists()

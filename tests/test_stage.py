@@ -11,7 +11,8 @@ from datasets import Dataset, Features, IterableDataset, Json, List, Value
 
 import pimono_sdpo
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.schema import PRINT, SDPO_ROW, SESSION, Unit
+from pimono_sdpo.filter_options import Unit
+from pimono_sdpo.schema import PRINT, SDPO_ROW, SESSION
 from pimono_sdpo.stage import (
     Filter,
     FlatMap,

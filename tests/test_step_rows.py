@@ -207,11 +207,10 @@ def test_what_is_finished_waits_for_the_next_run(tmp_path: Path) -> None:
     with pytest.raises(PimonoError, match=r"Cannot read .*train-00001-of-00002.parquet`"):
         write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps"))
     work = tmp_path / ".steps.partial"
-    assert (work / "done" / "00000.json").exists()
-    assert not (work / "done" / "00001.json").exists()
+    assert [path.name for path in (work / "parts").iterdir()] == ["00000.parquet"]
     assert not (tmp_path / "steps").exists()
     second.write_bytes(good)
-    (work / "rows" / "00001.parquet").write_bytes(b"half a file")
+    (work / "parts" / "00001.parquet").write_bytes(b"half a file")
     write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps"))
     assert bytes_of(tmp_path / "whole") == bytes_of(tmp_path / "steps")
     assert not work.exists()

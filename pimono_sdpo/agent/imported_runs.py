@@ -21,18 +21,19 @@ from zipfile import BadZipFile
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 from datasets import Features, Value
 
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.options import argument, option
 from pimono_sdpo.options import options as option_class
-from pimono_sdpo.runs.engine import Output, Part, Piece, add_counts, run_parts, sum_counts
-from pimono_sdpo.runs.folders import make_output, only_run, publish_folder, require_disjoint
-from pimono_sdpo.runs.parquet import link_or_copy
+from pimono_sdpo.runs.engine import Part, Piece, add_counts, hash_files, run_shards, sum_counts
+from pimono_sdpo.runs.finish import write_files
+from pimono_sdpo.runs.folders import PARTS, make_output, only_run, publish_folder, require_disjoint
+from pimono_sdpo.runs.parquet import read_rows
+from pimono_sdpo.runs.sessions import both
 from pimono_sdpo.schema import ROLLOUT, Turn
-from pimono_sdpo.stage import text_for_json
-from pimono_sdpo.suites.stored_rollouts import describe_file, write_shards
+from pimono_sdpo.stage import KEPT, text_for_json
+from pimono_sdpo.suites.stored_rollouts import write_sessions
 from pimono_sdpo.traces.sources import find_parquet_files
 from pimono_sdpo.traces.tools import describe_tools
 from pimono_sdpo.traces.trajectories import FORMATS, find_runs, openai_messages
@@ -45,12 +46,9 @@ from processors.rollouts.sessions import list_worked
 # A file: its path, its format, and its name in reports.
 SourceFile = tuple[str, Format, str]
 REJECT = Features({"file": Value("string"), "number": Value("int64"), "problem": Value("string")})
-# ROLLOUT with its JSON as text, which msgspec writes several times faster than `datasets`.
-WRITTEN = text_for_json(ROLLOUT.arrow_schema)
-OUTPUTS = {
-    "rows": Output("rows/{:05}.parquet", ROLLOUT.arrow_schema),
-    "rejects": Output("rejects/{:05}.parquet", REJECT.arrow_schema),
-}
+IMPORTED = both(ROLLOUT, REJECT).arrow_schema
+# The same with JSON as text, which msgspec writes several times faster than `datasets`.
+WRITTEN = text_for_json(IMPORTED)
 # Raised by the readers of parquet and of Inspect's logs for truncated or damaged files.
 DAMAGE = (pa.ArrowException, OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error)
 FILES_PER_PART = 32
@@ -82,26 +80,33 @@ def import_runs(options: ImportOptions) -> Json:
     if Path(options.source).exists():
         require_disjoint(Path(options.source).resolve(), out)
     with only_run(out, stage="rollouts") as work:
-        parts = []
+        parts, verdicts = [], hash_files(_find_verdicts(options.source, {path for path, _, _ in files}))
         for number, group in enumerate(_group_files(files)):
-            inputs = {"files": [[name, describe_file(Path(path))] for path, _, name in group]}
-            run = partial(_import_files, group)
-            parts.append(Part(number, group[0][2], sum(map(_count_runs, group)), inputs, {}, run))
+            part = Part(
+                name=f"{number:05}",
+                title=group[0][2],
+                units=sum(map(_count_runs, group)),
+                input={"files": [name for _, _, name in group], "verdicts": verdicts},
+                options={},
+                run=partial(_import_files, group),
+                schema=IMPORTED,
+                files=tuple(Path(path) for path, _, _ in group),
+            )
+            parts.append(part)
         # Rows have no reference cycles, and searching for them takes a fifth of the time.
         gc.disable()
         try:
-            records = run_parts(parts, work, OUTPUTS, desc="import", unit="run")
+            made = run_shards(parts, work / PARTS, desc="import", unit="run")
         finally:
             gc.enable()
-        counts = sum_counts(records.values())
-        rows, rejects = ([work / OUTPUTS[kind].path.format(n) for n in records] for kind in ("rows", "rejects"))
+        counts, paths = sum_counts(made), [part.file for part in made]
         if not counts.get("runs"):
-            problem = next((f" ({why})" for file in rejects for why in pq.read_table(file)["problem"]), "")
+            problem = next((f" ({row['problem']})" for row in read_rows(paths, ["problem"])), "")
             raise EmptySelection(f"`{options.source}` has no run that can be read{problem}; {KNOWN}")
-        finished = make_output(work, "data", "rejects")
-        write_shards(rows, finished, sessions=options.sessions)
-        for number, file in enumerate(rejects):
-            link_or_copy(file, finished / "rejects" / f"train-{number:05}-of-{len(parts):05}.parquet")
+        finished = make_output(work)
+        write_files(made, finished, ROLLOUT, REJECT)
+        if options.sessions:
+            write_sessions(paths, finished)
         report = {
             "pimono_sdpo": __version__,
             "stage": "rollouts",
@@ -133,6 +138,13 @@ def _find_files(source: str) -> tuple[str, list[SourceFile]]:
     return source, files
 
 
+def _find_verdicts(source: str, runs: set[str]) -> Iterator[Path]:
+    """Yield the files beside runs in which some formats keep verdicts and outputs of tests."""
+    for path in sorted(Path(source).absolute().rglob("*")):
+        if path.suffix in {".json", ".txt"} and str(path) not in runs:
+            yield path
+
+
 def _group_files(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
     """Yield the files of each part: one parquet file or log, or up to FILES_PER_PART others."""
     for is_large, group in groupby(files, lambda file: Path(file[0]).suffix in {".parquet", ".eval"}):
@@ -155,20 +167,16 @@ def _import_files(files: Sequence[SourceFile]) -> Iterator[Piece]:
         rows, rejects, counts = list[Json](), list[Json](), Json()
         for (_, form, name), is_single, number, run in batch:
             if isinstance(run, str):
-                rejects.append({"file": name, "number": number, "problem": run})
+                rejects.append({"file": name, "number": number, "problem": run, KEPT: False})
                 add_counts(counts, {"unreadable": 1})
                 continue
             run.run_id = _name_run(run, name if is_single else f"{name}-{number}", used_names)
             row, fates = make_rollout(run, form.name, next(seeds))
             _encode_calls(row)
-            rows.append(row)
+            rows.append({**row, KEPT: True})
             verdict = {True: "PASS", False: "FAIL", None: "not tested"}[run.passed]
             add_counts(counts, {"runs": 1, "messages": dict(fates), "verdicts": {verdict: 1}})
-        tables = {
-            "rows": pa.Table.from_pylist(rows, WRITTEN).cast(ROLLOUT.arrow_schema),
-            "rejects": pa.Table.from_pylist(rejects, REJECT.arrow_schema),
-        }
-        yield Piece(tables, len(batch), counts)
+        yield Piece(pa.Table.from_pylist([*rows, *rejects], WRITTEN).cast(IMPORTED), len(batch), counts)
 
 
 def _count_runs(file: SourceFile) -> int:

@@ -29,11 +29,12 @@ from pimono_sdpo.llm.calls import Json, Request
 from pimono_sdpo.llm.chat import Chat, map_rows, open_chat
 from pimono_sdpo.llm.settings import load_settings
 from pimono_sdpo.options import argument, option, options
-from pimono_sdpo.runs.engine import Output, Part, Piece, run_parts
-from pimono_sdpo.runs.folders import make_output, only_run, publish_folder, require_disjoint, require_stage
+from pimono_sdpo.runs.engine import Made, Part, Piece, run_shards
+from pimono_sdpo.runs.finish import write_files
+from pimono_sdpo.runs.folders import PARTS, make_output, only_run, publish_folder, require_disjoint, require_stage
 from pimono_sdpo.runs.parquet import link_or_copy, read_rows, write_atomically
 from pimono_sdpo.schema import ROLLOUT, TASK, TURN, Turn
-from pimono_sdpo.suites.stored_rollouts import ROLLOUTS, write_shards
+from pimono_sdpo.suites.stored_rollouts import ROLLOUTS, write_sessions
 from pimono_sdpo.suites.suite import NAME, Suite, TaskRow, has_tests, load_suite, read_paraphrases, write_suite
 from pimono_sdpo.text import strip_reasoning
 from pimono_sdpo.version import __version__
@@ -47,7 +48,6 @@ SHARD_ROWS = 256
 SHOWN_ERRORS = 5
 ESTIMATED = 8  # rollouts of an estimate, each of a different task
 SAMPLING = ("model", "temperature", "seed", "rollouts")
-OUTPUTS = {"rows": Output("rows/{:05}.parquet", ROLLOUT.arrow_schema)}
 TRIES = 3  # for each paraphrase of a goal
 PARAPHRASES = Features({"goals": List(Value("string")), "refused": List(Value("string")), "error": Value("string")})
 _WORD = re.compile(r"\w(?:[\w./:-]*\w)?")
@@ -279,19 +279,27 @@ class RolloutRunner:
                 "rollouts are finished, and the same command resumes there."
             )
         error = next(filter(None, rows["error"]), None)
-        yield Piece({"rows": rows.with_format("arrow")[:]}, len(numbers), error=error)
+        yield Piece(rows.with_format("arrow")[:], len(numbers), error=error)
 
-    def run_all(self, work: Path) -> list[Path]:
-        """Run all rollouts in parts, and return their files; finished parts are kept in `work`."""
+    def run_all(self, work: Path) -> list[Made]:
+        """Run all rollouts in parts; finished parts are kept in `work`."""
         made_by = {"rules": self.rules, "sampling": self.sampling, "prices": repr(self.chat.prices)}
         inputs: Json = {"tasks": list(self.tasks), "repos": [hash_repo(task) for task in self.tasks]}
         inputs |= {"goals": self.goals} if self.goals else {}
         parts = []
         for number, first in enumerate(range(0, self.rows, SHARD_ROWS)):
             numbers = range(first, min(first + SHARD_ROWS, self.rows))
-            run = partial(RolloutRunner.run_part, self, numbers)
-            parts.append(Part(number, f"rollouts {first} on", len(numbers), inputs, made_by, run))
-        return [work / OUTPUTS["rows"].path.format(number) for number in run_parts(parts, work, OUTPUTS)]
+            part = Part(
+                name=f"{number:05}",
+                title=f"rollouts {first} on",
+                units=len(numbers),
+                input=inputs,
+                options=made_by,
+                run=partial(RolloutRunner.run_part, self, numbers),
+                schema=ROLLOUT.arrow_schema,
+            )
+            parts.append(part)
+        return run_shards(parts, work / PARTS)
 
 
 def find_identifiers(text: str) -> set[str]:
@@ -323,13 +331,16 @@ def run_rollouts(
         )
         runner.traces, runner.on_finished, suite = work / "traces", on_finished, runner.suite
         runner.traces.mkdir(exist_ok=True)
-        files = runner.run_all(work)
+        parts = runner.run_all(work)
+        files = [part.file for part in parts]
         report = _report(files, runner)
         finished = make_output(work, "data", "traces")
         for row in read_rows(files, ["run_id"]):
             trace = work / "traces" / f"{row['run_id']}.jsonl"
             link_or_copy(trace, finished / "traces" / trace.name)
-        write_shards(files, finished, suite.split or "train", options.sessions)
+        write_files(parts, finished, ROLLOUT, split=suite.split or "train")
+        if options.sessions:
+            write_sessions(files, finished)
         write_suite(replace(suite, tasks=runner.tasks, path=finished / NAME), out)
         publish_folder(finished, out, report)
     return report

@@ -4,24 +4,25 @@ pimono-sdpo filter claude --out rows --project shop --since 30d
 pimono-sdpo filter traces/ --out rows --min-score 2
 pimono-sdpo filter ns/name --out rows --test-fraction 0.1
 
-Several machines can each read a part of a source; --merge then writes the same rows as a single run:
+Several machines that share a folder can each make some of the parts; the last command then only finishes:
 
-pimono-sdpo filter traces/ --out part1 --shard 1/2
-pimono-sdpo filter traces/ --out part2 --shard 2/2
-pimono-sdpo filter --merge part1 part2 --out rows
+pimono-sdpo filter traces/ --out shared/rows --only 1/2
+pimono-sdpo filter traces/ --out shared/rows --only 2/2
+pimono-sdpo filter traces/ --out shared/rows
 """
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import typer
 
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.filtering import FilterOptions, Json, merge_parts, run_filter, run_part
-from pimono_sdpo.left_out import describe_left_out, require_whole
-from pimono_sdpo.options import changed, option, options
+from pimono_sdpo.filter_options import FilterOptions
+from pimono_sdpo.filtering import EngineName, Json, make_parts, run_filter
+from pimono_sdpo.left_out import describe_left_out, report_left_out, require_whole
+from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult, push_folder
-from pimono_sdpo.runs.engine import EngineName
 from pimono_sdpo.source_options import SourceOptions
 
 
@@ -32,32 +33,33 @@ class Options(PushResult, FilterOptions, SourceOptions):
     out: Path = option("Folder to write; an earlier output is replaced.")
     workers: int = option("Processes that read shards; the rows do not depend on it.", default=1, minimum=1)
     engine: EngineName = option("Read shards on this machine (`local`) or on a cluster (`ray`).", default="local")
-    shard: str | None = option(
-        "Write part I of N, given as I/N: every Nth shard. A shard is a parquet file or up to 64 session files; "
-        "parts without shards need not be merged.",
+    only: str | None = option(
+        "Make only every Nth part from the Ith on, given as I/N, while other machines with the same folder OUT make "
+        "the others; the same command without --only then finishes. A part is a parquet file or 64 session files.",
         default=None,
     )
-    merge: bool = option("Merge the parts that --shard wrote, given as the sources in any order.", default=False)
 
 
 def run(options: Options) -> None:
-    """Filter a source, or a part of it, or merge parts."""
+    """Filter a source, or make some of its parts."""
+    only = _read_only(options)
     options.check_push()
-    if (options.correction_judge or options.row_judge) and not options.merge:
+    if options.correction_judge or options.row_judge:
         from pimono_sdpo.llm.settings import find_endpoint
 
         typer.echo(f"redacted texts are sent to `{find_endpoint(options.judge_provider).host}` for the judge")
-    if options.shard is not None:
-        _run_part(options, options.shard)
+    source = options.open_sessions(options.out)
+    if only is not None:
+        counts = make_parts(source, options.out, options, only, workers=options.workers, engine=options.engine)
+        stages, dropped = [*counts.get("stages", {}).values()], Counter[str]()
+        for reasons in counts.get("dropped", {}).values():
+            dropped.update(reasons)
+        sessions, kept = (stages[0]["in"], stages[-1]["out"]) if stages else (0, 0)
+        typer.echo(count_table(sessions, kept, dict(sorted(dropped.items()))))
+        typer.echo(f"parts {options.only} are made; after the others, the command without --only writes the rows")
+        require_whole(report_left_out(counts, dropped))
         return
-    if options.merge:
-        if fixed := changed(options, "row") + options.choices():
-            raise OutputError(f"The parts decide {', '.join(fixed)}; leave it out with --merge.")
-        report = merge_parts([Path(part) for part in options.source], options.out, options)
-    else:
-        report = run_filter(
-            options.open_sessions(options.out), options.out, options, workers=options.workers, engine=options.engine
-        )
+    report = run_filter(source, options.out, options, workers=options.workers, engine=options.engine)
     typer.echo(count_table(report["sessions"], report["kept"], report["drop_reasons"]))
     typer.echo(summarize(report, options.out))
     if options.push is not None:
@@ -67,26 +69,16 @@ def run(options: Options) -> None:
     require_whole(report)
 
 
-def _run_part(options: Options, shard: str) -> None:
-    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", shard)
+def _read_only(options: Options) -> tuple[int, int] | None:
+    if options.only is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", options.only)
     number, parts = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= parts:
-        raise typer.BadParameter(f"`{shard}` is not a shard; expected I/N, for example 2/3", param_hint="--shard")
-    if options.merge or options.push:
-        raise OutputError("--shard writes a part; --merge and --push are for all parts together.")
-    if early := changed(options, "output"):
-        raise OutputError(f"{', '.join(early)} applies to all parts together; use it with --merge instead.")
-    part = run_part(
-        options.open_sessions(options.out),
-        options.out,
-        (number, parts),
-        options,
-        workers=options.workers,
-        engine=options.engine,
-    )
-    typer.echo(count_table(part["sessions"], part["rows"], part["dropped"]))
-    typer.echo(f"part {part['part']} of {part['parts']} is in {options.out}; merge all parts with `filter --merge`")
-    require_whole(part)
+        raise OutputError(f"--only `{options.only}` is not I/N, such as 2/3; I is from 1 to N.")
+    if options.push:
+        raise OutputError("--only writes no rows that can be pushed; give --push to the last command, without --only.")
+    return number, parts
 
 
 def count_table(sessions: int, kept: int, dropped: dict[str, int]) -> str:

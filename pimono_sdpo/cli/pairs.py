@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pimono_sdpo.agent.task_tests import TaskTests
 from pimono_sdpo.cli.steps import finish
@@ -20,11 +21,11 @@ from pimono_sdpo.dataset_writer import RunRowsOptions, name_source, open_runs, w
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult
-from pimono_sdpo.runs.engine import Part, Piece
-from pimono_sdpo.runs.sessions import rows_and_rejects, session_parts
+from pimono_sdpo.runs.engine import Part, Piece, hash_files
+from pimono_sdpo.runs.sessions import both, rows_and_rejects, session_parts
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR
-from pimono_sdpo.stage import Stage, table_of_rows
-from pimono_sdpo.suites.stored_rollouts import Rollouts, describe_file, read_rows_at
+from pimono_sdpo.stage import KEPT, Stage, table_of_rows
+from pimono_sdpo.suites.stored_rollouts import Rollouts, read_rows_at
 from pimono_sdpo.suites.suite import files_of, load_suite
 from processors.rollouts import sessions
 from processors.rollouts.pairs import Case, Retest, Rules, pair_runs, pair_steps
@@ -79,7 +80,7 @@ def write_pairs(options: Options) -> Json:
             *sessions.build_stages(options.test_fraction, recorder=recorder),
             *options.length_stages(),
         ]
-        parts = session_parts(dict(enumerate(runs.shards)), stages, key, (PAIR, DROPPED_PAIR))
+        parts = session_parts(runs.shards, stages, key, (PAIR, DROPPED_PAIR))
         for field in fields(Rules):
             used_options.pop(field.name, None)
     table = (PAIR, DROPPED_PAIR)
@@ -91,16 +92,26 @@ def write_pairs(options: Options) -> Json:
 
 def _task_parts(rollouts: Rollouts, options: Options, key: Json, retest: Retest) -> list[Part]:
     stages = options.length_stages()
+    contents = {file: hash_files([file]) for file in rollouts.files}
     parts = []
     for number, (task_id, places) in enumerate(rollouts.by_task().items()):
         source = {
             "task_id": task_id,
             "task": rollouts.tasks.get(task_id),
-            "files": [describe_file(file) for file in dict.fromkeys(file for file, _ in places)],
+            "files": [contents[file] for file in dict.fromkeys(file for file, _ in places)],
             "rows": [row for _, row in places],
         }
-        run = partial(_pair_task, rollouts, task_id, places, options, stages, retest)
-        parts.append(Part(number, task_id, len(places), source, key, run, tuple(stages)))
+        part = Part(
+            name=f"{number:05}",
+            title=task_id,
+            units=len(places),
+            input=source,
+            options=key,
+            run=partial(_pair_task, rollouts, task_id, places, options, stages, retest),
+            schema=both(PAIR, DROPPED_PAIR).arrow_schema,
+            stages=tuple(stages),
+        )
+        parts.append(part)
     return parts
 
 
@@ -113,16 +124,16 @@ def _pair_task(
     case = Case(task_id, read_rows_at(places), rollouts.split_of(task_id), task, files, retest)
     pairs = pair_steps(case, rules) if rules.target == "step" else pair_runs(case, rules)
     checked = rows_and_rejects(table_of_rows(pairs.rows, PAIR), stages, PAIR, DROPPED_PAIR, "pairs")
-    rows = checked.tables["rows"]
-    rejects = pa.concat_tables([table_of_rows(pairs.rejects, DROPPED_PAIR), checked.tables["rejects"]])
+    rejects = table_of_rows([{**row, KEPT: False} for row in pairs.rejects], both(PAIR, DROPPED_PAIR))
+    table = pa.concat_tables([rejects, checked.table])
     reasons = Counter(row["drop_reason"] for row in pairs.rejects)
     reasons.update(checked.counts["dropped"])
     counts = {**pairs.counts, "runs": len(places), "tasks": 1, "dropped": reasons}
-    if rows.num_rows:
+    if pc.any(table[KEPT]).as_py():
         counts["tasks_with_pairs"] = 1
     elif reasons.keys() <= NO_CONTRAST:
         counts["no_contrast_tasks"] = 1
-    yield Piece({"rows": rows, "rejects": rejects}, len(places), counts)
+    yield Piece(table, len(places), counts)
 
 
 def check_dpo_lines(suite: Path, target: str, protocol: str) -> None:

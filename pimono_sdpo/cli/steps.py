@@ -21,10 +21,10 @@ from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.runs.engine import Part, Piece
 from pimono_sdpo.runs.parquet import read_rows, read_tables
-from pimono_sdpo.runs.sessions import rows_and_rejects, session_parts, slice_table
+from pimono_sdpo.runs.sessions import both, rows_and_rejects, session_parts, slice_table
 from pimono_sdpo.schema import DROPPED_STEP, STEP
 from pimono_sdpo.stage import Filter, Stage
-from pimono_sdpo.suites.stored_rollouts import Rollouts, describe_file
+from pimono_sdpo.suites.stored_rollouts import Rollouts
 from processors.rollouts import sessions, steps
 from processors.rollouts.noise import Passing
 
@@ -78,7 +78,7 @@ def write_steps(options: Options) -> Json:
             *steps.build_stages(rules),
             *options.length_stages(),
         ]
-        parts = session_parts(dict(enumerate(runs.shards)), stages, key, table)
+        parts = session_parts(runs.shards, stages, key, table)
     warnings = []
     if options.granularity == "trajectory":
         warnings.append(
@@ -106,9 +106,18 @@ def _rollout_parts(rollouts: Rollouts, passing: dict[str, Passing], stages: list
     # The rows of a file depend on the runs of the same tasks in other files.
     digest = hashlib.sha256(repr(sorted(passing.items())).encode()).hexdigest()
     for number, file in enumerate(rollouts.files):
-        source = {"file": describe_file(file), "passing": digest, "tasks": rollouts.tasks}
-        run = partial(_cut_rollouts, rollouts, file, stages)
-        parts.append(Part(number, file.name, 1, source, key, run, tuple(stages)))
+        part = Part(
+            name=f"{number:05}",
+            title=file.name,
+            units=1,
+            input={"passing": digest, "tasks": rollouts.tasks},
+            options=key,
+            run=partial(_cut_rollouts, rollouts, file, stages),
+            schema=both(STEP, DROPPED_STEP).arrow_schema,
+            files=(file,),
+            stages=tuple(stages),
+        )
+        parts.append(part)
     return parts
 
 

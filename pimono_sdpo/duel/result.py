@@ -30,10 +30,11 @@ from pimono_sdpo.duel.stages import AA, ANSWERS, GATE, JOURNAL, JUDGMENTS, VOTE_
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.left_out import explain_empty
 from pimono_sdpo.llm.calls import Journal, Json, sum_costs
-from pimono_sdpo.runs.engine import Part, Piece, sha256
+from pimono_sdpo.runs.engine import Part, Piece
+from pimono_sdpo.runs.finish import Files, hash_file
 from pimono_sdpo.runs.folders import REPORT, make_output, only_run, publish_folder, require_disjoint
-from pimono_sdpo.runs.parquet import read_tables, write_tables
-from pimono_sdpo.runs.sessions import rows_and_rejects
+from pimono_sdpo.runs.parquet import read_tables
+from pimono_sdpo.runs.sessions import both, rows_and_rejects
 from pimono_sdpo.schema import DUEL, DUEL_METRICS
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.version import __version__
@@ -119,9 +120,10 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
         reported = [{name: row[name] for name in REPORTED} for row in make_rows()]
         counts = Counter(row["bucket"] for row in reported)
         report["configs"] = {name: counts[name] for name in BUCKETS[:-1] if counts[name]}
-        files = {name: finished / "data" / f"{name}-00000-of-00001.parquet" for name in report["configs"]}
-        for name, file in files.items():
-            _write_bucket(file, (row for row in make_rows() if row["bucket"] == name))
+        hashes = {
+            name: _write_bucket(finished, name, (row for row in make_rows() if row["bucket"] == name))
+            for name in report["configs"]
+        }
         if reported:
             scored = [row for row in reported if row["score"] is not None]
             metrics = panel.nan_mean(
@@ -140,7 +142,7 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
                 turns = panel.collect_votes(plan.judges, aa_judgments)
                 aa_scores = [panel.score_turn(turn, plan.judges)["score"] for turn in turns]
                 report["aa_test"] = summarize_aa_test(aa_scores, counts)
-        report["sha256"] = {name: sha256(file) for name, file in files.items()}
+        report["sha256"] = hashes
         (finished / "report.md").write_text(render_duel_report(report, reported, singles))
         (finished / "README.md").write_text(render_duel_card(report))
         write_duel_plot(report, finished / "report.svg")
@@ -167,9 +169,12 @@ def _read_singles(duel: Duel, theirs: str) -> list[Json]:
     ]
 
 
-def _write_bucket(path: Path, rows: Iterator[Json]) -> None:
-    groups = iter(lambda: list(islice(rows, GROUP_ROWS)), [])
-    write_tables(path, (pa.Table.from_pylist(group, DUEL.arrow_schema) for group in groups), DUEL.arrow_schema)
+def _write_bucket(finished: Path, name: str, rows: Iterator[Json]) -> str:
+    """Write the rows of a bucket, and return the hash of its file, or several."""
+    files = Files(finished / "data", name, DUEL.arrow_schema)
+    for group in iter(lambda: list(islice(rows, GROUP_ROWS)), []):
+        files.write(pa.Table.from_pylist(group, DUEL.arrow_schema))
+    return " ".join(map(hash_file, files.close()))
 
 
 def describe_verdict(verdict: Json) -> str:
@@ -289,8 +294,18 @@ def write_training_rows(
     files = [path for name in buckets for path in sorted(result.glob(f"data/{name}-*.parquet"))]
     parts = []
     for number, path in enumerate(files):
-        run = partial(_export, path, stages, kind)
-        parts.append(Part(number, path.name, 1, {"file": sha256(path)}, {"kind": kind}, run, stages))
+        part = Part(
+            name=f"{number:05}",
+            title=path.name,
+            units=1,
+            input={},
+            options={"kind": kind},
+            run=partial(_export, path, stages, kind),
+            schema=both(*TABLES[kind]).arrow_schema,
+            files=(path,),
+            stages=stages,
+        )
+        parts.append(part)
     source, selection = ("duel", folder.resolve().name), {"buckets": " ".join(buckets)}
     report = write_dataset(parts, TABLES[kind], out, options or WriterOptions(), STAGES[kind], source, selection)
     if not report["rows"]:

@@ -30,7 +30,8 @@ from pimono_sdpo.llm.calls import Json, format_dollars, sum_costs
 from pimono_sdpo.llm.chat import Chat, map_rows, open_chat
 from pimono_sdpo.llm.settings import CallSection, Gate, Settings
 from pimono_sdpo.runs import parquet
-from pimono_sdpo.runs.engine import DONE, Output, Part, Piece, run_parts, sha256
+from pimono_sdpo.runs.engine import Part, Piece, hash_files, read_made, run_shards, sum_counts
+from pimono_sdpo.runs.finish import hash_file
 from pimono_sdpo.runs.folders import lock
 from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.schema import ANSWER, JUDGMENT, Opponent
@@ -139,7 +140,7 @@ class Duel:
                 f"`{path}` registered another `{changed}` ({stored[changed]}, now {inputs[changed]}) before the "
                 "first judge was called; use another folder."
             )
-        digest = sha256(path)
+        digest = hash_file(path)
         if (self._read_json(LOOKED) or {"registered": digest})["registered"] != digest:
             raise OutputError(f"`{path}` was changed after the first look; restore it.")
         tasks, repos = tuple(repo_of)[: looks[-1]], tuple(repo_of.values())[: looks[-1]]
@@ -324,32 +325,39 @@ class Duel:
                 if limit is not None:
                     rows = min(rows, limit)
                     limit -= rows
-                number, digest = int(path.stem.rpartition("-")[2]), sha256(path)
-                origin = _read_origin(out, number)
-                if origin and origin["options"] == made_by and origin["input"]["sha256"] == digest:
-                    rows = max(rows, origin["input"]["rows"])
+                number = path.stem.rpartition("-")[2]
+                made = read_made(out / f"{out.name}-{number}.parquet")
+                if made and made.made_from["options"] == made_by and made.made_from["content"] == hash_files([path]):
+                    rows = max(rows, made.made_from["input"]["rows"])
                 if rows:
-                    run = partial(_ask_shard, path, rows, stage, features, out.name)
-                    parts.append(Part(number, path.name, rows, {"sha256": digest, "rows": rows}, made_by, run))
-            out.mkdir(parents=True, exist_ok=True)
-            outputs = {"rows": Output(f"{out.name}-{{:05}}.parquet", features.arrow_schema)}
-            records = run_parts(parts, out, outputs, is_stopped=lambda: chat.stopped is not None).values()
+                    part = Part(
+                        name=f"{out.name}-{number}",
+                        title=path.name,
+                        units=rows,
+                        input={"rows": rows},
+                        options=made_by,
+                        run=partial(_ask_shard, path, rows, stage, features, out.name),
+                        schema=features.arrow_schema,
+                        files=(path,),
+                    )
+                    parts.append(part)
+            finished = run_shards(parts, out, is_stopped=lambda: chat.stopped is not None)
+        counts = sum_counts(finished)
         return Outcome(
-            sum(record["rows"]["rows"] for record in records),
-            sum(record["counts"]["errors"] for record in records),
-            sum(record["counts"]["failed"] for record in records),
-            next((record["error"] for record in records if record["error"]), None),
+            sum(one.rows for one in finished),
+            counts.get("errors", 0),
+            counts.get("failed", 0),
+            next((one.error for one in finished if one.error), None),
             chat.tally.summarize(chat.prices),
             chat.stopped,
         )
 
     def is_current(self, judgments: str, answers: str) -> bool:
         """Return whether the judgments are about the answers as they are now."""
-        answered = {path.stem.rpartition("-")[2]: sha256(path) for path in self.find(answers).glob("*.parquet")}
+        answered = {path.stem.rpartition("-")[2]: path for path in self.find(answers).glob("*.parquet")}
         for path in self.find(judgments).glob("*.parquet"):
-            number = path.stem.rpartition("-")[2]
-            origin = _read_origin(path.parent, int(number))
-            if origin and origin["input"]["sha256"] != answered.get(number):
+            made, number = read_made(path), path.stem.rpartition("-")[2]
+            if made and (number not in answered or made.made_from["content"] != hash_files([answered[number]])):
                 return False
         return True
 
@@ -401,12 +409,6 @@ class Duel:
         return shards
 
 
-def _read_origin(folder: Path, number: int) -> Json | None:
-    """Return input and options of a finished shard, None if they were not recorded."""
-    path = folder / DONE / f"{number:05}.json"
-    return json.loads(path.read_text())["made_from"] if path.is_file() else None
-
-
 def _ask_shard(
     path: Path, rows: int, stage: AnswerStage | JudgeStage, features: Features, desc: str
 ) -> Iterator[Piece]:
@@ -416,4 +418,4 @@ def _ask_shard(
     reasons = result["drop_reason"] if "drop_reason" in features else ["error"] * len(result)
     errors = [(error, reason == "error") for error, reason in zip(result["error"], reasons, strict=True) if error]
     counts = {"errors": len(errors), "failed": sum(failed for _, failed in errors)}
-    yield Piece({"rows": result.with_format("arrow")[:]}, rows, counts, errors[0][0] if errors else None)
+    yield Piece(result.with_format("arrow")[:], rows, counts, errors[0][0] if errors else None)

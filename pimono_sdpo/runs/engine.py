@@ -1,12 +1,10 @@
-"""Run a command's work in parts, in this process, in worker processes or on Ray, and resume after a kill.
+"""Make the parts of a dataset, in this process or in worker processes, and resume after a kill.
 
-FOLDER/KIND/NNNNN.parquet   the output of a part, one file for each kind of rows
-FOLDER/done/NNNNN.json      its record: made_from, counts, error, rows and sha256 of each file
-FOLDER/attempts/            files that are being written
+FOLDER/NAME.parquet   the rows of a part and, with `kept` false, its rejects
 
-The record of a part is written last and says what the part was made from; a rerun skips the parts
-whose record matches their input, code and options. Each attempt writes into its own folder and
-renames its files at the end, so that a worker that outlives its run or its node does no harm.
+The footer of a file says what the part was made from, and has its counts. A part is finished if its file can be read
+and was made from the same input, code and options; the next run makes only the others. A file is written under
+another name, flushed to the disk and renamed, so that a worker that outlives its run or its node does no harm.
 """
 
 import hashlib
@@ -17,28 +15,29 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from pathlib import Path
-from shutil import rmtree
 from threading import RLock, Thread, active_count, current_thread, main_thread
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 from tqdm.auto import tqdm
 
 from pimono_sdpo.console import escape_warnings
-from pimono_sdpo.errors import EngineError, ShardError, SourceError, require_extra
+from pimono_sdpo.errors import ShardError, SourceError
 from pimono_sdpo.runs.folders import explain_disk_error, writing
 from pimono_sdpo.stage import Stage, code_hash, module_of, source_hash
 
-DONE, ATTEMPTS = "done", "attempts"
-EngineName = Literal["local", "ray"]
+# The key of the footer.
+MADE = b"pimono_sdpo"
+UNFINISHED = ".tmp"
 Json = dict[str, Any]
 
 
@@ -59,22 +58,13 @@ class _Bar(tqdm):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class Output:
-    """The file that a part writes for one kind of rows; without a `schema`, the schema is that of its tables."""
-
-    path: str
-    schema: pa.Schema | None = None
-    compression: str = "snappy"
-
-
-@dataclass(frozen=True)
 class Piece:
-    """What a part yields: tables by kind of rows, counts to be added up, and how many units are done.
+    """What a part yields: a table, counts to be added up, and how many units are done.
 
-    With an `error` the part is written, but the next run repeats it.
+    With an `error` the part is written, but the next run makes it again.
     """
 
-    tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    table: pa.Table | None = None
     units: int = 0
     counts: Json = field(default_factory=dict)
     error: str | None = None
@@ -82,100 +72,135 @@ class Piece:
 
 @dataclass(frozen=True)
 class Part:
-    """A unit of work: its input, options and stages, and the function `run` that yields its pieces.
+    """A part: the name of its file, its input and options, and the function that yields its pieces.
 
-    `name` is for messages, `units` are for the bar. A part that runs in another process is pickled.
+    `input` describes the input but for the content of `files`, which is hashed where the part is made, and may also be
+    folders. `title` is for messages, `units` are for the bar. A part that runs in another process is pickled.
     """
 
-    number: int
     name: str
+    title: str
     units: int
     input: Json
     options: Json
     run: Callable[[], Iterator[Piece]]
+    schema: pa.Schema
+    files: tuple[Path, ...] = ()
     stages: tuple[Stage, ...] = ()
 
+    def path(self, folder: Path) -> Path:
+        """Return the file of the part in the folder of a run."""
+        return folder / f"{self.name}.parquet"
+
     @property
-    def made_from(self) -> Json:
-        """What the files depend on; after any change they are written again."""
-        return {"input": self.input, "options": self.options, "code": code_of(self.run, self.stages)}
+    def code(self) -> str:
+        """A hash of the code of the part's function and of its stages."""
+        hashes = [code_hash(self.run), *(source_hash(stage.fn) for stage in self.stages)]
+        return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
-
-def code_of(run: Callable[..., object], stages: Sequence[Stage]) -> str:
-    """Hash the code of a part's function and of its stages."""
-    hashes = [code_hash(run), *(source_hash(stage.fn) for stage in stages)]
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()
+    def describe(self) -> Json:
+        """Return what the rows depend on; after any change they are made again."""
+        return {"input": self.input, "content": hash_files(self.files), "options": self.options, "code": self.code}
 
 
 @dataclass(frozen=True)
-class Job:
-    """A part, where it is written, and its `made_from`, which includes the code of the driver."""
+class Made:
+    """The file of a part, the number of its rows and rejects, and its footer."""
 
-    part: Part
-    folder: Path
-    outputs: Mapping[str, Output]
+    file: Path
+    rows: int
     made_from: Json
+    counts: Json
+    error: str | None
+
+    def is_of(self, made_from: Json) -> bool:
+        """Return whether the part is finished and was made from this."""
+        return self.error is None and self.made_from == made_from
 
 
-# A job's record, or a clause that says why there is none.
-Outcome = Json | str
-Engine = Callable[[list[Job], Callable[[int], object]], Iterator[tuple[Job, Outcome]]]
+def hash_files(files: Iterable[Path]) -> str:
+    """Hash sizes and contents of files and of all files in folders.
+
+    Sizes alone would miss an edit in place, and times differ between a file and its copy on another machine. xxHash
+    reads more than a gigabyte in a second, parsing a session 40 MB.
+    """
+    whole = xxhash.xxh3_128()
+    for path in files:
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_dir():
+                continue
+            try:
+                with file.open("rb") as stream:
+                    whole.update(hashlib.file_digest(stream, xxhash.xxh3_128).digest())
+                    whole.update(f"{stream.tell()},".encode())
+            except OSError as error:
+                # Reading it will say so.
+                whole.update(f"error {error.errno},".encode())
+    return whole.hexdigest()
 
 
-def run_parts(
+def read_made(file: Path) -> Made | None:
+    """Read the footer of a part; None if the file is missing, truncated or of another version."""
+    try:
+        metadata = pq.read_metadata(file)
+        return Made(file, metadata.num_rows, **json.loads(metadata.metadata[MADE]))
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
+        return None
+
+
+Engine = Callable[[Sequence[Part], Path, Callable[[int], object]], Iterator[tuple[Part, str | None]]]
+
+
+def run_shards(
     parts: Sequence[Part],
     folder: Path,
-    outputs: Mapping[str, Output],
     *,
     desc: str | None = None,
     unit: str = "row",
     engine: Engine | None = None,
+    only: tuple[int, int] | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
-) -> dict[int, Json]:
-    """Run every part that is not done yet, with a progress bar if there is a `desc`; return all records.
+) -> list[Made]:
+    """Make every part that is not finished, with a progress bar if there is a `desc`; return all of them in order.
 
-    Once `is_stopped`, no further part begins. ShardError is raised after all other parts are finished.
+    With `only` (i, n), make each n-th part from the i-th on, while other processes make the others. Once `is_stopped`,
+    no further part begins. ShardError is raised after all other parts are finished.
     """
-    _clear(folder, parts, outputs)
-    records, jobs, changed = {}, [], 0
-    for part in parts:
-        done = folder / DONE / f"{part.number:05}.json"
-        record = json.loads(done.read_text()) if done.exists() else {"made_from": None}
-        made_from = part.made_from
-        files = [folder / output.path.format(part.number) for output in outputs.values()]
-        is_complete = record.get("error") is None and all(file.exists() for file in files)
-        if is_complete and record["made_from"] == made_from:
-            records[part.number] = record
-            continue
-        before = record["made_from"] or made_from
-        changed += before["options"] == made_from["options"] and before.get("code") != made_from["code"]
-        # A record must not exist without its files.
-        done.unlink(missing_ok=True)
-        jobs.append(Job(part, folder, outputs, made_from))
-    if changed:
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        expected = {part.path(folder) for part in parts}
+        for path in folder.iterdir() if only is None else ():
+            if path.suffix == UNFINISHED or (path.suffix == ".parquet" and path not in expected):
+                path.unlink()
+    chosen = parts if only is None else parts[only[0] - 1 :: only[1]]
+    if changed := sum(_is_of_other_code(part, folder) for part in chosen):
         tqdm.write(f"The code has changed: {changed} finished parts are made again.", sys.stderr)
-    failed: dict[int, str] = {}
-    total, todo = sum(part.units for part in parts), sum(job.part.units for job in jobs)
+    done: set[str] = set()
+    failed: dict[str, str] = {}
+    total, hidden = sum(part.units for part in chosen), True if desc is None else None
     run = engine or partial(run_here, is_stopped=is_stopped)
-    hidden = True if desc is None else None
     with (
-        # Parts of an earlier run do not count in the rate.
-        _Bar(total=total, initial=total - todo, unit=unit, desc=desc, disable=hidden, miniters=1) as bar,
+        _Bar(total=total, unit=unit, desc=desc, disable=hidden, miniters=1) as bar,
         hide_bars() if desc is not None else nullcontext(),
     ):
-        for job, outcome in run(jobs, bar.update) if jobs else ():
-            if isinstance(outcome, str):
-                failed[job.part.number] = outcome
-            else:
-                records[job.part.number] = outcome
-                bar.set_postfix(shards=f"{len(records)}/{len(parts)}")
+        for part, failure in run(chosen, folder, bar.update):
+            if failure is not None:
+                failed[part.name] = failure
+                continue
+            done.add(part.name)
+            bar.set_postfix(shards=f"{len(done)}/{len(chosen)}")
     if failed:
+        first = next(failed[part.name] for part in chosen if part.name in failed)
         raise ShardError(
-            f"{len(failed)} of {len(parts)} shards failed ({failed[min(failed)]}); finished ones "
-            f"are kept in `{folder.name}`, and the same command repeats only what failed."
+            f"{len(failed)} of {len(chosen)} shards failed ({first}); finished ones are kept in "
+            f"`{folder.parent.name}`, and the same command repeats only what failed."
         )
-    rmtree(folder / ATTEMPTS, ignore_errors=True)
-    return dict(sorted(records.items()))
+    return [made for part in chosen if part.name in done and (made := read_made(part.path(folder)))]
+
+
+def _is_of_other_code(part: Part, folder: Path) -> bool:
+    made = read_made(part.path(folder))
+    return made is not None and made.made_from["options"] == part.options and made.made_from["code"] != part.code
 
 
 @contextmanager
@@ -192,69 +217,47 @@ def hide_bars() -> Iterator[None]:
             enable_progress_bars()
 
 
-def _clear(folder: Path, parts: Sequence[Part], outputs: Mapping[str, Output]) -> None:
-    """Remove attempts, and the files of parts that this run does not have."""
-    patterns = (*(output.path for output in outputs.values()), f"{DONE}/{{:05}}.json")
-    with writing(folder):
-        rmtree(folder / ATTEMPTS, ignore_errors=True)
-        (folder / ATTEMPTS).mkdir(parents=True)
-        for pattern in patterns:
-            (folder / pattern).parent.mkdir(exist_ok=True)
-            expected = {folder / pattern.format(part.number) for part in parts}
-            for path in set(folder.glob(pattern.replace("{:05}", "*"))) - expected:
-                path.unlink()
-
-
-def finish_part(job: Job, progress: Callable[[int], object] = lambda _: None) -> Outcome:
-    """Write the files of a part and then its record; return the record, or a clause that says what failed."""
-    part, number = job.part, job.part.number
-    attempt = job.folder / ATTEMPTS / f"{number:05}-{uuid4().hex}"
-    paths = {kind: output.path.format(number) for kind, output in job.outputs.items()}
+def make_part(part: Part, folder: Path, progress: Callable[[int], object] = lambda _: None) -> str | None:
+    """Write the file of a part unless it is finished; return None, or a clause that says what failed."""
+    unfinished = folder / f".{part.name}-{uuid4().hex}{UNFINISHED}"
     try:
-        # Without parents: the folder exists unless the run has been removed.
-        attempt.mkdir()
-        record = {"made_from": job.made_from, **_write(job, attempt, progress)}
-        record["sha256"] = {kind: sha256(attempt / kind) for kind in paths}
-        (attempt / DONE).write_text(json.dumps(record))
-        for kind, path in {**paths, DONE: f"{DONE}/{number:05}.json"}.items():
-            (attempt / kind).replace(job.folder / path)
+        made_from = part.describe()
+        made = read_made(part.path(folder))
+        if made is not None and made.is_of(made_from):
+            progress(part.units)
+            return None
+        _write(part, made_from, unfinished, progress)
+        _flush(unfinished)
+        unfinished.replace(part.path(folder))
+        _flush(folder)
     except SourceError as error:
         return str(error).rstrip(".")
     except OSError as error:
-        removed = f"`{job.folder}` was removed; run the command again"
-        reason = explain_disk_error(error) if job.folder.is_dir() else removed
+        removed = f"`{folder}` was removed; run the command again"
+        reason = explain_disk_error(error) if folder.is_dir() else removed
         if reason is None:
             raise
-        return f"`{part.name}` could not be written: {reason}"
+        return f"`{part.title}` could not be written: {reason}"
     finally:
         # At once, since on a full disk the other parts need the space.
-        rmtree(attempt, ignore_errors=True)
-    return record
+        unfinished.unlink(missing_ok=True)
+    return None
 
 
-def _write(job: Job, attempt: Path, progress: Callable[[int], object]) -> Json:
-    """Write the tables of all pieces; return their counts, the first error, and the number of rows by kind."""
+def _write(part: Part, made_from: Json, file: Path, progress: Callable[[int], object]) -> None:
+    """Write the tables of all pieces; the sum of their counts and the first error go into the footer."""
     counts: Json = {}
     error: str | None = None
-    rows = dict.fromkeys(job.outputs, 0)
-    with ExitStack() as stack:
-
-        def open_writer(kind: str, schema: pa.Schema) -> pq.ParquetWriter:
-            compression = job.outputs[kind].compression
-            return stack.enter_context(pq.ParquetWriter(attempt / kind, schema, compression=compression))
-
-        # A part without rows has files as well.
-        writers = {kind: open_writer(kind, output.schema) for kind, output in job.outputs.items() if output.schema}
-        for piece in job.part.run():
-            for kind, table in piece.tables.items():
-                if kind not in writers:
-                    writers[kind] = open_writer(kind, table.schema)
-                writers[kind].write_table(table.replace_schema_metadata(writers[kind].schema.metadata))
-                rows[kind] += table.num_rows
+    # The checksums of pages show other damage than a truncated file.
+    with pq.ParquetWriter(file, part.schema.remove_metadata(), write_page_checksum=True) as writer:
+        for piece in part.run():
+            if piece.table is not None:
+                writer.write_table(piece.table.replace_schema_metadata())
             add_counts(counts, piece.counts)
             error = error or piece.error
             progress(piece.units)
-    return {"counts": counts, "error": error, "rows": rows}
+        footer = {"made_from": made_from, "counts": counts, "error": error}
+        writer.add_key_value_metadata({MADE: json.dumps(footer)})
 
 
 def add_counts(total: Json, more: Mapping[str, Any]) -> Json:
@@ -271,69 +274,63 @@ def add_counts(total: Json, more: Mapping[str, Any]) -> Json:
     return total
 
 
-def sum_counts(records: Iterable[Json]) -> Json:
-    """Add up the counts in the records of parts."""
+def sum_counts(parts: Iterable[Made]) -> Json:
+    """Add up the counts of parts."""
     total: Json = {}
-    for record in records:
-        add_counts(total, record["counts"])
+    for made in parts:
+        add_counts(total, made.counts)
     return total
 
 
-def sha256(path: Path) -> str:
-    """Hash a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def engine_of(name: EngineName, workers: int) -> Engine:
-    """Return an engine by name; raises EngineError if it cannot be used."""
-    if name == "local":
-        return partial(run_in_processes, workers=workers)
-    if workers != 1:
-        raise EngineError("--workers is for this machine; Ray uses all CPUs, so leave it out.")
-    require_extra("ray", "ray", "--engine ray")
-    from pimono_sdpo.runs.ray import run_on_ray
-
-    return run_on_ray
+def _flush(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def run_here(
-    jobs: list[Job], progress: Callable[[int], object], is_stopped: Callable[[], bool] = lambda: False
-) -> Iterator[tuple[Job, Outcome]]:
-    """Run the jobs in this process, one after the other."""
-    for job in jobs:
+    parts: Sequence[Part],
+    folder: Path,
+    progress: Callable[[int], object],
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[Part, str | None]]:
+    """Make the parts in this process, one after the other."""
+    for part in parts:
         if is_stopped():
             return
-        yield job, finish_part(job, progress)
+        yield part, make_part(part, folder, progress)
 
 
 def run_in_processes(
-    jobs: list[Job], progress: Callable[[int], object], workers: int
-) -> Iterator[tuple[Job, Outcome]]:
-    """Run the jobs in worker processes; `progress` is called after each part."""
-    workers = min(workers, len(jobs))
+    parts: Sequence[Part], folder: Path, progress: Callable[[int], object], workers: int
+) -> Iterator[tuple[Part, str | None]]:
+    """Make the parts in worker processes; `progress` is called after each part."""
+    workers = min(workers, len(parts))
     if workers < 2:
-        yield from run_here(jobs, progress)
+        yield from run_here(parts, folder, progress)
         return
     # A fork saves the imports, but copies locks that other threads hold at that moment. A fork server
     # has only imported what the parts need, so that its forks are safe.
     is_alone = active_count() == 1 and 0 < _count_threads() == _AT_IMPORT
     context = get_context("fork" if is_alone else "forkserver")
-    functions = [jobs[0].part.run, *(stage.fn for stage in jobs[0].part.stages)]
+    functions = [parts[0].run, *(stage.fn for stage in parts[0].stages)]
     context.set_forkserver_preload([__name__, *set(map(module_of, functions))])
     pool = ProcessPoolExecutor(workers, context, initializer=_prepare_worker)
     try:
         with _delay_interrupts():
-            futures = {pool.submit(finish_part, job): job for job in jobs}
+            futures = {pool.submit(make_part, part, folder): part for part in parts}
         for future in as_completed(futures):
-            job = futures[future]
+            part = futures[future]
             try:
-                outcome = future.result()
+                failure = future.result()
             except BrokenProcessPool:
-                # The pool is broken for all jobs and does not say which of them was killed.
-                outcome = "a worker was killed, most likely for lack of memory; try fewer --workers"
-            progress(job.part.units)
-            yield job, outcome
+                # The pool is broken for all parts and does not say which of them was killed.
+                failure = "a worker was killed, most likely for lack of memory; try fewer --workers"
+            progress(part.units)
+            yield part, failure
     finally:
         # After a bug or Ctrl-C, no further part begins.
         pool.shutdown(cancel_futures=True)

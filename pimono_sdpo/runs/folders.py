@@ -6,24 +6,23 @@ NAME            the output of the last finished run
 """
 
 import errno
+import fcntl
 import json
 import os
 import re
 import shutil
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from pimono_sdpo.errors import OutputError, PimonoError
 from pimono_sdpo.text import replace_surrogates
 
 LOCK = "lock"
+# The folder of parts in a working folder.
+PARTS = "parts"
 REPORT = "report.json"
-PART = "part.json"
 SUITE = "suite.json"
 # The plots of an earlier version, and that of a duel.
 PICTURES = ("funnel.svg", "scores.svg", "categories.svg", "report.svg")
@@ -33,9 +32,10 @@ PUBLISHED = {
         rf"(README|report)\.md|{SUITE}|{'|'.join(PICTURES)}|traces/[^/]+\.jsonl"
         r"|(data|rejects)/[\w-]+-\d{5}(-of-\d{5})?\.parquet|together/[a-z]+(_meta)?\.jsonl"
     ),
-    PART: re.compile(r"(rows|prints|rejects)/\d{5}\.parquet"),
     SUITE: re.compile(r"repos/.+"),
 }
+# How file systems without locks answer, such as some mounts of remote storage.
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
 # How Rust libraries such as safetensors report errors of the system, and how PyTorch reports a failed write.
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
@@ -43,14 +43,14 @@ _TORCH_ERROR = re.compile(r"inline_container.*unexpected pos|PytorchStreamWriter
 
 
 @contextmanager
-def only_run(out: Path, mark: str = REPORT, stage: str | None = None) -> Iterator[Path]:
-    """Lock and yield the working folder of `out`.
+def only_run(out: Path, mark: str = REPORT, stage: str | None = None, shared: bool = False) -> Iterator[Path]:
+    """Lock and yield the working folder of `out`; runs that are `shared` may work in it at the same time.
 
     Raises OutputError unless `out` is new, empty or the output of a run with the same mark and stage.
     """
     work = require_replaceable(out, mark)
     require_stage(out, stage)
-    with lock(work / LOCK, out):
+    with lock(work / LOCK, out, shared):
         _recover(out)
         try:
             yield work
@@ -70,15 +70,19 @@ def writing(out: Path, advice: str = "use another folder") -> Iterator[None]:
 
 
 @contextmanager
-def lock(file: Path, out: Path) -> Iterator[None]:
+def lock(file: Path, out: Path, shared: bool = False) -> Iterator[None]:
     """Hold a lock file, creating its folder; errors of the disk become an OutputError about `out`."""
-    file_lock = FileLock(file, timeout=0)
     with writing(out):
         file.parent.mkdir(parents=True, exist_ok=True)
+        opened = file.open("a")
         try:
-            file_lock.acquire()
-        except Timeout as error:
+            fcntl.flock(opened, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            opened.close()
             raise OutputError(f"Another run is writing `{out}`; wait for it, or use another folder.") from error
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
     try:
         yield
     except Exception as error:
@@ -88,7 +92,7 @@ def lock(file: Path, out: Path) -> Iterator[None]:
             f"`{out}` could not be written: {reason}. Run the same command again to resume; finished work is kept."
         ) from error
     finally:
-        file_lock.release()
+        opened.close()
 
 
 def require_replaceable(out: Path, mark: str = REPORT) -> Path:
@@ -151,10 +155,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def explain_disk_error(error: Exception) -> str | None:
     """Return why the disk cannot be written and what to do; None for any other error."""
-    if isinstance(error, sqlite3.Error):
-        # SQLite reports a full disk as either.
-        is_full = getattr(error, "sqlite_errorname", "").startswith(("SQLITE_FULL", "SQLITE_IOERR"))
-        return f"{error}; make room" if is_full else None
     if isinstance(error, OSError):
         number = error.errno
     elif match := _OS_ERROR.search(str(error)):

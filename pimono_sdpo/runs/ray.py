@@ -1,57 +1,65 @@
-"""Run parts as Ray tasks on all nodes of a cluster; imported only for `--engine ray`.
+"""Make parts as Ray tasks on all nodes of a cluster; imported only for `--engine ray`.
 
-Source and output must be in folders that all nodes share: each task writes its own shard, and this
-process only collects the records. If a node dies, its tasks are repeated on another one.
+Source and output must be in folders that all nodes share: each task writes its own file, and this process then reads
+it. If a node dies, its tasks are repeated on another one.
 """
 
 import os
-import pickle
 import socket
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from logging import ERROR
-from typing import Any
-from uuid import uuid4
+from pathlib import Path
 
 import ray
 from ray import exceptions
 
 from pimono_sdpo.errors import EngineError
-from pimono_sdpo.runs.engine import Job, Outcome, code_of, finish_part
+from pimono_sdpo.runs.engine import Part, make_part, read_made
 
 MAX_RETRIES = 5
-TOKEN = "driver"
-LOST = (
-    exceptions.LocalRayletDiedError,
-    exceptions.NodeDiedError,
-    exceptions.OutOfMemoryError,
-    exceptions.TaskUnschedulableError,
-    exceptions.WorkerCrashedError,
-)
 
 
-def run_on_ray(jobs: list[Job], progress: Callable[[int], object]) -> Iterator[tuple[Job, Outcome]]:
-    """Run jobs on the cluster of RAY_ADDRESS, on one that runs on this machine, or on a new local one."""
+def run_on_ray(
+    parts: Sequence[Part], folder: Path, progress: Callable[[int], object]
+) -> Iterator[tuple[Part, str | None]]:
+    """Make parts on the cluster of RAY_ADDRESS, on one that runs on this machine, or on a new local one."""
     starts_ray = not ray.is_initialized()
     if starts_ray:
         _connect()
     try:
-        token = uuid4().hex
-        (jobs[0].folder / TOKEN).write_text(token)
-        task = ray.remote(max_retries=MAX_RETRIES)(build_task())
-        pending = {task.remote(pickle.dumps(job), token): job for job in jobs}
+        if len(ray.nodes()) == 1:  # type: ignore[no-untyped-call]
+            sys.stderr.write("Ray has this machine alone; here it is slower than --workers.\n")
+        task = ray.remote(max_retries=MAX_RETRIES)(make_part)
+        pending = {task.remote(part, folder): part for part in parts}
         while pending:
             (ready, *_), _ = ray.wait(list(pending), num_returns=1)
-            job = pending.pop(ready)
+            part = pending.pop(ready)
             try:
-                outcome: Outcome = ray.get(ready)
-            except LOST as error:
+                failure = ray.get(ready) or check_part(part, folder)
+            except exceptions.RaySystemError as error:
+                problem = str(error).splitlines()[-1]
+                failure = f"a node cannot read its task ({problem}); install this version of the package on all nodes"
+            except exceptions.RayTaskError:
+                raise
+            except exceptions.RayError as error:
                 times = MAX_RETRIES + 1
-                outcome = f"`{job.part.name}` was lost {times} times with its node ({type(error).__name__})"
-            progress(job.part.units)
-            yield job, outcome
+                failure = f"`{part.title}` was lost {times} times with its node ({type(error).__name__})"
+            progress(part.units)
+            yield part, failure
     finally:
         if starts_ray:
             ray.shutdown()
+
+
+def check_part(part: Part, folder: Path) -> str | None:
+    """Return why the file of a part is not here, or not one of this version."""
+    made = read_made(part.path(folder))
+    if made is None:
+        return f"`{part.title}` was made on a node that does not see `{folder}`; give folders that all nodes share"
+    if made.made_from["code"] != part.code:
+        return f"`{part.title}` was made by another version of this package; install the same on all nodes"
+    return None
 
 
 def _connect() -> None:
@@ -69,31 +77,3 @@ def _connect() -> None:
             f"No Ray cluster answers at `{address}`; start it with `ray start`, or unset "
             "RAY_ADDRESS to run on this machine."
         ) from error
-
-
-def build_task() -> Callable[[bytes, str], Any]:
-    """Return a function that is pickled by value, so that it can report a missing package.
-
-    Its signature must not name a type of this package.
-    """
-
-    def finish(job: bytes, token: str) -> Any:
-        try:
-            from pimono_sdpo.runs.ray import finish_on_node
-
-            unpacked = pickle.loads(job)
-        except (ImportError, AttributeError) as error:
-            return f"node `{socket.gethostname()}` does not have this version of the package ({error})"
-        return finish_on_node(unpacked, token)
-
-    return finish
-
-
-def finish_on_node(job: Job, token: str) -> Outcome:
-    """Run a part if this node has the folder of the run and the code of its driver."""
-    host, token_file = socket.gethostname(), job.folder / TOKEN
-    if not token_file.is_file() or token_file.read_text() != token:
-        return f"node `{host}` does not see `{job.folder}`; give folders that all nodes share"
-    if job.made_from["code"] != code_of(job.part.run, job.part.stages):
-        return f"node `{host}` has another version of this package; install the same everywhere"
-    return finish_part(job)

@@ -1,30 +1,22 @@
 """Build the parts that run stages over recorded sessions, one part for each shard."""
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset, Features
+from datasets import Dataset, Features, Value
 from datasets.table import InMemoryTable
 
-from pimono_sdpo.runs.engine import Output, Part, Piece
-from pimono_sdpo.schema import PRINT, REJECT, SDPO_ROW, SESSION
+from pimono_sdpo.runs.duplicates import PRINTS, add_prints
+from pimono_sdpo.runs.engine import Part, Piece
+from pimono_sdpo.schema import REJECT, SDPO_ROW, SESSION
 from pimono_sdpo.stage import CRASHED, DETAIL, KEPT, REASON, STAGE, FlatMap, Fused, Stage, name_of
 from pimono_sdpo.traces.parse import NOT_READ
 from pimono_sdpo.traces.sources import Shard, Unreadable, read_sessions
 
-ROWS, PRINTS, REJECTS = "rows", "prints", "rejects"
-OUTPUTS = {
-    ROWS: Output("rows/{:05}.parquet", SDPO_ROW.arrow_schema),
-    PRINTS: Output("prints/{:05}.parquet", PRINT.arrow_schema),
-    REJECTS: Output("rejects/{:05}.parquet", REJECT.arrow_schema),
-}
 # The keys under which the counts of a part list the files that cannot be read, and the rejects to name in a report.
 UNREADABLE, LEFT_OUT = "unreadable", "left_out"
 NAMED = 3
@@ -32,78 +24,73 @@ REJECTED = Features({**REJECT, "harness": SDPO_ROW["harness"], "score": SDPO_ROW
 # A session can become hundreds of rows that each hold most of it.
 SLICE_BYTES = 256_000
 Json = dict[str, Any]
+Table = tuple[Features, Features]
 
 
-def files_of(folder: Path, index: int) -> dict[str, Path]:
-    """Return the files of a shard by kind, in the folder of a run or a part."""
-    return {kind: folder / output.path.format(index) for kind, output in OUTPUTS.items()}
+def both(rows: Features, rejects: Features) -> Features:
+    """Return the columns of a part with rows and rejects."""
+    return Features({**rows, **rejects, KEPT: Value("bool")})
+
+
+FILTERED = Features({**both(SDPO_ROW, REJECT), "evidence": Value("int64"), **PRINTS})
 
 
 def session_parts(
-    shards: Mapping[int, Shard], stages: Sequence[Stage], options: Json, table: tuple[Features, Features] | None = None
+    shards: Sequence[Shard], stages: Sequence[Stage], options: Json, table: Table | None = None
 ) -> list[Part]:
-    """Return a part for each shard; shards are by number in the source.
-
-    A part yields the rows, prints and rejects of the filter, or rows and rejects with the columns in `table`.
-    """
+    """Return a part for each shard: of the filter, or with the columns of rows and rejects in `table`."""
     parts = []
-    for number, shard in shards.items():
+    for number, shard in enumerate(shards):
         # A node of a cluster works in another folder than this process.
         files = tuple(file.absolute() for file in shard.files)
         absolute = replace(shard, files=files, root=shard.root.absolute())
-        run = partial(filter_shard, absolute, tuple(stages))
+        columns, run = FILTERED, partial(filter_shard, absolute, tuple(stages))
         if table is not None:
-            run = partial(_cut_shard, absolute, tuple(stages), *table)
-        # Times are comparable only on one machine, so they are not part of `describe`.
-        source = {"shard": describe(shard), "times": [path.stat().st_mtime_ns for _, path in _files(shard)]}
-        parts.append(Part(number, shard.path, shard.sessions, source, options, run, tuple(stages)))
+            columns, run = both(*table), partial(_cut_shard, absolute, tuple(stages), table)
+        names = [file.relative_to(shard.root).as_posix() for file in shard.files if shard.kind == "jsonl"]
+        given = {name: getattr(shard, name) for name in ("path", "layout", "sessions", "bytes", "revision")}
+        source = {**given, "names": names}
+        parts.append(
+            Part(
+                name=f"{number:05}",
+                title=shard.path,
+                units=shard.sessions,
+                input=source,
+                options=options,
+                run=run,
+                schema=columns.arrow_schema,
+                files=files,
+                stages=tuple(stages),
+            )
+        )
     return parts
 
 
-def describe(shard: Shard) -> Json:
-    """Describe a shard identically on every machine: no times, no paths outside of the source."""
-    sizes = [[name, path.stat().st_size] for name, path in _files(shard)]
-    names = ("path", "layout", "sessions", "bytes", "revision")
-    files = hashlib.sha256(json.dumps(sizes).encode()).hexdigest()
-    return {**{name: getattr(shard, name) for name in names}, "files": files}
-
-
-def _files(shard: Shard) -> Iterator[tuple[str, Path]]:
-    """Yield each file of a shard with its name relative to the source; none for the Hub."""
-    for path in shard.files:
-        yield path.relative_to(shard.root).as_posix() if shard.kind == "jsonl" else path.name, path
-
-
 def filter_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Piece]:
-    """Yield the rows of a shard table by table, their PRINT columns in the same order, and the rejects."""
+    """Yield the rows of a shard table by table, with what duplicates are found by, followed by the rejects."""
     order = pa.array([name_of(stage) for stage in stages])
     fused = Fused(tuple(stages), SESSION, REJECTED)
     unreadable: Unreadable = {}
     for table in read_sessions(shard, unreadable):
         done = run_on_table(table, fused)
-        kept, rejected = done.filter(done[KEPT]), done.filter(pc.invert(done[KEPT]))
-        rejected = rejected.take(pc.sort_indices(pc.index_in(rejected[STAGE], order)))
+        counts = count_rows(done, table.num_rows, stages)
+        # The stage of a kept row is null, hence its rank: rejects are sorted by their stage.
+        done = done.take(pc.sort_indices(pc.fill_null(pc.index_in(done[STAGE], order), -1)))
         details = [
             row[DETAIL] or (row["harness"] if row["score"] is None else f"{row['harness']}, score {row['score']:g}")
-            for row in rejected.select([DETAIL, "harness", "score"]).to_pylist()
+            for row in done.select([DETAIL, "harness", "score"]).to_pylist()
         ]
-        detail = rejected.schema.get_field_index(DETAIL)
-        rejected = rejected.set_column(detail, DETAIL, pa.array(details, pa.string()))
-        tables = {
-            ROWS: kept.select(list(SDPO_ROW)),
-            PRINTS: kept.select(list(PRINT)),
-            REJECTS: rejected.select(list(REJECT)),
-        }
-        counts = count_rows(done, table.num_rows, stages)
-        yield make_piece(tables, table.num_rows, counts, name="source")
+        done = done.set_column(done.schema.get_field_index(DETAIL), DETAIL, pa.array(details, pa.string()))
+        done, counts["prints"] = add_prints(done)
+        yield make_piece(done.select(list(FILTERED)), table.num_rows, counts, name="source")
     yield _count_unreadable(unreadable)
 
 
-def _cut_shard(shard: Shard, stages: Sequence[Stage], rows: Features, rejects: Features) -> Iterator[Piece]:
+def _cut_shard(shard: Shard, stages: Sequence[Stage], table: Table) -> Iterator[Piece]:
     unreadable: Unreadable = {}
-    for table in read_sessions(shard, unreadable):
-        for part in slice_table(table):
-            yield rows_and_rejects(part, stages, rows, rejects, "runs")
+    for sessions in read_sessions(shard, unreadable):
+        for part in slice_table(sessions):
+            yield rows_and_rejects(part, stages, *table, "runs")
     yield _count_unreadable(unreadable)
 
 
@@ -128,23 +115,22 @@ def slice_table(table: pa.Table) -> Iterator[pa.Table]:
 def rows_and_rejects(table: pa.Table, stages: Sequence[Stage], rows: Features, rejects: Features, noun: str) -> Piece:
     """Run stages over a table; `counts` has the number of its rows as `noun`, and the drop reasons."""
     done = run_on_table(table, Fused(tuple(stages), Features.from_arrow_schema(table.schema), rejects))
-    rejected = done.filter(pc.invert(done[KEPT])).select(list(rejects))
-    reasons = {one["values"]: one["counts"] for one in rejected[REASON].value_counts().to_pylist()}
-    tables = {ROWS: done.filter(done[KEPT]).select(list(rows)), REJECTS: rejected}
-    return make_piece(tables, table.num_rows, {noun: table.num_rows, "dropped": reasons}, name="task_id")
+    reasons = done.filter(pc.invert(done[KEPT]))[REASON].value_counts().to_pylist()
+    counts = {noun: table.num_rows, "dropped": {one["values"]: one["counts"] for one in reasons}}
+    return make_piece(done.select(list(both(rows, rejects))), table.num_rows, counts, name="task_id")
 
 
-def make_piece(tables: dict[str, pa.Table], units: int, counts: Json, name: str) -> Piece:
+def make_piece(table: pa.Table, units: int, counts: Json, name: str) -> Piece:
     """Return a piece that also counts crashes by place, and has the first names of sessions that are not read."""
     left_out: dict[str, dict[str, int]] = {}
-    rejects = tables[REJECTS]
+    rejects = table.filter(pc.invert(table[KEPT]))
     for reason in (CRASHED, *NOT_READ):
         if (here := rejects.filter(pc.equal(rejects[REASON], reason))).num_rows:
             named = here[DETAIL] if reason == CRASHED else here[name].slice(0, NAMED)
             left_out[reason] = {one["values"]: one["counts"] for one in named.value_counts().to_pylist()}
     # The next run tries these sessions again.
     error = "a session crashed" if CRASHED in left_out else None
-    return Piece(tables, units, counts | ({LEFT_OUT: left_out} if left_out else {}), error)
+    return Piece(table, units, counts | ({LEFT_OUT: left_out} if left_out else {}), error)
 
 
 def run_on_table(table: pa.Table, fused: Fused) -> pa.Table:

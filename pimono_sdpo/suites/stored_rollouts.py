@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from datasets import Features
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.runs.parquet import link_or_copy, read_rows
+from pimono_sdpo.runs.parquet import read_rows
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.suites.suite import NAME, TaskRow, load_suite
 from pimono_sdpo.traces.harness.simple import ROLLOUT_COLUMNS, encode_session
@@ -77,26 +77,36 @@ def open_rollouts(source: str | Path) -> Rollouts | None:
 
 
 def read_rows_at(positions: Sequence[tuple[Path, int]]) -> list[Json]:
-    """Return the rows at these positions, pairs of shard and row number; the last two shards stay in memory."""
-    tables = (_read_shard(file).slice(number, 1) for file, number in positions)
+    """Return the rows at these positions, pairs of file and row number; the last two row groups stay in memory."""
+    tables = (_read_row(file, number) for file, number in positions)
     return [row for table in tables for row in iterate_rows(table, Features.from_arrow_schema(table.schema))]
 
 
-_read_shard = lru_cache(maxsize=2)(pq.read_table)
+def _read_row(file: Path, number: int) -> pa.Table:
+    for group, rows in enumerate(_count_rows(file)):
+        if number < rows:
+            return _read_group(file, group).slice(number, 1)
+        number -= rows
+    raise IndexError(f"{file} has fewer rows")
 
 
-def describe_file(file: Path) -> Json:
-    """Return name, size and modification time of a file, to detect changes."""
-    stat = file.stat()
-    return {"name": file.name, "bytes": stat.st_size, "time": stat.st_mtime_ns}
+@lru_cache(maxsize=2)
+def _count_rows(file: Path) -> list[int]:
+    metadata = pq.read_metadata(file)
+    return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
 
 
-def write_shards(files: Sequence[Path], finished: Path, split: str = "train", sessions: bool = False) -> None:
-    """Link the files of rollouts below `data`; with `sessions`, also write each run as a session below `sessions`."""
+@lru_cache(maxsize=2)
+def _read_group(file: Path, group: int) -> pa.Table:
+    with pq.ParquetFile(file) as parquet:
+        return parquet.read_row_group(group)
+
+
+def write_sessions(files: Sequence[Path], finished: Path) -> None:
+    """Write each run of the parts in these files as a session below `sessions`."""
     for number, file in enumerate(files):
-        link_or_copy(file, finished / "data" / f"{split}-{number:05}-of-{len(files):05}.parquet")
-        if sessions:
-            folder = finished / "sessions" / f"{number:05}"
-            folder.mkdir(parents=True)
-            for row in read_rows([file], ROLLOUT_COLUMNS):
+        folder = finished / "sessions" / f"{number:05}"
+        folder.mkdir(parents=True)
+        for row in read_rows([file], ROLLOUT_COLUMNS):
+            if row["run_id"] is not None:  # no reject
                 (folder / f"{row['run_id']}.jsonl").write_bytes(encode_session(row))

@@ -12,8 +12,8 @@ from trl.experimental.sdpo import SDPOConfig
 
 from cards.lint import check_licence
 from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.filter_options import SplitBy, Unit
 from pimono_sdpo.removed import refuse_removed
-from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.training.guards import LOSS, GuardOptions
 from pimono_sdpo.training.options import argument, check_numbers, checked_recipe, find_recipe, refuse_unknown
 from pimono_sdpo.training.rewards import Mode
