@@ -171,7 +171,7 @@ def is_stated_value(value: str, plainly: bool) -> bool:
     value = value.rstrip(".,;:!?)")
     if len(value) < 6 or _REFERENCE.fullmatch(value) or is_made_up(value):
         return False
-    if _TECHNICAL.fullmatch(value) or _TYPE.fullmatch(value):
+    if _TECHNICAL.fullmatch(value) or _TYPE.fullmatch(value) or re.fullmatch(r"[A-Z\d]+(?:_[A-Z\d]+)+", value):
         return False
     if re.search(r"[=(){}<>|]", value.rstrip("=")[:-1]):
         return False
@@ -305,6 +305,12 @@ def is_key_body(match: re.Match[str]) -> bool:
     return "-----BEGIN" not in match.string[max(match.start() - 100, 0) : match.start()]
 
 
+def is_drawn_bytes(match: re.Match[str]) -> bool:
+    """Rule out arrays of other numbers: 64 random bytes have about 57 different values."""
+    numbers = [int(one) for one in re.findall(r"\d+", match[0])]
+    return max(numbers) in range(128, 256) and len(set(numbers)) > 40
+
+
 def is_login(match: re.Match[str]) -> bool:
     """Rule out the users and passwords that documentation and local databases have."""
     user, colon, password = _value_of(match).partition(":")
@@ -361,7 +367,9 @@ def _differs(one: str, after: str) -> bool:
 
 def is_person(match: re.Match[str]) -> bool:
     """Rule out addresses of nobody, placeholders of forms, and files such as `a@2x.png`."""
-    if match.string[: match.start()].endswith(('placeholder="', "placeholder='", 'placeholder=\\"')):
+    before = match.string[max(match.start() - 14, 0) : match.start()]
+    # `\n@app.on` is a decorator in a string.
+    if re.search(r"placeholder=\\?[\"']$", before) or (before.endswith("\\") and match[0][1] == "@"):
         return False
     return _NOBODY.search(match[0].lower().lstrip("-")) is None
 
