@@ -557,6 +557,8 @@ HARMLESS = [
     "if not token:\n    self._assert_v1_enabled()\n",
     "hr@corp.dev, admin2@corp.dev, infra+release@corp.dev, gem-users@gem.org, x@lists.corp.dev, cursoragent@cursor.com",
     'import x\\n@socketio.on(\'connect\')\\ndef f(): the token is `4GEEKS_TOKEN`; "CAPTCHA_KEY": "6LeTY_cpAAAAADrwq8qLo6akiY3X"',
+    'token: `crypto.randomBytes(32).toString("hex")`; doc_token = "ABC123def"; API_KEY=sk-ant-xxxxx; "to": "+15551234567"',
+    "RUN_WRAPPER=riscv-qemu-wrapper-v1024_d1024_b512\ntest_sh_20260319114324\ntest_sh_20260320145418\n",
     f"dense<[{', '.join(str(38 + n % 9) for n in range(64))}]>",
     "-----BEGIN CERTIFICATE-----\n" + "\n".join(draw(B64, 64) for _ in range(6)) + "\n-----END CERTIFICATE-----",
     "password: UserPasswordAuthenticationToken; token: XMLHttpRequestBodyInit; secret: getSecretValueFromEnvironment",
