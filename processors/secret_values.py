@@ -30,11 +30,13 @@ _CHECKSUM, _KEY_LIKE, _ID, _OTHER_NAME = (re.compile(_NAMES[name]) for name in (
 _CONSTANT = re.compile(r"[A-Z]+(?:_[A-Z\d]+)+|[A-Z]{2,}(?:[A-Z][a-z]+)+")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _LOWER_WORDS = re.compile(r"[a-z\d]{1,13}(?:[-_ ][a-z\d]{1,13})*")
-_DUMMY = re.compile(r"x{8}|\*{8}|a{10}|1234567890|abcdefghij|do[-_ ]?not[-_ ]?use|example(?:key)?$")
+_DUMMY = re.compile(
+    r"x{8}|x{4}$|abc123(?:def|xyz)|\*{8}|a{10}|1234567890|abcdefghij|do[-_ ]?not[-_ ]?use|example(?:key)?$"
+)
 # As addresses of chains are spelled.
 _BASE58 = re.compile("[1-9A-HJ-NP-Za-km-z]{32,44}")
 _BLANK = re.compile(r"[xX*.\-_#0•]+")
-_JOINED_WORD = re.compile(r"[A-Z]?[a-z]+(?:[A-Z][a-z]+)*\d{0,3}|[A-Z]+\d{0,3}|v?\d{1,4}")
+_JOINED_WORD = re.compile(r"[A-Z]?[a-z]+(?:[A-Z][a-z]+)*\d{0,3}|[A-Z]+\d{0,3}|[a-z]?\d{1,4}")
 _PASSWORD_NAME = re.compile(r"(?i)pass|pwd|secret|senha|contrase|parol|kennwort|woord|heslo|sandi|[^\x00-\x7f]")
 # As people make one up, `Mango-Tree-19`; versions and names of things are mostly written small.
 _WORDED_PASSWORD = re.compile(r"(?:[A-Z][a-z]+[-_]){2,}\d{2,4}")
@@ -50,7 +52,7 @@ _UNSPOKEN = re.compile(
 )
 _BEGINNING = re.compile(r"(?:[A-Z]{2,6}|[a-z][a-z0-9]{1,11})[-_](?:[a-z][a-z0-9]{0,11}[-_])*")
 # What is hardly drawn; random letters are rarely divided so.
-_WORD = re.compile(r"(?=.{2,15}\Z)(?:[A-Z]?[a-z]{2,}(?:[A-Z][a-z]+)*|[A-Z]{2,})?\d{0,4}")
+_WORD = re.compile(r"(?=.{2,15}\Z)(?:[A-Z]?[a-z]{2,}(?:[A-Z][a-z]+)*|[A-Z]{2,})?\d{0,4}|20\d{6}(?:\d{6})?")
 # A word of an identifier, as in `rtl8822b_set_FwMacIdConfig_cmd`.
 _NAME_PART = re.compile(r"[a-z]{2,}\d{0,4}[a-z]?|(?:[A-Z][a-z]+)+|[A-Z]+\d{0,3}")
 
@@ -171,7 +173,7 @@ def is_stated_value(value: str, plainly: bool) -> bool:
     value = value.rstrip(".,;:!?)")
     if len(value) < 6 or _REFERENCE.fullmatch(value) or is_made_up(value):
         return False
-    if _TECHNICAL.fullmatch(value) or _TYPE.fullmatch(value):
+    if _TECHNICAL.fullmatch(value) or _TYPE.fullmatch(value) or re.fullmatch(r"[A-Z\d]+(?:_[A-Z\d]+)+", value):
         return False
     if re.search(r"[=(){}<>|]", value.rstrip("=")[:-1]):
         return False
@@ -242,7 +244,9 @@ def is_random_and_assigned(match: re.Match[str]) -> bool:
     if value.count("_") > 2 and all(map(_NAME_PART.fullmatch, value.split("_"))):
         return False
     is_address = _BASE58.fullmatch(value) is not None and not _KEY_LIKE.search(name)
-    return count_bits(value) >= MIN_BITS and not (is_address or is_made_up(value) or _REFERENCE.fullmatch(value))
+    if is_address or is_made_up(value) or is_joined_words(value) or _REFERENCE.fullmatch(value):
+        return False
+    return count_bits(value) >= MIN_BITS
 
 
 def is_named(match: re.Match[str]) -> bool:
@@ -305,6 +309,12 @@ def is_key_body(match: re.Match[str]) -> bool:
     return "-----BEGIN" not in match.string[max(match.start() - 100, 0) : match.start()]
 
 
+def is_drawn_bytes(match: re.Match[str]) -> bool:
+    """Rule out arrays of other numbers: 64 random bytes have about 57 different values."""
+    numbers = [int(one) for one in re.findall(r"\d+", match[0])]
+    return max(numbers) in range(128, 256) and len(set(numbers)) > 40
+
+
 def is_login(match: re.Match[str]) -> bool:
     """Rule out the users and passwords that documentation and local databases have."""
     user, colon, password = _value_of(match).partition(":")
@@ -361,7 +371,9 @@ def _differs(one: str, after: str) -> bool:
 
 def is_person(match: re.Match[str]) -> bool:
     """Rule out addresses of nobody, placeholders of forms, and files such as `a@2x.png`."""
-    if match.string[: match.start()].endswith(('placeholder="', "placeholder='", 'placeholder=\\"')):
+    before = match.string[max(match.start() - 14, 0) : match.start()]
+    # `\n@app.on` is a decorator in a string.
+    if re.search(r"placeholder=\\?[\"']$", before) or (before.endswith("\\") and match[0][1] == "@"):
         return False
     return _NOBODY.search(match[0].lower().lstrip("-")) is None
 
