@@ -51,6 +51,7 @@ def run(options: Options) -> None:
     if options.merge:
         if fixed := changed(options, "row") + options.choices():
             raise OutputError(f"The parts decide {', '.join(fixed)}; leave it out with --merge.")
+        options.set_strict()
         report = merge_parts([Path(part) for part in options.source], options.out, options)
     else:
         report = run_filter(
