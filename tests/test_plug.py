@@ -159,7 +159,7 @@ def test_a_plugged_harness_and_category_reach_the_row(tmp_path: Path) -> None:
     assert row["harness"] == "toy"
     assert row["categories"] == ["test_or_assertion", "toy_trouble"]
     assert row["score_terms"][-1] == {"term": "toy_trouble", "value": 0.25}
-    [tool] = [json.loads(one) for one in row["tools"]]
+    [tool] = json.loads(row["tools"])
     assert tool["function"]["name"] == "play"
     spec = {"tools": [tool], **json.loads(row["verifier_spec"])}
     assert spec["harness"] == "toy"

@@ -15,6 +15,7 @@ from pimono_sdpo.cli.rescore import Options, score_completions
 from pimono_sdpo.errors import EmptySelection, OutputError, OwnCodeError, SourceError
 from rewards import rescore
 from rewards.verifiers.rubric import NotAVerifier, Rubric
+from rewards.verifiers.tool_calls import definitions
 from tests.shards import cli
 
 GOOD = '<tool_call>\n{"name": "read", "arguments": {"path": "a.ts"}}\n</tool_call><|im_end|>'
@@ -131,6 +132,18 @@ def test_the_command_prints_the_result(source: Path, tmp_path: Path) -> None:
     ]
     assert "4 rows, 3 judged, 1 passed" in done.stdout
     assert done.stderr == "", "no bar without a terminal"
+
+
+def test_the_tools_of_a_row_are_added_to_its_spec(tmp_path: Path) -> None:
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    rows = [
+        {"completion": call, "verifier_spec": '{"harness": "codex"}', "tools": definitions(name)}
+        for name in ("codex", "repo_agent")
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    rubric = rescore.build_rubric(["tool_calls"], [])
+    report = rescore.rescore_dataset(str(tmp_path / "rows.jsonl"), tmp_path / "out", rubric)
+    assert (report["judged"], report["passed"]) == (2, 1)
 
 
 def test_calls_of_a_model_need_the_extra(tmp_path: Path) -> None:
