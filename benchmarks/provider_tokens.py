@@ -45,7 +45,7 @@ LEAST_BEGINNING, LEAST_REST, LEAST_TOKEN = 3, 8, 18
 ENOUGH, ENOUGH_BEHIND_NAME = 64, 20
 _NAME = re.compile(r".*[A-Za-z]{3}.*[_-]")
 # Rules of other secrets than tokens: addresses, hashes, JWTs, keys in files; and what begins a path.
-_NO_TOKEN = re.compile(r"\w+:/|0x|eyJ(?!rIjoi)|-----|Endpoint=|hooks|ey$|00$|pat$")
+_NO_TOKEN = re.compile(r"\w+:/|0x|eyJ(?!rIjoi|taXJv)|-----|Endpoint=|hooks|ey$|00$|pat$")
 
 
 def read_rules() -> Iterator[tuple[str, Any]]:

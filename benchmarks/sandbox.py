@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from rewards.sandbox import Ran, Sandbox, Server, available, landlock
+from rewards.sandbox import Ran, Server, find_problem, landlock, run
 from tests.sandbox.attacks import LIMITED, REFUSED
 from tests.sandbox.world import attack, find_breaches, make_world
 
@@ -30,16 +30,16 @@ INPUT = b"[3, 1, 2]"
 COLD = [sys.executable, "-I", "-S", "main.py"]
 
 
-def table(ways: dict[str, str | Server]) -> None:
+def table(ways: dict[str, Server | None]) -> None:
     """One line per snippet: ok, or how it broke out."""
     print("| attack |", " | ".join(ways), "|")
     print("|---|", "---|" * len(ways), sep="")
     held = dict.fromkeys(ways, 0)
     for name in [*LIMITED, *REFUSED]:
         cells = []
-        for way, backend in ways.items():
+        for way, server in ways.items():
             with make_world() as world:
-                wrong = find_breaches(name, world, attack(name, world, backend))
+                wrong = find_breaches(name, world, attack(name, world, server))
             held[way] += not wrong
             cells.append("; ".join(wrong) or "ok")
         print(f"| {name} |", " | ".join(cells), "|", flush=True)
@@ -70,21 +70,18 @@ def main() -> None:
     parser.add_argument("--only-speed", action="store_true")
     runs, only_speed = vars(parser.parse_args()).values()
     print(f"kernel {os.uname().release}, {platform.machine()}, Landlock {landlock.abi()}")
-    for name, why in available().items():
-        print(f"{name}: {why or 'holds'}")
-    names = [name for name, why in available().items() if not why]
+    if why := find_problem():
+        sys.exit(why)
     with Server(imports=["json"]) as server:
         print("\n| way | at once | runs/s | median ms |\n|---|---|---|---|")
         for workers in (1, 2):
-            for name in names:
-                cold = functools.partial(Sandbox(name).run, COLD, files=FILES, stdin=INPUT)
-                speed(f"cold, {name}", cold, runs, workers)
+            speed("cold", functools.partial(run, COLD, files=FILES, stdin=INPUT), runs, workers)
             warm = functools.partial(server.run, ["main.py"], files=FILES, stdin=INPUT)
-            speed("warm, landlock", warm, runs * 4, workers)
+            speed("warm", warm, runs * 4, workers)
         if only_speed:
             return
         print()
-        table({**{name: name for name in names}, "warm": server})
+        table({"cold": None, "warm": server})
 
 
 if __name__ == "__main__":

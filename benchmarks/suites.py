@@ -1,9 +1,8 @@
-"""Public bug-fix suites through the test verifier: fixed programs must pass, buggy ones must fail.
+"""A public bug-fix suite through the test verifier: fixed programs must pass, buggy ones must fail.
 
-    python -m benchmarks.suites [--quixbugs FOLDER] [--humanevalfix FILE] [--forms]
+    python -m benchmarks.suites --quixbugs FOLDER [--forms]
 
-FOLDER is a checkout of jkoppel/QuixBugs; FILE is bigcode-project/octopack's
-evaluation/create/humaneval-x/data/python/data/humanevalpack.jsonl. Tests for pytest are recorded
+FOLDER is a checkout of jkoppel/QuixBugs. Tests for pytest are recorded
 first; what cannot be recorded is printed with its reason. With --forms the fixed program
 is also given as a diff, as calls that write and edit, and as bare code. Every false verdict is
 printed with its reason; the exit code is 1 when there is any.
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from pimono_sdpo.suites.build import Task, read_functions, read_quixbugs, record_tests
+from pimono_sdpo.suites.build import Task, read_quixbugs, record_tests
 from rewards.sandbox import Server
 from rewards.verifiers import tests
 from rewards.verifiers.outcomes import Python
@@ -105,23 +104,17 @@ def measure(suite: str, tasks: Iterable[Task], judge: Judge, python: Python, for
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quixbugs", type=Path)
-    parser.add_argument("--humanevalfix", type=Path)
+    parser.add_argument("--quixbugs", type=Path, required=True)
     parser.add_argument("--forms", action="store_true", help="fixed programs in every form")
     given = parser.parse_args()
-    suites: dict[str, Iterable[Task]] = {}
-    if given.quixbugs:
-        suites["QuixBugs"] = read_quixbugs(given.quixbugs)
-    if given.humanevalfix:
-        suites["HumanEvalFix"] = read_functions(given.humanevalfix)
     with ExitStack() as stack:
         python = tests.in_server(stack.enter_context(Server(imports=tests.IMPORTS)))
         judge: Judge = functools.partial(tests.verify, python=python)
         print("| suite | fixed pass | buggy fail | hung | median s | mean s |")
         print("|---|---|---|---|---|---|")
         forms = list(FORMS) if given.forms else ["block"]
-        right = [measure(name, tasks, judge, python, forms) for name, tasks in suites.items()]
-    sys.exit(0 if all(right) else 1)
+        right = measure("QuixBugs", read_quixbugs(given.quixbugs), judge, python, forms)
+    sys.exit(0 if right else 1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Merge the card of a pushed folder into the card of its repository on the Hub.
 
 Each stage has its section between marks, `<!-- pimono-sdpo:steps -->` and `<!-- /pimono-sdpo:steps -->`. A push
-replaces its own section, and what it wrote into the metadata unless somebody changed it there; all else stays.
+replaces its own section and the keys of the metadata that it writes; all else stays as the owner has written it.
 """
 
 import re
@@ -11,6 +11,9 @@ import yaml
 
 # The section of rows of the filter and of a duel, which are the default config, and those with configs of their own.
 SECTIONS = ("rows", "steps", "pairs")
+# Keys, and tags with these beginnings, that a push removes if it has no value for them.
+OURS = ("base_model", "base_model_relation", "datasets", "model-index", "source_datasets")
+OUR_TAGS = ("base_model:", "trackio:")
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 _SECTION = re.compile(r"<!-- pimono-sdpo:(\w+) -->\n(.*?)\n<!-- /pimono-sdpo:\1 -->", re.DOTALL)
 Json = dict[str, Any]
@@ -37,32 +40,35 @@ def merge_cards(section: str, new_card: str, old_card: str, pushed_card: str) ->
     `old_card` is on the Hub now, `pushed_card` is what the last push wrote; either is "" if there is none.
     """
     (new, text), (old, body), (pushed, pushed_body) = map(split_card, (new_card, old_card, pushed_card))
-    marked = f"<!-- pimono-sdpo:{section} -->\n{text.strip()}\n<!-- /pimono-sdpo:{section} -->"
+    metadata = _merge_metadata(section, new, old)
+    single = old.keys() - {"configs", "tags"} if pushed else ()
+    changed = sorted(name for name in single if old[name] not in (pushed.get(name), metadata.get(name)))
+    # A session may quote the marks.
+    text = re.sub("<!--(?= /?pimono-sdpo:)", "<! --", text).strip()
+    marked = f"<!-- pimono-sdpo:{section} -->\n{text}\n<!-- /pimono-sdpo:{section} -->"
     present, earlier = (dict(_SECTION.findall(one)) for one in (body, pushed_body))
     # Earlier versions did not mark rows and adapters.
     unmarked = "" if section in SECTIONS[1:] else _SECTION.sub("", pushed_body).strip()
-    before, note = earlier.get(section, unmarked), ""
+    before, notes = earlier.get(section, unmarked), []
     if section in present:
         body = _SECTION.sub(lambda match: marked if match[1] == section else match[0], body)
-        if present[section] != earlier.get(section, present[section]):
-            note = "what was changed between the marks on the card is replaced; write outside of them"
+        changed += ["the text between the marks"] * (present[section] != earlier.get(section, present[section]))
     elif before and before in body:
         body = body.replace(before, marked, 1)
     else:
         if section not in SECTIONS[1:] and _SECTION.sub("", body).strip():
-            note = "the earlier text of the card stays above the new one; remove there what is outdated"
+            notes.append("the earlier text of the card stays above the new one; remove there what is outdated")
         body = f"{body.strip()}\n\n{marked}"
-    if section in present and not pushed:
-        # The history is gone: what we would write now is not the owner's.
-        pushed = {name: old.get(name) for name in new}
-    metadata = _merge_metadata(section, new, old, pushed)
+    if changed:
+        notes.append(f"replaced on the card, although changed there: {', '.join(changed)}")
     if old_card and (metadata, body) == split_card(old_card):
-        return old_card, note
-    return f"---\n{yaml.safe_dump(metadata, sort_keys=True, allow_unicode=True)}---\n\n{body.strip()}\n", note
+        return old_card, ""
+    header = yaml.safe_dump(metadata, sort_keys=True, allow_unicode=True)
+    return f"---\n{header}---\n\n{body.strip()}\n", "; ".join(notes)
 
 
-def _merge_metadata(section: str, new: Json, old: Json, pushed: Json) -> Json:
-    """Return the metadata after a push: ours, what differs from the last push, and what other sections added."""
+def _merge_metadata(section: str, new: Json, old: Json) -> Json:
+    """Return the metadata after a push: ours, and what the owner and other sections added."""
 
     def section_of(config: Json) -> str:
         name = str(config.get("config_name")).removesuffix("_rejects")
@@ -77,14 +83,12 @@ def _merge_metadata(section: str, new: Json, old: Json, pushed: Json) -> Json:
     # Only one config of a dataset may be the default.
     for config in [one for one in configs if one.get("default")][1:]:
         del config["default"]
-    theirs = {name: value for name, value in old.items() if name not in pushed or pushed[name] != value}
-    merged = {**(old if others else {}), **new, **theirs}
+    merged = {**{name: value for name, value in old.items() if name not in OURS}, **new}
     if configs and configs[0] in others:
         # The metadata is about the first config; the others only add what is missing.
         merged = {**new, **old}
-    outdated = {*_list(pushed, "tags")} - {*_list(new, "tags")} if not others else set()
-    tags = sorted({*_list(new, "tags"), *_list(old, "tags")} - outdated)
-    return merged | ({"tags": tags} if tags else {}) | ({"configs": configs} if configs else {})
+    tags = {tag for tag in _list(old, "tags") if not str(tag).startswith(OUR_TAGS)} | {*_list(new, "tags")}
+    return merged | ({"tags": sorted(tags)} if tags else {}) | ({"configs": configs} if configs else {})
 
 
 def _list(metadata: Json, name: str) -> list[Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pimono_sdpo.schema import PARITY
+from pimono_sdpo.text import escape_controls
 
 Json = dict[str, Any]
 INK, COLOUR, GREY = "#222222", "#4a6fa5", "#808080"
@@ -89,4 +90,4 @@ def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
 
 def _text(x: float, y: float, words: str, anchor: str, colour: str, size: int) -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-size="{size}"'
-    return f"<text {place}>{escape(words)}</text>"
+    return f"<text {place}>{escape(escape_controls(words))}</text>"

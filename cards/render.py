@@ -22,7 +22,7 @@ from cards.lint import is_repo_id, lint_file
 from cards.view import render_page, run_view
 from pimono_sdpo.report import MEASURES
 from pimono_sdpo.schema import DUEL, DUEL_METRICS, FINAL_SCORE, REFINED_SCORE, SDPO_ROW
-from pimono_sdpo.text import shorten
+from pimono_sdpo.text import escape_controls, shorten
 
 Json = dict[str, Any]
 PREVIEW_CHARS = 1200
@@ -204,6 +204,8 @@ def make_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,  # Markdown, not HTML; values go through `cell` and `fence`
+        # File names and texts of sessions may hold control characters.
+        finalize=lambda value: escape_controls(value) if isinstance(value, str) else value,
     )
     formats = {"points": ".1f", "signed": "+.1f", "percent": ".0%", "share": ".2f"}
     environment.filters |= {name: partial(format_figure, spec=spec) for name, spec in formats.items()}

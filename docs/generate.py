@@ -142,7 +142,7 @@ def describe_together() -> str:
 
 def describe_recipes() -> str:
     """Return the page of the recipes: each YAML file as it is, with its comments."""
-    from pimono_sdpo.training import find_shipped
+    from pimono_sdpo.training.options import find_shipped
 
     lines = [
         NOTE,
@@ -297,10 +297,9 @@ def describe_verifiers() -> str:
         NOTE,
         "# Verifiers\n",
         "`rewards.verifiers.NAME.verify(completion, spec)` judges one completion by the row's "
-        "`verifier_spec`. Use them with `rescore --gate NAME --grade NAME=WEIGHT`, and with `--gate` "
-        "and `--grade` of the training jobs. Keys of the spec that several verifiers read are "
-        "described under [candidate](#candidate), [recorded_tests](#recorded_tests) and "
-        "[pytest_tests](#pytest_tests).\n",
+        "`verifier_spec`. Use them with `--gate NAME` and `--grade NAME=WEIGHT` of the "
+        "training jobs. Keys of the spec that several verifiers read are described under "
+        "[candidate](#candidate), [recorded_tests](#recorded_tests) and [pytest_tests](#pytest_tests).\n",
     ]
     verifiers = list_verifiers()
     rows = [[f"[`{one.name}`](#{one.name})", one.summary, one.score] for one in verifiers]

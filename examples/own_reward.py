@@ -3,10 +3,10 @@
     python examples/own_reward.py rows
 
 TRL uses it like any reward: `GRPOTrainer(reward_funcs=[checks_first_reward], ...)`. In the folder of
-this file, these commands train with the reward and score stored completions with the verifier:
+this file, these commands train with the reward, and with the verifier:
 
     pimono-sdpo train rows --reward own_reward:checks_first_reward
-    pimono-sdpo rescore rollouts --out scored --gate own_reward:verify
+    pimono-sdpo train rows --reward verifiers --gate own_reward:verify
 """
 
 import re

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from pimono_sdpo.training import quiet_libraries
+from pimono_sdpo.__main__ import start
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -95,6 +95,8 @@ def main() -> None:
 
 def write_task(model: Path, rows: Path) -> None:
     """Write the small model, and rows of requests: a train and a test split."""
+    from pimono_sdpo.training.console import quiet_libraries
+
     sys.path.insert(0, str(ROOT))
     os.environ["TQDM_DISABLE"] = "1"
     quiet_libraries()
@@ -148,4 +150,4 @@ dashboard               TRACKIO_DIR={out / "trackio"} trackio show --project {pr
 
 
 if __name__ == "__main__":
-    main()
+    start(main, "demo", "interrupted; run the same command again")

@@ -21,9 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pimono_sdpo.__main__ import start as start_program
 from pimono_sdpo.errors import PimonoError, SourceError, TrainingInputError, require_extra
-from processors.rollouts.together import check_dpo, check_sft
-from processors.secrets import redact_secrets
 
 Json = dict[str, Any]
 ENDED = frozenset({"completed", "error", "cancelled", "user_error"})
@@ -93,6 +92,9 @@ def check_file(path: Path, method: str) -> int:
 
 def find_problem(line: bytes, method: str) -> str | None:
     """Return why a line cannot be sent, None if it can."""
+    from processors.rollouts.together import check_dpo, check_sft
+    from processors.secrets import redact_secrets
+
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):
@@ -103,6 +105,7 @@ def find_problem(line: bytes, method: str) -> str | None:
 
 def start(client: Any, job: argparse.Namespace) -> str:
     """Upload the file, compare the price with --max-cost, start the job and return its id."""
+    say(f"{job.dataset} is sent to {client.base_url.host}")
     uploaded = client.files.upload(file=str(job.dataset), purpose="fine-tune")
     estimate = client.fine_tuning.estimate_price(
         training_file=uploaded.id,
@@ -173,10 +176,9 @@ def main(argv: list[str]) -> int:
     except PimonoError as error:
         print(f"finetune_together: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("finetune_together: interrupted; a started job keeps running", file=sys.stderr)
-        return 130
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    start_program(
+        lambda: sys.exit(main(sys.argv[1:])), "finetune_together", "interrupted; a job that was started keeps running"
+    )

@@ -25,13 +25,15 @@ for a CPU).
 
 import sys
 
-from pimono_sdpo.training.run import run_script
+from pimono_sdpo.__main__ import start
 
 
 def main(argv: list[str]) -> int:
     """Run the job and return its exit code."""
+    from pimono_sdpo.training.run import run_script
+
     return run_script("dpo", argv, __doc__)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    start(lambda: sys.exit(main(sys.argv[1:])), "train_dpo")

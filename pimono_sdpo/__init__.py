@@ -11,10 +11,7 @@
 Errors that a user can fix are `PimonoError`.
 """
 
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+import sys
 
 from pimono_sdpo.version import __version__ as __version__
 
@@ -42,12 +39,15 @@ _MODULES = {
 
 def _check_packages() -> None:
     """Raise ImportError if another package of the same name shadows or has overwritten one of ours."""
+    root = __path__[0].removesuffix("pimono_sdpo")
     for name in ("processors", "rewards", "cards"):
-        spec = find_spec(name)
-        file = Path(spec.origin) if spec and spec.origin else None
-        if file and "pimono_sdpo" in file.read_text("utf-8"):
-            continue
-        if file and file.parent.parent != Path(__file__).parent.parent:
+        spec = next(filter(None, (finder.find_spec(name, None) for finder in sys.meta_path)), None)
+        file = spec.origin if spec else None
+        if file:
+            with open(file, encoding="utf-8") as source:  # noqa: PTH123
+                if "pimono_sdpo" in source.read():
+                    continue
+        if file and not file.startswith(root):
             raise ImportError(
                 f"`{file}` is imported in the place of the package `{name}` of pimono-sdpo; rename that folder or "
                 "run elsewhere."
@@ -61,10 +61,12 @@ def _check_packages() -> None:
 _check_packages()
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a name of the public API on first use, so that importing this package stays fast."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(_MODULES[name]), name)
 
 

@@ -49,11 +49,11 @@ SHARDS = ("data", "rejects")
 ORIGINS = ("session_id", "run_id", "run_chosen", "task_id", "instance_id")
 # The titles of our commits, by which a push finds the card that the last one wrote.
 TITLES = {"dataset": "Push rows made by pimono-sdpo", "model": "Add the adapter"}
-BATCH_ROWS = 1024
 PLACEHOLDER = '"PATH_OR_ID"'
 _PLACEHOLDER = re.compile(r"\[REDACTED:\w+\]")
 # Errors of the Hub, the token or the network.
 HUB_ERRORS = (HTTPError, LocalEntryNotFoundError, LocalTokenNotFoundError, OfflineModeIsEnabled)
+API = HfApi()
 Json = dict[str, Any]
 
 logger = logging.getLogger(__name__)
@@ -62,12 +62,12 @@ logging.getLogger("stamina").setLevel(logging.ERROR)
 
 
 @contextmanager
-def hub_errors(what: str) -> Iterator[None]:
+def hub_errors(what: str, advice: str = "") -> Iterator[None]:
     """Turn errors of the Hub and the network into an OutputError that starts with `what`."""
     try:
         yield
     except HUB_ERRORS as error:
-        raise OutputError(f"{what}: {explain_error(error)}.") from error
+        raise OutputError(f"{what}: {explain_error(error)}{advice}.") from error
 
 
 @options
@@ -99,9 +99,6 @@ class PushResult(PushOptions):
             raise OutputError(f"{flags[0]} needs --push.")
 
 
-API = HfApi()
-
-
 @dataclass
 class Repo:
     """A repository on the Hub.
@@ -116,6 +113,11 @@ class Repo:
     removable: bool = False
     uncertain: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise OutputError for a name that the Hub does not accept."""
+        if not is_repo_id(self.name):
+            raise OutputError(f"Nothing can be pushed to `{self.name}`: it is not a valid name; use ns/name.")
+
     def info(self) -> Any:
         """Return what the Hub says about the head of `main`."""
         return API.repo_info(self.name, repo_type=self.kind, revision="main")
@@ -127,23 +129,21 @@ class Repo:
 
 def open_repo(name: str, kind: Literal["dataset", "model"], public: bool, advice: str = "") -> Repo:
     """Create a repository if it is missing, private unless `public`, and check write access; raises OutputError."""
-    what = f"Nothing can be pushed to `{name}`"
-    if not is_repo_id(name):
-        raise OutputError(f"{what}: it is not a valid repository name; use ns/name.")
     repo = Repo(name, kind, public)
     try:
-        for attempt in retry_hub(connected=False):
-            with attempt:
-                account = API.whoami()["name"]
-                repo.name = name if "/" in name else f"{account}/{name}"
-                if not API.repo_exists(repo.name, repo_type=kind):
-                    # Set first, because the response may be lost.
-                    repo.removable = True
-                    API.create_repo(repo.name, repo_type=kind, private=not public, exist_ok=True)
-                API.auth_check(repo.name, repo_type=kind, write=True)
-    except HUB_ERRORS as error:
+        with hub_errors(f"Nothing can be pushed to `{name}`", advice):
+            for attempt in retry_hub(connected=False):
+                with attempt:
+                    account = API.whoami()["name"]
+                    repo.name = name if "/" in name else f"{account}/{name}"
+                    if not API.repo_exists(repo.name, repo_type=kind):
+                        # Set first, because the response may be lost.
+                        repo.removable = True
+                        API.create_repo(repo.name, repo_type=kind, private=not public, exist_ok=True)
+                    API.auth_check(repo.name, repo_type=kind, write=True)
+    except OutputError:
         remove_empty(repo)
-        raise OutputError(f"{what}: {explain_error(error)}{advice}.") from error
+        raise
     return repo
 
 
@@ -152,9 +152,10 @@ def remove_empty(repo: Repo) -> None:
     if not repo.removable or repo.uncertain:
         return
     try:
-        with suppress(RepositoryNotFoundError):
-            if len(API.list_repo_commits(repo.name, repo_type=repo.kind)) == 1:
-                API.delete_repo(repo.name, repo_type=repo.kind, missing_ok=True)
+        if len(API.list_repo_commits(repo.name, repo_type=repo.kind)) == 1:
+            API.delete_repo(repo.name, repo_type=repo.kind, missing_ok=True)
+        repo.removable = False
+    except RepositoryNotFoundError:
         repo.removable = False
     except HTTPError:
         logger.warning("The new repository `%s` is empty; delete it or use it.", repo.name)
@@ -182,14 +183,15 @@ def push_files(repo: Repo, section: str, card: str, files: Mapping[str, Path], f
         for attempt in retry_hub():
             with attempt:
                 return _commit(repo, section, card, files, find_old)
-    except (*HUB_ERRORS, _FileRefused) as error:
+    except Exception as error:
+        remove_empty(repo)
+        if not isinstance(error, (*HUB_ERRORS, _FileRefused)):
+            raise
         what = f"Nothing was pushed to `{repo.name}`"
         if repo.uncertain:
             what = f"The Hub did not confirm whether the files are in `{repo.name}`"
         reason = f"{error}; fix this" if isinstance(error, _FileRefused) else explain_error(error)
         raise OutputError(f"{what}: {reason}{advice}.") from error
-    finally:
-        remove_empty(repo)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -235,8 +237,8 @@ def _merge_with_hub(repo: Repo, section: str, card: str, info: Any) -> tuple[str
     if CARD in present:
         old = repo.download(CARD, info.sha).read_bytes()
         commits = API.list_repo_commits(repo.name, repo_type=repo.kind, revision=info.sha)
-        for sha in [commit.commit_id for commit in commits if commit.title == TITLES[repo.kind]][:1]:
-            pushed = repo.download(CARD, sha).read_bytes()
+        last = next((commit.commit_id for commit in commits if commit.title == TITLES[repo.kind]), None)
+        pushed = repo.download(CARD, last).read_bytes() if last else b""
     try:
         if section in SECTIONS[1:] and present - {CARD} and "configs" not in split_card(old.decode())[0]:
             raise OutputError(
@@ -278,8 +280,9 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions, typed: bool = 
                 raise OutputError(f"`{repo.name}` holds data that no such run has pushed; use another name.")
             if not typed:
                 pushed = [repo.download(name, info.sha) for name in sorted(old)[-1:]]
-                has_same = name_source(held) == name_source(report) and read_origins(pushed) & read_origins(shards)
-                problem = problem or ("" if has_same else "holds rows of another source")
+                sources = {one.get("input", one).get("source") for one in (held, report)}
+                is_same = held == report or (len(sources) == 1 and read_origins(pushed) & read_origins(shards))
+                problem = problem or ("" if is_same else "holds rows of another source")
             old |= {path_in_repo(name, section) for name in SINGLE_FILES} & present
         if problem:
             raise OutputError(
@@ -292,17 +295,12 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions, typed: bool = 
     return push_files(repo, section, card, files, find_old, advice)
 
 
-def name_source(report: Json) -> Any:
-    """Return the name of the source in a report of the filter or of another stage."""
-    return report.get("input", report).get("source")
-
-
 def read_origins(shards: Iterable[Path]) -> set[str]:
     """Return the ids of the sessions or runs that the rows of files were made from."""
     origins = set()
     for path in shards:
         columns = [name for name in ORIGINS if name in pq.read_schema(path).names]
-        origins |= {next(filter(None, row.values()), "") for row in read_rows([path], columns, BATCH_ROWS)}
+        origins |= {next(filter(None, row.values()), "") for row in read_rows([path], columns)}
     return origins - {""}
 
 
@@ -351,6 +349,7 @@ def check_texts(files: Iterable[Path], advice: str, allow_findings: bool = True)
     for path in files:
         if path.name == CARD and (problems := lint_file(path)):
             raise OutputError(f"The Hub may refuse `{path}`: {problems[0]} Correct it and push again.")
+        # Hashes, because the texts of a file may not fit into memory.
         seen = set()
         for text, where in _texts_of(path):
             if hash(text) in seen:
@@ -378,7 +377,7 @@ def _texts_of(path: Path) -> Iterator[tuple[str, str]]:
         for name, value in read_json(path).items():
             yield from ((text, f" in its column `{name}`") for text in _texts_in(value))
     elif path.suffix == ".parquet":
-        for number, row in enumerate(read_rows([path], rows=BATCH_ROWS), 1):
+        for number, row in enumerate(read_rows([path]), 1):
             for name, value in row.items():
                 yield from ((text, f" in its column `{name}`, row {number}") for text in _texts_in(value))
 

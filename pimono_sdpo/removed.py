@@ -14,6 +14,8 @@ REMOVED = {
     "filter --prompt-tokens": _STEP,
     "filter --resolving-call": _STEP,
     "filter --corrections": _STEP,
+    "rescore": "score rows with `Dataset.map` and `build_rubric`, see docs/tutorials/verifiers.md",
+    "suite build FILE.jsonl": "use QuixBugs, Harbor tasks or `samples`, or write the JSON file of a suite",
     "train --unit step": _STEP,
     "train --reward outcome": "use verifiers for rows with tests, trace_grounding for a smoke test, or module:name",
     "recipe exercises": _RECIPE,

@@ -1,8 +1,9 @@
-"""Shorten texts, replace surrogates, strip reasoning, split texts into shingles and match paths with globs."""
+"""Clean, escape, shorten and split texts, and match paths with globs."""
 
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from ipaddress import ip_address
 
 TRIMMED = "\n\n[... trimmed ...]\n\n"
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
@@ -10,11 +11,36 @@ _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
 _HEADER = re.compile(r"^(?:Tool/environment diagnostic|Later user correction) \d+\b[^\n]*:\n", re.M)
 _PLACEHOLDER, _PLACEHOLDER_CHARS = re.compile(r"\[REDACTED:\w{1,40}\]|\$(?:WORKSPACE|HOME|USER|HOST|TMPDIR)\b"), 60
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
+# Control characters without tabs and line ends, those that set the direction of a text, and lone surrogates.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def replace_surrogates(text: str) -> str:
     """Replace lone surrogates, which UTF-8 cannot encode, with U+FFFD."""
     return _SURROGATE.sub("\ufffd", text)
+
+
+def escape_controls(text: str) -> str:
+    """Replace characters that would control a terminal, or hide text from a reader, with escapes.
+
+    >>> escape_controls("a\x1b[2J\u202eb")
+    'a\\\\x1b[2J\\\\u202eb'
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def is_this_machine(host: str) -> bool:
+    """Return whether what is sent to a host stays on this machine.
+
+    >>> is_this_machine("localhost"), is_this_machine("::1"), is_this_machine("127.0.0.1.example.org")
+    (True, True, False)
+    """
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    # Servers print 0.0.0.0 as their address.
+    return address.is_loopback or address.is_unspecified
 
 
 def strip_reasoning(text: str) -> str:

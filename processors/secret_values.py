@@ -27,8 +27,12 @@ _REFERENCE, _COMMON, _TYPE, _MOSTLY_WORDS, _TECHNICAL, _NOBODY = (
     re.compile(_VALUES[name]) for name in ("reference", "common", "type", "mostly_words", "technical", "nobody")
 )
 _CHECKSUM, _KEY_LIKE, _ID, _OTHER_NAME = (re.compile(_NAMES[name]) for name in ("checksum", "key_like", "id", "other"))
+_CONSTANT = re.compile(r"[A-Z]+(?:_[A-Z\d]+)+|[A-Z]{2,}(?:[A-Z][a-z]+)+")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _LOWER_WORDS = re.compile(r"[a-z\d]{1,13}(?:[-_ ][a-z\d]{1,13})*")
+_DUMMY = re.compile(r"x{8}|\*{8}|a{10}|1234567890|abcdefghij|do[-_ ]?not[-_ ]?use|example(?:key)?$")
+# As addresses of chains are spelled.
+_BASE58 = re.compile("[1-9A-HJ-NP-Za-km-z]{32,44}")
 _BLANK = re.compile(r"[xX*.\-_#0•]+")
 _JOINED_WORD = re.compile(r"[A-Z]?[a-z]+(?:[A-Z][a-z]+)*\d{0,3}|[A-Z]+\d{0,3}|v?\d{1,4}")
 _PASSWORD_NAME = re.compile(r"(?i)pass|pwd|secret|senha|contrase|parol|kennwort|woord|heslo|sandi|[^\x00-\x7f]")
@@ -36,7 +40,7 @@ _PASSWORD_NAME = re.compile(r"(?i)pass|pwd|secret|senha|contrase|parol|kennwort|
 _WORDED_PASSWORD = re.compile(r"(?:[A-Z][a-z]+[-_]){2,}\d{2,4}")
 _KEY_NAME = re.compile(
     r"(?i)(?P<telling>(?:api|access|account|private|secret|encrypt(?:ion)?|signing|master|auth"
-    r"|shared|preshared|subscription|storage|service|webhook|licen[cs]e)[_ -]?)?key$"
+    r"|shared|preshared|subscription|service|webhook|licen[cs]e)[_ -]?)?key$"
 )
 _UUID = re.compile(TABLE["parts"]["UUID"])
 # Four letters that begin or go on as hardly a word does.
@@ -79,8 +83,8 @@ def _changes_case(value: str) -> bool:
 
 def is_joined_words(value: str) -> bool:
     """Recognise names: words of letters, with numbers at the end of some."""
-    parts = re.split(r"[-_./ ]", value)
-    return (len(parts) > 1 or len(value) < 20) and all(not part or _JOINED_WORD.fullmatch(part) for part in parts)
+    parts = re.split(r"[-_./: ]", value)
+    return not _changes_case(value) and all(not part or _JOINED_WORD.fullmatch(part) for part in parts)
 
 
 def is_made_up(value: str) -> bool:
@@ -92,7 +96,7 @@ def is_made_up(value: str) -> bool:
     lowered = value.lower()
     if _BLANK.fullmatch(value) or lowered in _NO_VALUE or _COMMON.fullmatch(lowered):
         return True
-    if "xxxxxxxx" in lowered or "********" in lowered:
+    if _DUMMY.search(lowered):
         return True
     words = [word.lower() for word in _WORDS.findall(value)]
     rest = [w for w in words if w not in _MADE_UP and w not in _NOUNS and not w.isdigit()]
@@ -105,13 +109,18 @@ def is_made_up(value: str) -> bool:
     return lowered == "correct" or is_named or (bool(words) and not rest)
 
 
+def is_password_name(name: str) -> bool:
+    """Return whether a name is that of a password or of a shared secret, which people make up."""
+    return _PASSWORD_NAME.search(name) is not None
+
+
 def is_secret_value(name: str, value: str, quoted: bool, tight: bool) -> bool:
     """Distinguish a literal secret assigned to a name from a reference, a type, a call or a label.
 
     `tight` says that nothing stands between name, sign and value.
     """
     value = value.strip()
-    is_password = _PASSWORD_NAME.search(name) is not None
+    is_password = is_password_name(name)
     # `Demo2026!` in an environment file is a weak password rather than an example.
     is_dated = is_password and tight and name.isupper() and re.search(r"(?:19|20)\d\d(?!\d)", value) is not None
     if len(value) < 4 or _REFERENCE.fullmatch(value) or (is_made_up(value) and not is_dated):
@@ -121,23 +130,34 @@ def is_secret_value(name: str, value: str, quoted: bool, tight: bool) -> bool:
         return False
     key = _KEY_NAME.search(name)
     if key and not key["telling"]:
-        return is_random(value, 20) and not _CHECKSUM.search(name)
+        return is_random(value, 20) and not (_CHECKSUM.search(name) or _UUID.fullmatch(value.lower()))
     if value.isdigit():
         return is_password and (quoted or name.isupper() or len(value) >= 6)
     if " " in value:
         # A passphrase has no capitals and no sign of a label.
-        return is_password and not (_MOSTLY_WORDS.fullmatch(value) and not value.islower())
+        return is_password and value.isascii() and not (_MOSTLY_WORDS.fullmatch(value) and not value.islower())
     if value.lower() in name.lower():
         return False
-    if quoted:
-        is_word = value.isalpha() and value.islower() and len(value) < 20
-        return is_password or (len(value) >= 6 and not is_word)
+    if tight and (name.isupper() or re.search(r"^[^.]+-|^(?!self|this)\w+\.", name)):
+        return is_password or not _CONSTANT.fullmatch(value)
+    is_word = re.fullmatch(r"[^\W\d_]+", value) is not None and not _changes_case(value)
+    if name.lower() == "pass" and (is_word or is_joined_words(value)):
+        # A result of a test.
+        return False
+    if is_password:
+        # Labels begin with capitals; everything without quotes may be code: an identifier, a call, an attribute.
+        return not (is_word and value[0].isupper()) if quoted else _is_literal(value)
+    # What a machine draws holds no words.
+    if len(value) < 6 or is_word or is_joined_words(value) or _CONSTANT.fullmatch(value):
+        return False
+    return quoted or (_is_literal(value) and not _TECHNICAL.fullmatch(value))
+
+
+def _is_literal(value: str) -> bool:
+    """Distinguish a value without quotes from code: a type, an attribute, words that an operator joins."""
     if _TYPE.fullmatch(value):
         return False
-    if tight and (name.isupper() or re.search(r"^[^.]+-|^(?!self|this)\w+\.", name)):
-        return True
-    # Everything else may be code: an identifier, a call, an attribute.
-    return re.search(r"\d|[^\w.]", value) is not None or _changes_case(value)
+    return re.search(r"\d|\w[^\w.:?=]+\w*[^\w.:?=]|\w{20}=", value) is not None or _changes_case(value)
 
 
 def is_stated_value(value: str, plainly: bool) -> bool:
@@ -146,7 +166,7 @@ def is_stated_value(value: str, plainly: bool) -> bool:
     `plainly` says that a verb or a sign leads to it; otherwise it has to look drawn.
     """
     # A word in Chinese, Japanese or Korean goes on with the sentence.
-    if re.search(r"\.{3}|…", value) or "\u3040" <= value[:1] <= "\ud7af":
+    if re.search(r"\.{3}|…|\(", value) or "\u3040" <= value[:1] <= "\ud7af":
         return False
     value = value.rstrip(".,;:!?)")
     if len(value) < 6 or _REFERENCE.fullmatch(value) or is_made_up(value):
@@ -161,6 +181,15 @@ def is_stated_value(value: str, plainly: bool) -> bool:
     return bool(is_mixed) and not (re.search(r"[-_./]", value) and is_joined_words(value))
 
 
+def find_kind(token: str) -> str:
+    """Return what a provider's token is called.
+
+    >>> find_kind("npm_" + "a1B2" * 9), find_kind("gsk_" + "a1B2" * 9)
+    ('npm_token', 'service_key')
+    """
+    return next((kind for kind, beginning in TABLE["kinds"].items() if re.match(beginning, token)), "service_key")
+
+
 def find_judge(name: str) -> Callable[[re.Match[str]], bool]:
     """Return the function below that the table calls a judge: it decides about a match."""
     judge: Callable[[re.Match[str]], bool] = globals()[name]
@@ -173,7 +202,7 @@ def _value_of(match: re.Match[str]) -> str:
 
 def _name_of(match: re.Match[str], end: str) -> str:
     """Return the whole identifier whose end the pattern has matched."""
-    before = match.string[max(match.start() - 40, 0) : match.start(end)]
+    before = re.sub(r" \[[^\]]*\]$", "", match.string[max(match.start() - 40, 0) : match.start(end)])
     return re.split(r"[^\w.-]", before.rstrip("\\\"'`*]=:> \t\r\n"))[-1]
 
 
@@ -187,13 +216,18 @@ def is_assigned(match: re.Match[str]) -> bool:
     # The dash belongs to `${NAME:-default}`, a further name to a line of a log.
     value = match["value"].removeprefix("-")
     is_log = re.match(r"[a-z]+_[a-z]+=", value) is not None
-    return not is_log and is_secret_value(name, value, bool(match["quote"]), tight)
+    # Markdown quotes commands and names as well.
+    is_prose = "`" in match["quote"]
+    if is_log or (is_prose and re.search(r"\s", value)):
+        return False
+    return is_secret_value(name, re.split(r"&\w+=", value)[0], bool(match["quote"]) and not is_prose, tight)
 
 
 def is_random_key(match: re.Match[str]) -> bool:
     """Judge a long value behind any name that ends in `key`."""
     name, value = _name_of(match, "sign"), match["value"].removeprefix("base64:")
-    return is_random(value, 20) and is_secret_value(name, value, True, True)
+    # An id of a file or of a finding has about 20 characters.
+    return is_random(value, 24 if name.lower() == "key" else 20) and is_secret_value(name, value, True, True)
 
 
 def is_random_and_assigned(match: re.Match[str]) -> bool:
@@ -207,7 +241,8 @@ def is_random_and_assigned(match: re.Match[str]) -> bool:
         return False
     if value.count("_") > 2 and all(map(_NAME_PART.fullmatch, value.split("_"))):
         return False
-    return count_bits(value) >= MIN_BITS and not is_made_up(value)
+    is_address = _BASE58.fullmatch(value) is not None and not _KEY_LIKE.search(name)
+    return count_bits(value) >= MIN_BITS and not (is_address or is_made_up(value) or _REFERENCE.fullmatch(value))
 
 
 def is_named(match: re.Match[str]) -> bool:
@@ -221,9 +256,10 @@ def is_stated(match: re.Match[str]) -> bool:
     # `password abc123` may be code; behind the word of another language, it is the password.
     before = match.string[match.start() : match.start("value")]
     has_link = match["link"].strip("`\"'*_() \t-\u2013\u2014") != "" or before.rstrip().endswith(":")
-    if has_link and _PASSWORD_NAME.match(before) and _WORDED_PASSWORD.fullmatch(match["value"].rstrip(".,;!")):
+    is_password = is_password_name(before)
+    if has_link and is_password and _WORDED_PASSWORD.fullmatch(match["value"].rstrip(".,;!")):
         return True
-    return is_stated_value(match["value"], has_link or not before.isascii())
+    return is_stated_value(match["value"], is_password and (has_link or not before.isascii()))
 
 
 def is_stated_password(match: re.Match[str]) -> bool:
@@ -258,6 +294,17 @@ def is_sent(match: re.Match[str]) -> bool:
     return not is_name and not is_made_up(value)
 
 
+def is_given(match: re.Match[str]) -> bool:
+    """Rule out references and placeholders where only a secret can stand."""
+    value = _value_of(match).strip("{}")
+    return "${" not in match[0] and not (_REFERENCE.fullmatch(value) or is_made_up(value))
+
+
+def is_key_body(match: re.Match[str]) -> bool:
+    """Rule out the body of a certificate or of another public block, which a line announces."""
+    return "-----BEGIN" not in match.string[max(match.start() - 100, 0) : match.start()]
+
+
 def is_login(match: re.Match[str]) -> bool:
     """Rule out the users and passwords that documentation and local databases have."""
     user, colon, password = _value_of(match).partition(":")
@@ -265,9 +312,10 @@ def is_login(match: re.Match[str]) -> bool:
 
 
 def is_token(match: re.Match[str]) -> bool:
-    """Rule out names that begin like a token and go on in words, such as `expo-build-properties-38cd1e`."""
+    """Rule out examples, and names that begin like a token and go on in words: `expo-build-properties-38cd1e`."""
     rest = match[match.lastindex or 0]
-    return 3 * sum(map(len, filter(_WORD.fullmatch, re.split(r"[^A-Za-z0-9]+", rest)))) < len(rest)
+    words = filter(_WORD.fullmatch, re.split(r"[^A-Za-z0-9]+", rest))
+    return not rest.endswith("EXAMPLE") and 3 * sum(map(len, words)) < len(rest)
 
 
 def is_drawn_body(match: re.Match[str]) -> bool:
@@ -286,7 +334,7 @@ def is_prefixed(match: re.Match[str]) -> bool:
     Ids have up to 27 characters, or are numbers of 16 bytes in hexadecimal digits; checksums follow a dash.
     """
     if _UUID.search(match[0]):
-        return _ID.match(match[0]) is None
+        return _ID.fullmatch(re.split("[-_]", match[0])[0].rstrip("0123456789")) is None
     beginning = _BEGINNING.match(match[0])
     longest = max(re.split(r"[-_.]", match[0])[1:], key=len)
     if beginning is None or {*"-_"} <= {*beginning[0]} or "kwDO" in longest:
@@ -311,13 +359,10 @@ def _differs(one: str, after: str) -> bool:
     return (one.isdigit(), one.islower()) != (after.isdigit(), after.islower())
 
 
-def is_no_word(match: re.Match[str]) -> bool:
-    """Rule out words joined by dashes."""
-    return re.fullmatch(r"[a-z]+(?:[-_][a-z]+)*", match[0]) is None
-
-
 def is_person(match: re.Match[str]) -> bool:
-    """Rule out addresses of nobody, and files such as `a@2x.png`."""
+    """Rule out addresses of nobody, placeholders of forms, and files such as `a@2x.png`."""
+    if match.string[: match.start()].endswith(('placeholder="', "placeholder='", 'placeholder=\\"')):
+        return False
     return _NOBODY.search(match[0].lower().lstrip("-")) is None
 
 

@@ -18,8 +18,10 @@ from processors.secret_values import (
     TOKENS,
     decode_text,
     find_judge,
+    find_kind,
     is_joined_words,
     is_made_up,
+    is_password_name,
     is_random,
     is_stated_value,
 )
@@ -56,14 +58,23 @@ def _spell_tokens() -> Iterator[str]:
     """Yield the patterns of providers' tokens; the group is what follows their beginning."""
     for rest, beginnings in TOKENS.items():
         # Four letters may stand anywhere in base64.
-        spelled = (re.escape(one) if one[-1] in "-_.+=:/ " else f"(?<![+/]){one}" for one in beginnings)
+        spelled = (re.escape(one) if one[-1] in "-_.+=:/ " else f"(?<![+/_-]){one}" for one in beginnings)
         # The full stop of a sentence or the end of a path does not belong to the token.
         yield f"(?:{'|'.join(spelled)})({rest[:-1]},4000}}(?<![/.~]))"
 
 
+# Those that are a name: no other word begins so.
+_BEGINNINGS = "|".join(one for some in TOKENS.values() for one in some if re.fullmatch(r"\w*[A-Za-z]{3}\w*[_-]", one))
+
+
 _WRITTEN = [*(one for entry in TABLE["secrets"] for one in entry["patterns"]), "<START>", "<NAME>"]
 _expand = read_patterns(
-    {**TABLE["parts"], "TOKENS": "|".join(_spell_tokens()), **{one: one for one in _WRITTEN}}
+    {
+        **TABLE["parts"],
+        "TOKENS": "|".join(_spell_tokens()),
+        "BEGINNINGS": _BEGINNINGS,
+        **{one: one for one in _WRITTEN},
+    }
 ).__getitem__
 
 
@@ -85,6 +96,11 @@ _HEADING = re.compile(
 )
 _PATTERNS = [*(secret.pattern for secret in SECRETS), _HEADING]
 _PREFILTER = Prefilter(_PATTERNS)
+# The rest of a value on the next line, which holds nothing else: a terminal or an editor has broken it.
+_CONTINUED = re.compile(
+    r"[\"'`]?[ \t]{0,4}[+\\]?\r?\n[ \t]{0,12}[\"']?([\w+/.-]{8,}={0,2})(?=[\"'`,;]{0,2}[ \t]*(?:\n|\Z))"
+)
+_PERSONAL = frozenset({"email", "phone", "sender"})
 # How far a match may go on where RE2 has found the shortest.
 _REACH = 300
 _KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
@@ -176,9 +192,22 @@ def _redact_kind(number: int, text: str, found: list[Found]) -> str:
         line_end = text.find("\n", stop)
         limit = min(len(text) if line_end < 0 else line_end, stop + _REACH)
         while (match := secret.pattern.search(text, at, limit)) and match.start() <= stop:
+            before = len(found)
             parts += text[done : match.start()], _replace(secret, found, match)
             at = done = match.end()
+            if len(found) > before and secret.kind not in _PERSONAL:
+                at = done = _redact_broken(text, done, found)
     return "".join([*parts, text[done:]])
+
+
+def _redact_broken(text: str, end: int, found: list[Found]) -> int:
+    """Return where the last secret found ends, with its rest on further lines."""
+    kind, value = found[-1]
+    while is_random(value, 12) and (broken := _CONTINUED.match(text, end)) and is_random(broken[1], 8):
+        value += broken[1]
+        end = broken.end()
+    found[-1] = kind, value
+    return end
 
 
 @cache
@@ -204,9 +233,10 @@ def _replace(secret: Secret, found: list[Found], match: re.Match[str]) -> str:
     is_exempt = secret.unless is not None and secret.unless in match[0]
     if is_masked or is_exempt or not (secret.judge is None or secret.judge(match)):
         return match[0]
-    found.append((secret.kind, match.string[start:end]))
-    at = match.start()
-    return f"{match[0][: start - at]}[REDACTED:{secret.kind}]{match[0][end - at :]}"
+    value, at = match.string[start:end], match.start()
+    kind = find_kind(value) if secret.kind == "service_key" else secret.kind
+    found.append((kind, value))
+    return f"{match[0][: start - at]}[REDACTED:{kind}]{match[0][end - at :]}"
 
 
 def _redact_key_tails(text: str, found: list[Found]) -> str:
@@ -235,15 +265,18 @@ def _redact_columns(text: str, found: list[Found]) -> str:
             continue
         sign = next((sign for sign in "|\t;," if sign in heading), "")
         cells = [heading[a:b].strip(' \t"*`|') for a, b in _split_cells(heading, sign)]
-        columns = [n for n, cell in enumerate(cells) if _NAMES_SECRET.fullmatch(cell)]
+        # A token has to look drawn, as a token may also be a coin or a word.
+        columns = {n: is_password_name(cell) for n, cell in enumerate(cells) if _NAMES_SECRET.fullmatch(cell)}
         # Where only blanks divide the cells, `pass` in a numbered file looks like a heading.
         is_table = sign in {"|", ";", ","} or all(map(_WORDS.fullmatch, cells))
         if columns and is_table and 2 <= len(cells) <= 20:
-            _redact_rows(lines, number + 1, sign, len(cells), columns[::-1], found)
+            _redact_rows(lines, number + 1, sign, len(cells), columns, found)
     return "\n".join(lines)
 
 
-def _redact_rows(lines: list[str], first: int, sign: str, width: int, columns: list[int], found: list[Found]) -> None:
+def _redact_rows(
+    lines: list[str], first: int, sign: str, width: int, columns: dict[int, bool], found: list[Found]
+) -> None:
     """Redact the columns in the lines below a heading, as far as the table goes."""
     for number in range(first, len(lines)):
         line = lines[number]
@@ -252,8 +285,8 @@ def _redact_rows(lines: list[str], first: int, sign: str, width: int, columns: l
         cells = _split_cells(line, sign)
         if len(cells) != width:
             return
-        for column in columns:
-            line = _redact_cell(line, *cells[column], sign in {"|", "\t"}, found)
+        for column, is_password in reversed(columns.items()):
+            line = _redact_cell(line, *cells[column], is_password, sign in {"|", "\t"}, found)
         lines[number] = line
 
 
@@ -263,13 +296,13 @@ def _split_cells(line: str, sign: str) -> list[tuple[int, int]]:
     return [found.span() for found in pattern.finditer(line) if found[0].strip()]
 
 
-def _redact_cell(line: str, start: int, end: int, is_drawn: bool, found: list[Found]) -> str:
+def _redact_cell(line: str, start: int, end: int, is_password: bool, is_drawn: bool, found: list[Found]) -> str:
     cell = line[start:end].strip(" \t\"'`*")
     if "[REDACTED" in cell or " " in cell or is_made_up(cell):
         return line
     # Outside of drawn tables, only random values and mixed signs can be distinguished from words.
-    is_mixed = re.fullmatch(r"(?=.*[a-z])(?=.*\d)(?=.*[^\w.,;:-])[!-~]{6,40}", cell)
-    if not is_mixed and not is_stated_value(cell, is_drawn or is_random(cell)):
+    is_mixed = is_password and re.fullmatch(r"(?=.*[a-z])(?=.*\d)(?=.*[^\w.,;:-])[!-~]{6,40}", cell)
+    if not is_mixed and not is_stated_value(cell, (is_password and is_drawn) or is_random(cell)):
         return line
     begin = line.index(cell, start)
     found.append(("stated_secret", cell))

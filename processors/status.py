@@ -99,7 +99,7 @@ def _unwrap_parts(text: str) -> str:
     parts = decode_json(text)
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         return text
-    texts = [part.get("text") for part in parts if part.get("type") in {"text", "input_text"}]
+    texts = [part.get("text") for part in parts if part.get("type") in ("text", "input_text")]
     return "\n".join(one for one in texts if isinstance(one, str)) or text
 
 

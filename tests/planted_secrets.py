@@ -17,6 +17,7 @@ ALNUM = string.ascii_letters + string.digits
 HEX = "0123456789abcdef"
 B64 = ALNUM + "+/"
 URL = ALNUM + "-_"
+BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 BASE32 = string.ascii_uppercase + "234567"
 
 
@@ -183,7 +184,7 @@ TOKENS = {
     "jwe": f"eyJ{draw(URL, 60)}..{draw(URL, 16)}.{draw(URL, 80)}.{draw(URL, 22)}",
     "paseto": f"v2.local.{draw(URL, 120)}",
     "fernet": f"gAAAAA{draw(URL, 100)}",
-    "extended private key": f"xprv9{draw('123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz', 106)}",
+    "extended private key": f"xprv9{draw(BASE58, 106)}",
 }
 
 PASSWORD = "hv7Kq!mZ2x"
@@ -468,6 +469,45 @@ _PLACES: list[tuple[str, str, str]] = [
     ("whatsapp header", "[WhatsApp +491701234567 +3m 2026-02-03 17:30 UTC] Hi", "+491701234567"),
     ("sender's number", '{"sender": "+491701234567", "x": 1}', "+491701234567"),
     ("telegram header", "[Telegram Ann Lee (@annlee) id:5551234567 +1h 2026] hi", "annlee"),
+    # Forms that earlier versions left.
+    (
+        "half of a token on the next line",
+        f"x {TOKENS['digitalocean'][:40]}\n{TOKENS['digitalocean'][40:]}\n",
+        TOKENS["digitalocean"][40:],
+    ),
+    ("half of a password's value", f"AUTH_TOKEN={HEX64[:40]}\n{HEX64[40:]}\n", HEX64[40:]),
+    ("half of a quoted token", f'"{TOKENS["linear"][:20]}" +\n    "{TOKENS["linear"][20:]}"', TOKENS["linear"][20:]),
+    ("aws configure", f"AWS Access Key ID [None]: AKIA\nAWS Secret Access Key [None]: {KEY40}\n", KEY40),
+    ("aws configure, again", f"AWS Secret Access Key [****************aB3d]: {KEY40}\n", KEY40),
+    ("prompt with a default", f"Password [none]: {PASSWORD}\n", PASSWORD),
+    ("odbc, letters only", "Driver={SQL};Server=db;Uid=ann;Pwd=Sommerregen;Encrypt=yes", "Sommerregen"),
+    ("odbc, braces", "DRIVER={x};SERVER=db;UID=ann;PWD={a;bcDEF};", "a;bcDEF"),
+    ("lines of a pem body", "\n".join(draw(B64, 64) for _ in range(6)) + f"\n{draw(B64, 30)}==\n", ""),
+    ("encrypted pem body", f"MIIFHDBOBgkqhkiG9w0BBQ0w{draw(B64, 40)}\n{PEM_LINES[3]}\n{PEM_LINES[4]}\n", PEM_LINES[4]),
+    ("kubeconfig key, not text", f"    client-key-data: {draw(B64, 120)}=\n", ""),
+    ("kubernetes tls", f"data:\n  tls.key: {draw(B64, 120)}\n", ""),
+    ("heroku authorization", f"ID:          {uuid()}\nToken:       {HEX32}\nUpdated at:  now", HEX32),
+    ("heroku config", f"LANG:                     en\nADMIN_TOKEN:              {RANDOM}\n", RANDOM),
+    ("expect", f'expect "*assword:*"\nsend "{WORD}\\r"\n', WORD),
+    ("expect, one line", f'expect "password:" {{ send -- "{WORD}\\n" }}', WORD),
+    ("pexpect", f"child.expect('Password:')\nchild.sendline('{WORD}')", WORD),
+    ("firebase", f"key AAAA{draw(URL, 7)}:APA91b{draw(URL, 134)}", ""),
+    ("google, new form", f"key AQ.{draw(URL, 50)} here", ""),
+    ("huggingface organisation", f"api_org_{draw(string.ascii_letters, 34)}", ""),
+    ("german, for", f"Das Passwort f\u00fcr den Server lautet {PASSWORD}.", PASSWORD),
+    ("french, for", f"Le mot de passe pour le serveur est {PASSWORD}", PASSWORD),
+    ("spanish, of", f"La contrase\u00f1a del servidor es {PASSWORD}", PASSWORD),
+    ("italian, for", f"La password per il server \u00e8 {PASSWORD}", PASSWORD),
+    ("portuguese, of", f"A senha do servidor \u00e9 {PASSWORD}", PASSWORD),
+    ("dutch, for", f"Het wachtwoord voor de server is {PASSWORD}", PASSWORD),
+    (
+        "russian, for",
+        f"\u041f\u0430\u0440\u043e\u043b\u044c \u0434\u043b\u044f \u0441\u0435\u0440\u0432\u0435\u0440\u0430: {PASSWORD}",
+        PASSWORD,
+    ),
+    ("pass in yaml", f"smtp:\n  user: ann\n  pass: {PASSWORD}\n", PASSWORD),
+    ("pass in javascript", f"{{ user: 'ann', pass: '{PASSWORD}' }}", PASSWORD),
+    ("pass behind a user", f"login: ann pass: {WORD}", WORD),
     ("email of a company", "write to contact@leeworks.co", "contact@leeworks.co"),
     ("email", "ask ann.lee@corp.dev", "ann.lee@corp.dev"),
 ]
@@ -493,6 +533,29 @@ CASES = list(_cases())
 
 # What only looks like a secret.
 HARMLESS = [
+    "| \u2705 pass | ~700ms |\n| pass | 12ms |\ncompile and pass: `cd web && npm test`; Mechanical pass = `scripts/x.py`",
+    'two-pass: 0.5s; First pass: \'echo x1\'; BA consistency pass: `analyst2`; exp.passed ? "pass" : "fail"',
+    'Thread(target=f, token=lambda: 1)\nvar key2: Data? = nil\nencryptedMasterKey: Data?\nconst h = {token:t.token2||"x"}',
+    "AWS_ACCESS_KEY_ID=AKIAIOSFODNN7EXAMPLE\naws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    'token = "seed-token-ada"\napiKey: "ollama-local"\nbotToken: "tok-opie"\nsetenv("GITHUB_TOKEN", "github-token-fixture")',
+    '"api_key": "sk-1234567890abcdef"; credentials: "same-origin"; raw_token = "sk-ant-test-non-owner-token"; "xoxb-test-token"',
+    'const STORAGE_KEY = "planetfall:leaderboard:v1"; PAGE_TOKEN: "page_token:"; ACCESS_KEY = "AWSAccessKeyId"',
+    "API_KEY=GAME_ENGINE_API_KEY_2026\nFINNHUB_API_KEY=$finnhub_key\nshared-key: debug-${{ matrix.os }}",
+    "https://docs.x.dev/expo-52-react-native-update/ and expo-build-properties-guide-2025-38cd1ebf946c, global-color-blocksy_palette_1",
+    # The letters of "doxcn" or "bascn" within an id of Feishu.
+    *('"token": "' + "".join(draw(ALNUM, 4) + letter for letter in kind) + 'Ab"' for kind in ("doxcn", "bascn")),
+    "| Token | Price |\n|---|---|\n| v4AGI/ETH | $0.05 |\n| DYN2POLY | $0.04 |\n**PUMP token:** ~$0.0022; token | $500/mo",
+    f"           key={draw(ALNUM, 20)}\n[MAJOR] swift:S3087\nFigma file key: {draw(ALNUM, 22)}.",
+    f'"crashReporterKey" : "{uuid().upper()}", "link_{HEX32}"',
+    '"password": "M\u1eadt kh\u1ea9u", "enter_password": "Nh\u1eadp m\u1eadt kh\u1ea9u m\u1edbi", "password": "Passord", "hint": "Password must be at least 8 characters"',
+    '**p12 password**: `security import` fails; **ASC API key**: `-authenticationKeyPath ~/.keys/a.p8 -x`; 1password = "latest"',
+    'password = "SecurePass123!"; "db_password": "super_secret_password123"; PASSPHRASE=${PASSPHRASE:-dev-passphrase-do-not-use-in-prod}',
+    f'USDC = "{draw(BASE58, 44)}"; solana_{draw(BASE58, 44)}',
+    f"asdk_app_{HEX32} connector_{HEX32} call_{draw(ALNUM, 24)} dpl_{draw(ALNUM, 28)} sha512-{draw(ALNUM, 60)} pack-{draw(HEX, 40)}",
+    "OPENAI_API_KEY=anything. and pass://vault/item/password; private key to libp2p; `rewardToken` is ERC777",
+    'placeholder="contact@yourdealership.com" placeholder=\\"colleague@dealership.com\\" john.doe@gmail.com',
+    "if not token:\n    self._assert_v1_enabled()\n",
+    "-----BEGIN CERTIFICATE-----\n" + "\n".join(draw(B64, 64) for _ in range(6)) + "\n-----END CERTIFICATE-----",
     "password: UserPasswordAuthenticationToken; token: XMLHttpRequestBodyInit; secret: getSecretValueFromEnvironment",
     "\u5bc6\u7801\uff1a\u81f3\u5c118\u4f4d",
     "[Telegram] they will also send ann@example.com\nthis must have been\n",

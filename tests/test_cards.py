@@ -139,6 +139,14 @@ def test_the_card_holds_all_that_the_reference_card_says() -> None:
     assert [said for said in REFERENCE if said not in words] == []
 
 
+def test_a_job_is_reproduced_by_the_command_that_submitted_it() -> None:
+    words = ["pimono-sdpo", "train", "lab/rows", "--config", "tiny", "--on", "hf:a10g-large", "--time-limit", "90m"]
+    card = render_model_card(report(), run(submitted_with=[*words, "--feedback_template", "a\n```b"]))
+    reproduce = card.partition("## Reproduce")[2].partition("## Use")[0]
+    command = f"{' '.join(words)} --feedback_template 'a ```b'"
+    assert reproduce.strip() == f"With pimono-sdpo 0.1.0:\n\n```bash\n{command}\n```"
+
+
 def test_a_reward_of_ones_own_is_named_and_not_described_as_ours() -> None:
     log = run()
     log["teaching"]["reward"] = "my_reward:tests_pass"

@@ -13,8 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from docs.generate import describe_command
+from pimono_sdpo.__main__ import start
 from pimono_sdpo.cli import app
-from pimono_sdpo.cli.command_line import COMMANDS, load, run, summary_of
+from pimono_sdpo.cli.command_line import COMMANDS, load, summary_of
 from tests.plug import copy_project, insert_line, run_python
 
 OPTIONS = """
@@ -54,7 +55,7 @@ def test_examples_name_options_that_exist(command: str) -> None:
 def test_wrong_choices_missing_options_and_typos_are_reported() -> None:
     for words, sentence in (
         ("filter x --out y --unit week", "'week' is not one of 'session', 'episode'"),
-        ("filter x --out y --unit episod", "'step'. Did you mean 'episode'?"),
+        ("filter x --out y --unit episod", "'episode'. Did you mean 'episode'?"),
         ("filter x --out y --min-scor 2", "Possible options: --min-score"),
         ("filter x", "Missing option '--out'"),
         ("filter x --out y --history-chars -1", "Invalid value for '--history-chars'"),
@@ -147,6 +148,6 @@ def test_a_file_that_cannot_be_opened_is_named(capsys: pytest.CaptureFixture[str
         raise OSError(number, "", "/x/rows")
 
     with pytest.raises(SystemExit) as end:
-        run(command)
+        start(command, "pimono-sdpo")
     assert end.value.code == 2
     assert capsys.readouterr().err == f"pimono-sdpo: Cannot open `/x/rows`: {reason}.\n"

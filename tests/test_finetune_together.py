@@ -206,6 +206,7 @@ def test_a_job_is_priced_started_and_watched_to_its_end(
     assert job.watch(client, job_id, seconds=0) == "completed"
     output = capsys.readouterr().out.splitlines()
     assert output == [
+        f"[finetune] {tmp_path / 'rows.jsonl'} is sent to 127.0.0.1",
         "[finetune] price: 1.50 dollars by Together's count",
         "[finetune] job ft-1 is pending",
         "[finetune] job ft-1 is running",

@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from datasets import Dataset
 from typer.testing import CliRunner
 
 from pimono_sdpo.agent import rollout as rollouts
 from pimono_sdpo.cli import app
 from pimono_sdpo.filtering import run_part
 from processors.duel import turns
-from rewards import rescore
 from tests import shards
 from tests.agent.suite_of_three import knows_some, write_suite
 from tests.chat_server import ChatServer
@@ -63,14 +61,6 @@ def pairs_command(folder: Path, url: str) -> Arguments:
     return ["pairs", rollouts_of_two(folder)]
 
 
-def rescore_command(folder: Path, url: str) -> Arguments:
-    spec = json.dumps({"files": {"a.py": "def f(): 1\n"}})
-    texts = [f"```python\ndef f(): {n}\n```" for n in range(3)]
-    rows = {"completion": texts, "verifier_spec": [spec] * 3}
-    Dataset.from_dict(rows).to_parquet(folder / "rows.parquet")
-    return ["rescore", folder / "rows.parquet", "--grade", "syntax", "--workers", "1"]
-
-
 def rollout_command(folder: Path, url: str) -> Arguments:
     asked = ["--provider", url, "--model", "m", "--rollouts", "2", "--max-workers", "2"]
     return ["rollout", write_suite(folder), *asked]
@@ -97,7 +87,6 @@ COMMANDS: dict[str, Callable[[Path, str], Arguments]] = {
     "pairs": pairs_command,
     "rollout": rollout_command,
     "duel": duel_command,
-    "rescore": rescore_command,
 }
 
 
@@ -132,7 +121,7 @@ class Runner:
 
 def run_command(count: str, kill_at: str, *arguments: str) -> None:
     """Run a command with parts of few rows; kill this process just before a rename of its output."""
-    rescore.SLICE, rollouts.SHARD_ROWS, turns.SHARD_ROWS = 1, 2, 5
+    rollouts.SHARD_ROWS, turns.SHARD_ROWS = 2, 5
     beside, seen = str(Path(arguments[-1]).parent), 0
 
     def watch(event: str, paths: tuple[object, ...]) -> None:

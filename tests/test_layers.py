@@ -9,9 +9,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # From the ground up. Packages of one storey that import each other are one entry.
 STOREYS = (
-    ("", *"version schema errors own_code stage stats text shell failures prefilter removed report options".split()),
+    ("", *"version errors text console".split()),
+    (*"schema own_code stage stats shell failures prefilter removed options".split(),),
     ("traces",),
-    ("runs",),
+    ("runs", "report"),
     ("llm",),
     ("edits", "samples"),
     ("/processors", "/rewards", "/cards"),

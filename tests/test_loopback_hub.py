@@ -35,11 +35,8 @@ seen["down"] = {
 api.delete_folder("deep", repo_id="me/adapter")
 api.delete_file("weights.safetensors", repo_id="me/adapter")
 seen["left"] = api.list_repo_files("me/adapter")
-api.create_branch("me/adapter", branch="v2", revision=uploads[0].oid)
-seen["v2"] = api.list_repo_files("me/adapter", revision="v2")
-x = {"path_or_fileobj": b"x", "path_in_repo": "x.txt"}
-pull = api.upload_file(**x, repo_id="me/adapter", create_pr=True)
-seen["pull"] = [pull.pr_revision, api.list_repo_files("me/adapter", revision=pull.pr_revision)]
+seen["before"] = api.list_repo_files("me/adapter", revision=uploads[0].oid)
+api.auth_check("me/adapter", write=True)
 api.delete_repo("me/adapter")
 seen["exists"] = api.repo_exists("me/adapter")
 print(json.dumps(seen))
@@ -72,13 +69,10 @@ def test_a_model_goes_up_and_comes_back(loopback_hub: LoopbackHub, tmp_path: Pat
     assert b"*.parquet filter=lfs" in down.pop(".gitattributes")
     assert down == files
     assert sorted(seen["left"]) == [".gitattributes", "README.md", "empty.txt"]
-    assert sorted(seen["v2"]) == sorted([".gitattributes", *files])
-    revision, in_pull = seen["pull"]
-    assert revision == "refs/pr/1"
-    assert sorted(in_pull) == sorted([*seen["left"], "x.txt"])
+    assert sorted(seen["before"]) == sorted([".gitattributes", *files])
     assert seen["exists"] is False
     commits = [r for r in loopback_hub.requests if "/commit/" in r.path]
-    assert [r.status for r in commits] == [200] * 4  # one of the two uploads, two deletes, a pull
+    assert [r.status for r in commits] == [200] * 3  # one of the two uploads, two deletes
     puts = [r for r in loopback_hub.requests if r.method == "PUT"]
     assert [r.body for r in puts] == [weights]
 
@@ -162,13 +156,11 @@ card.text += "\\nwritten by hand\\n"
 card.push_to_hub("lab/rows")
 second = Dataset.from_dict({"n": [7], "text": ["other"]})
 second.push_to_hub("lab/rows", split="test")
-second.push_to_hub("lab/rows", revision="v2")
 second.push_to_hub("lab/rows")
 streamed = load_dataset("lab/rows", split="test", streaming=True)
 print(json.dumps({
     "same": back.to_list() == first.to_list() and back.features == first.features,
     "splits": {k: v.to_list() for k, v in load_dataset("lab/rows").items()},
-    "v2": load_dataset("lab/rows", revision="v2", split="train").num_rows,
     "streamed": list(streamed),
 }))
 """
@@ -177,7 +169,7 @@ print(json.dumps({
 def test_a_dataset_is_pushed_and_loaded_back(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
     seen = run_client(loopback_hub, tmp_path, DATASET)
     row = {"n": 7, "text": "other"}
-    assert seen == {"same": True, "splits": {"train": [row], "test": [row]}, "v2": 1, "streamed": [row]}
+    assert seen == {"same": True, "splits": {"train": [row], "test": [row]}, "streamed": [row]}
     files = loopback_hub.files(f"{ORG}/rows", "dataset")
     assert [path for path in files if path.endswith(".parquet")] == [
         "data/test-00000-of-00001.parquet",
@@ -186,7 +178,6 @@ def test_a_dataset_is_pushed_and_loaded_back(loopback_hub: LoopbackHub, tmp_path
     assert b"license: mit" in files["README.md"]
     assert b"written by hand" in files["README.md"]
     assert pq.read_table(io.BytesIO(files["data/train-00000-of-00001.parquet"])).to_pylist() == [row]
-    assert sorted(loopback_hub.repo(f"{ORG}/rows", "dataset").refs) == ["refs/heads/main", "refs/heads/v2"]
 
 
 REFUSED = """
@@ -223,7 +214,7 @@ print(json.dumps({
     "add": outcome(lambda: add()),
     "no-op": outcome(lambda: add()),
     "delete nothing": outcome(lambda: api.delete_file("nothing.txt", repo_id="me/public")),
-    "branch": outcome(lambda: api.create_branch("me/public", branch="main")),
+    "foreign check": outcome(lambda: api.auth_check("other/repo", write=True)),
     "license": outcome(lambda: readme("---\\nlicense: mine-1.0\\n---\\n")),
     "base_model": outcome(lambda: readme("---\\nbase_model: /models/base\\n---\\n")),
     "good card": outcome(lambda: readme("---\\nlicense: apache-2.0\\n---\\n")),
@@ -235,6 +226,7 @@ def seed_for_refusals(hub: LoopbackHub) -> None:
     hub.seed("me/public", "model", {"a.txt": b"a"})
     hub.seed("me/private", "model", {"a.txt": b"a"}, private=True)
     hub.seed("lab/gated", "model", {"a.txt": b"a"}, gated=True)
+    hub.seed("other/repo", "model", {})
 
 
 def test_refusals_with_a_token(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
@@ -258,7 +250,7 @@ def test_refusals_with_a_token(loopback_hub: LoopbackHub, tmp_path: Path) -> Non
         "add": ["fine"],
         "no-op": ["fine"],
         "delete nothing": ["RemoteEntryNotFoundError", 404],
-        "branch": ["HfHubHTTPError", 409],
+        "foreign check": ["HfHubHTTPError", 403],
         "license": ["ValueError", None],
         "base_model": ["ValueError", None],
         "good card": ["fine"],
@@ -282,6 +274,6 @@ def test_refusals_without_a_token(loopback_hub: LoopbackHub, tmp_path: Path) -> 
     assert told["missing repo"][:2] == ["RepositoryNotFoundError", 401]
     assert told["missing revision"][0] == "RevisionNotFoundError"
     assert told["missing file"][0] == "RemoteEntryNotFoundError"
-    assert all(told[name][1] == 401 for name in ("foreign", "add", "no-op", "branch", "delete nothing"))
+    assert all(told[name][1] == 401 for name in ("foreign", "foreign check", "add", "no-op", "delete nothing"))
     assert len(loopback_hub.repo("me/public").commits) == 2
     assert all("authorization" not in r.headers for r in loopback_hub.requests)

@@ -82,6 +82,7 @@ def test_unmarked_results_that_report_a_failure(tool: str, text: str, code: int 
         ("read", "Error: x\n" * 400),
         ("read", '{"error": "a fixture", "status": "error"}'),
         ("list_jobs", '{"jobs": [{"status": "failed"}], "error": null}'),
+        ("list_jobs", '[{"type": ["text"], "text": "done"}, {"type": {}}]'),
         ("edit", "Replaced 1 block.\n\nAuto-fixed 1 issue(s) (biome:1)"),
         ("edit", "Edited a.md:\n  12\t3 errors found:\n  13\tnone"),
     ],

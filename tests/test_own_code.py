@@ -16,6 +16,7 @@ from pimono_sdpo.schema import Unit
 from pimono_sdpo.stage import source_hash
 from pimono_sdpo.traces.sources import load_sessions
 from processors import pipeline, run_pipeline
+from rewards.verifiers.rubric import build_rubric
 from tests.exports import write_samples
 from tests.plug import ROOT
 
@@ -218,11 +219,8 @@ def test_a_built_in_function_is_refused() -> None:
 
 
 def test_an_own_verifier_scores_completions(folder: Path) -> None:
-    rows = [{"verifier_spec": "{}", "completion": text} for text in ("right", "bad")]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = run(folder, "rescore", "rows.jsonl", "--out", "scored", "--gate", "mine:verify")
-    assert done.returncode == 0, done.stderr
-    assert "2 rows, 2 judged, 1 passed" in done.stdout
+    rubric = build_rubric(["mine:verify"], [])
+    assert [rubric(text, {}).passed for text in ("right", "bad")] == [True, False]
 
 
 def test_a_folder_with_the_name_of_our_package_is_refused(folder: Path) -> None:

@@ -18,6 +18,7 @@ from tests.exports import write_samples
 from tests.loopback_hub import TOKEN, LoopbackHub, run_client, run_python
 from tests.loopback_hub.call import EXPIRED_TOKEN, FINE_TOKEN
 from tests.loopback_hub.faults import Fault
+from tests.loopback_hub.storage import blob_for
 
 NAME = "me/rows"
 COMMIT = "/api/datasets/me/rows/commit/"
@@ -131,6 +132,51 @@ def test_another_push_replaces_the_earlier_one_whole(loopback_hub: LoopbackHub, 
     assert "3 removed" in done.stdout
     assert pushed(loopback_hub) == as_pushed(rows) | {"LICENSE": b"theirs"}
     assert statuses(loopback_hub) == [200]
+
+
+def write_on_the_card(hub: LoopbackHub, key: str, words: str) -> None:
+    """Do what an owner does on the Hub: set a key of the metadata, and add words at the end."""
+    card = hub.files(NAME, "dataset")["README.md"].decode()
+    edited = card.replace("---\n", f"---\n{key}\n", 1) + f"\n{words}\n"
+    hub.seed(NAME, "dataset", {"README.md": edited.encode()})
+
+
+def test_what_the_owner_wrote_on_the_card_stays(loopback_hub: LoopbackHub, made: Path, rows: Path) -> None:
+    assert push(loopback_hub, rows).returncode == 0
+    write_on_the_card(loopback_hub, "language: en", "## My notes\n\nDo not train on Fridays.")
+    assert push(loopback_hub, rows).returncode == 0
+    assert statuses(loopback_hub) == [200], "nothing of ours changed"
+    run_filter(str(made / "traces"), rows, FilterOptions(max_samples=3, licence="mit"))
+    done = push(loopback_hub, rows)
+    assert "replaced" not in done.stdout
+    card = loopback_hub.files(NAME, "dataset")["README.md"].decode()
+    ours = as_pushed(rows)["README.md"].decode()
+    metadata, _, text = ours.removeprefix("---\n").partition("---\n")
+    head, _, body = card.removeprefix("---\n").partition("---\n")
+    assert sorted([*metadata.splitlines(), "language: en"]) == sorted(head.splitlines())
+    assert body == f"{text}\n## My notes\n\nDo not train on Fridays.\n"
+    assert "gave 3 rows" in card
+
+    changed = card.replace("gave 3 rows", "gave 3 splendid rows")
+    loopback_hub.seed(NAME, "dataset", {"README.md": changed.encode()})
+    done = push(loopback_hub, rows)
+    assert done.stdout.strip().endswith("replaced on the card, although changed there: the text between the marks")
+    assert loopback_hub.files(NAME, "dataset")["README.md"].decode() == card
+
+
+def test_a_card_that_an_earlier_version_pushed_keeps_what_was_added(loopback_hub: LoopbackHub, rows: Path) -> None:
+    loopback_hub.seed(NAME, "dataset", {})
+    text = (rows / "README.md").read_text().replace("gave", "once gave")
+    files = {"README.md": text, "report.json": '{"pimono_sdpo": "0"}', "funnel.svg": "<svg/>"}
+    blobs = {name: blob_for(name, content.encode()) for name, content in files.items()}
+    loopback_hub.repo(NAME, "dataset").commit("refs/heads/main", blobs, "Push rows made by pimono-sdpo")
+    write_on_the_card(loopback_hub, "language: en", "Do not train on Fridays.")
+    assert push(loopback_hub, rows).returncode == 0
+    there, ours = pushed(loopback_hub), as_pushed(rows)
+    card = there.pop("README.md").decode()
+    expected = ours.pop("README.md").decode()
+    assert card.replace("language: en\n", "") == f"{expected}\nDo not train on Fridays.\n"
+    assert there == ours, "its plots are gone"
 
 
 def test_a_new_dataset_is_public_only_on_request(loopback_hub: LoopbackHub, rows: Path) -> None:
@@ -319,9 +365,9 @@ def test_no_token_is_found_out_before_the_work(loopback_hub: LoopbackHub, made: 
     done = front(loopback_hub, home, *arguments, "nobody/rows")
     assert "the Hub answers 403, You cannot create a dataset under" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments, "")
-    assert "Nothing can be pushed to ``: it is not a valid repository name" in refused(done, rows, before)
+    assert "Nothing can be pushed to ``: it is not a valid name" in refused(done, rows, before)
     done = front(loopback_hub, home, "push", str(rows), "two words")
-    assert "Nothing can be pushed to `two words`: it is not a valid repository name" in refused(done, rows, before)
+    assert "Nothing can be pushed to `two words`: it is not a valid name" in refused(done, rows, before)
     assert "leaves this machine" not in done.stdout
     for wrong in (EXPIRED_TOKEN, "hf_mistyped"):
         done = front(loopback_hub, home, *arguments, NAME, token=wrong)

@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from pimono_sdpo.__main__ import start
 from pimono_sdpo.cli import app
-from pimono_sdpo.cli.command_line import run
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.removed import REMOVED
-from pimono_sdpo.training import find_recipe, train
-from rewards.rescore import import_verifier
+from pimono_sdpo.training import train
+from pimono_sdpo.training.options import find_recipe
+from rewards.verifiers.rubric import import_verifier
 
-OF_COMMANDS = [name for name in REMOVED if not name.startswith(("recipe ", "verifier "))]
+OF_COMMANDS = [name for name in REMOVED if not name.startswith(("recipe ", "verifier ", "suite "))]
 
 
 @pytest.mark.parametrize("name", OF_COMMANDS)
@@ -21,12 +22,12 @@ def test_a_removed_command_or_option_names_its_replacement(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command, *option = name.split()
-    spelled = [option, ["=".join(option)], [option[0].replace("-", "_").replace("__", "--", 1), *option[1:]]]
-    for words in spelled if option else [option]:
+    underscored = [word.replace("-", "_").replace("__", "--", 1) for word in option]
+    for words in (option, underscored, ["=".join(option)] if option else []):
         done = CliRunner().invoke(app, [command, "traces", *words])
         assert str(done.exception) == f"`{name}` was removed; {REMOVED[name]}."
     with pytest.raises(SystemExit) as ended:
-        run(lambda: app([command, "traces", *option], standalone_mode=False))
+        start(lambda: app([command, "traces", *option], standalone_mode=False), "pimono-sdpo")
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"pimono-sdpo: `{name}` was removed; ")
     assert not any(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Small suites in the layouts of public ones: fixed programs pass, buggy ones fail."""
+"""A small suite in the layout of QuixBugs: fixed programs pass, buggy ones fail."""
 
 import functools
 import json
@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.suites import FORMS, Judge, block, buggy_of, solution_of
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.suites.build import Task, read_functions, read_quixbugs, record_tests
+from pimono_sdpo.suites.build import Task, read_quixbugs, record_tests
 from rewards.sandbox import Server
 from rewards.verifiers import tests
 
@@ -76,26 +76,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-ROWS = [
-    {"task_id": "T/0", "prompt": "def add(xs):\n", "canonical_solution": "    return [x + 1 for x in xs]\n",
-     "buggy_solution": "    return [x for x in xs]\n", "entry_point": "add",
-     "test": "def check(candidate):\n    xs = [1]\n    assert candidate(xs) == [2], 'one'\n    for n in range(3):\n        assert candidate([n]) == [n + 1]\n    assert True\n\ncheck(candidate=add)\n"},
-    {"task_id": "T/1", "prompt": "def encode(s):\n    return s[::-1]\n\ndef test_decode(s):\n",
-     "canonical_solution": "    return s[::-1]\n", "buggy_solution": "    return s\n", "entry_point": "test_decode",
-     "test": "def check(test_decode):\n    import math\n    text = '''a\n  b'''\n    assert test_decode(encode(text)) == text\n    assert abs(len(test_decode('x')) - 1) < 1e-6\n\ncheck(test_decode)\n"},
-    {"task_id": "T/2", "prompt": "def check(n):\n", "canonical_solution": "    return n * 2\n",
-     "buggy_solution": "    while True: pass\n", "entry_point": "check", "test": "assert check(2) == 4\nassert check(0) == 0"},
-]  # fmt: skip
-
-
 @pytest.fixture(scope="module")
-def all_tasks(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
-    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, ROWS)) + "\n")
-    tasks = [*read_quixbugs(checkout, seconds=4), *read_functions(path, seconds=2)]
+def all_tasks(checkout: Path) -> list[Task]:
     with Server(imports=tests.IMPORTS) as server:
         python = tests.in_server(server)
-        return [record_tests(task, python) for task in tasks]
+        return [record_tests(task, python) for task in read_quixbugs(checkout, seconds=4)]
 
 
 @pytest.fixture(scope="module")
@@ -105,17 +90,17 @@ def judge() -> Iterator[Judge]:
 
 
 def test_fixed_programs_pass_in_every_form_and_buggy_ones_fail(all_tasks: list[Task], judge: Judge) -> None:
-    assert [task.name for task in all_tasks] == ["counts", "half", "last", "lists", "turns", "T/0", "T/1", "T/2"]
+    assert [task.name for task in all_tasks] == ["counts", "half", "last", "lists", "turns"]
     for task in all_tasks:
         for name, form in FORMS.items():
             result = judge(form(task), task.spec)
             assert result.status == "passed", (task.name, name, result)
         result = judge(block("# looked at\n" + buggy_of(task)), task.spec)
         assert result.status == "failed", (task.name, result)
-        assert (result.category == "timeout") == (task.name in ("counts", "T/2")), (task.name, result)
+        assert (result.category == "timeout") == (task.name == "counts"), (task.name, result)
 
 
-def test_every_suite_is_judged_by_recorded_calls(all_tasks: list[Task]) -> None:
+def test_the_suite_is_judged_by_recorded_calls(all_tasks: list[Task]) -> None:
     assert {task.spec["tests"]["kind"] for task in all_tasks} == {"recorded"}
     counts = next(task for task in all_tasks if task.name == "counts")
     assert counts.goal.endswith(":\n\nWhat counts does")
@@ -127,19 +112,6 @@ def test_no_task_holds_its_answer(all_tasks: list[Task]) -> None:
         assert not any("correct_python_programs/" in path for path in task.spec["tests"].get("files", ()))
 
 
-def test_partial_credit_is_a_share_of_the_asserts(all_tasks: list[Task], judge: Judge) -> None:
-    (task,) = (task for task in all_tasks if task.name == "T/0")
-    result = judge(block("def add(xs):\n    return [2] if xs == [1] else []\n"), task.spec)
-    assert result.score == 0.5, result
-
-
 def test_what_is_no_suite_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PimonoError, match="give the root of a QuixBugs checkout"):
         list(read_quixbugs(tmp_path))
-    (tmp_path / "rows.jsonl").write_text('{"task_id": "1"}\n')
-    with pytest.raises(PimonoError, match=r"rows.jsonl:1 .* missing required field `prompt`"):
-        list(read_functions(tmp_path / "rows.jsonl"))
-    bare = {**ROWS[0], "test": "def check(f):\n    f()\n"}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(bare))
-    with pytest.raises(PimonoError, match="assert nothing"):
-        list(read_functions(tmp_path / "rows.jsonl"))

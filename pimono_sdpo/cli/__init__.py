@@ -7,6 +7,17 @@ the function `build` of the module `suite`, with the help in its docstring. A mo
 is used, since importing `datasets` takes a second.
 """
 
-from pimono_sdpo.cli.command_line import app, main, run
+from pimono_sdpo.__main__ import main as main
 
-__all__ = ["app", "main", "run"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pimono_sdpo.cli.command_line import app as app
+
+
+def __getattr__(name: str) -> object:
+    """Import the Typer app on first use, since `main` must handle Ctrl-C before that."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pimono_sdpo.cli.command_line import app
+
+    return app

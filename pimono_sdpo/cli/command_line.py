@@ -1,12 +1,11 @@
 """Build Typer commands from the modules of commands, run them and turn errors into exit codes."""
 
-import errno
 import gc
 import inspect
 import os
 import re
-import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
 from enum import StrEnum
@@ -18,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import typer
 from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]
 
-from pimono_sdpo.errors import PimonoError
+from pimono_sdpo.console import allow_cleanup, check_hub, printable_output
 from pimono_sdpo.options import flag_of
 from pimono_sdpo.removed import refuse_removed
 from pimono_sdpo.version import __version__
@@ -26,18 +25,12 @@ from pimono_sdpo.version import __version__
 # The commands by heading in the help.
 GROUPS = {
     "Rows and adapters": ("filter", "view", "push", "train"),
-    "Rollouts": ("rollout", "import", "steps", "pairs", "evaluate", "rescore"),
+    "Rollouts": ("rollout", "import", "steps", "pairs", "evaluate"),
     "Suites and duels": ("suite build", "suite split", "suite check", "duel"),
     "Samples": ("demo sessions", "demo model"),
     "Older names": ("prefs", "sft-extract", "eval"),
 }
 COMMANDS = tuple(chain.from_iterable(GROUPS.values()))
-# Advice for files that cannot be opened, by error number.
-ADVICE = dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions") | {
-    errno.ENAMETOOLONG: "use a shorter name"
-}
-# The exit code of a program that was ended by Ctrl-C.
-INTERRUPTED = 130
 # The rows of a session are many objects without cycles; by default, garbage is collected after every 700.
 GC_THRESHOLD = 50_000
 STYLE: dict[str, Any] = {
@@ -149,7 +142,11 @@ def command_of(name: str) -> Any:
     command = load(name)
 
     def call(**values: Any) -> None:
-        command.run(command.options(**values))
+        allow_cleanup()
+        check_hub()
+        # Libraries format what they print about a training.
+        with nullcontext() if name == "train" else printable_output():
+            command.run(command.options(**values))
 
     types = get_type_hints(command.options)
     parameters = [_build_parameter(one, types[one.name]) for one in fields(command.options)]
@@ -201,33 +198,3 @@ def front(version: Annotated[bool, typer.Option("--version", help="Print the ver
     if version:
         typer.echo(__version__)
         raise typer.Exit
-
-
-def run(command: Callable[[], object]) -> None:
-    """Run a command; print one sentence and exit with 1 or 2 for a PimonoError, with 130 for Ctrl-C."""
-    try:
-        command()
-    except PimonoError as error:
-        sys.stderr.write(f"pimono-sdpo: {error}\n")
-        sys.exit(error.exit_code)
-    except OSError as error:
-        if error.errno not in ADVICE:
-            raise
-        reason = f"{os.strerror(error.errno).lower()}; {ADVICE[error.errno]}"
-        sys.stderr.write(f"pimono-sdpo: Cannot open `{str(error.filename)[-200:]}`: {reason}.\n")
-        sys.exit(2)
-    except (KeyboardInterrupt, SystemExit) as error:
-        # Typer turns Ctrl-C into a silent exit.
-        if isinstance(error, SystemExit) and error.code != INTERRUPTED:
-            raise
-        sys.stderr.write("pimono-sdpo: interrupted; run the same command again to resume.\n")
-        sys.exit(INTERRUPTED)
-
-
-def main() -> None:
-    """Run the console script."""
-    try:
-        run(app)
-    finally:
-        # Skips the last garbage collection of the process, which takes a tenth of a second.
-        gc.freeze()

@@ -44,7 +44,9 @@ def run(options: Options) -> None:
     """Filter a source, or a part of it, or merge parts."""
     options.check_push()
     if (options.correction_judge or options.row_judge) and not options.merge:
-        typer.echo(f"redacted texts are sent to `{options.judge_provider}` for the judge")
+        from pimono_sdpo.llm.settings import find_endpoint
+
+        typer.echo(f"redacted texts are sent to `{find_endpoint(options.judge_provider).host}` for the judge")
     if options.shard is not None:
         _run_part(options, options.shard)
         return

@@ -6,10 +6,12 @@ if reply.error is None: ...
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -262,6 +264,12 @@ def map_rows(
         )
 
 
+@cache
+def _name_host(host: str) -> None:
+    """Print once where texts are sent; not on stdout, whose lines are those of the reference run."""
+    sys.stderr.write(f"texts for the model are sent to `{host}`\n")
+
+
 def open_chat(
     section: CallSection, prices: Prices, journal: Path, models: Sequence[str], max_cost: float | None, replay: bool
 ) -> Chat:
@@ -270,6 +278,8 @@ def open_chat(
     With `replay`, no calls are made: a request that is not in the journal gets a reply with an error.
     """
     endpoint = Endpoint("journal", "", NO_KEY) if replay else section.find_endpoint()
+    if not replay:
+        _name_host(endpoint.host)
     calls = Journal(journal)
     budget = None if max_cost is None else Budget(max_cost, models, prices, calls)
     stopped = "The journal lacks an answer that this run needs; run without --replay." if replay else None

@@ -18,7 +18,6 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -29,6 +28,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 from pydantic.dataclasses import dataclass
 
 from pimono_sdpo.errors import InferenceError
+from pimono_sdpo.text import is_this_machine
 
 CONFIG, DOTENV = Path("chain.toml"), Path(".env")
 
@@ -67,10 +67,6 @@ class CallSection(Limits):
     provider: str = "hf"
     # The file of the working folder that names the provider, None if the user or the default does.
     _provider_file: Path | None = PrivateAttr(None)
-
-    def find_address(self) -> "Address":
-        """Return the address of the provider."""
-        return find_address(self.provider, self._provider_file)
 
     def find_endpoint(self) -> "Endpoint":
         """Return URL and key of the provider."""
@@ -230,11 +226,6 @@ class Address(NamedTuple):
     url: str
     file: Path | None
 
-    @property
-    def host(self) -> str:
-        """The host, which commands name before they send texts to it."""
-        return URL(self.url).host
-
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -243,6 +234,11 @@ class Endpoint:
     name: str
     base_url: str
     key: str = Field(repr=False)
+
+    @property
+    def host(self) -> str:
+        """The host, which commands name before they send texts to it."""
+        return URL(self.base_url).host
 
 
 def find_address(provider: str, file: Path | None = None) -> Address:
@@ -273,21 +269,12 @@ def _check_address(address: Address, origin: str) -> Address:
             f"The address `{url.host}`{origin} holds a user, a password or a query, which reports would publish; "
             "leave them out and set the variable of the key."
         )
-    if url.scheme == "http" and not _is_this_machine(url.host):
+    if url.scheme == "http" and not is_this_machine(url.host):
         raise InferenceError(
             f"Texts and keys would be sent to `{address.url}`{origin} unencrypted; use https, or forward the port to "
             "this machine and use http://localhost."
         )
     return address
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return host == "localhost"
-    # A connection to 0.0.0.0, which servers print as their address, stays on this machine.
-    return address.is_loopback or address.is_unspecified
 
 
 def find_endpoint(provider: str, file: Path | None = None) -> Endpoint:
@@ -322,4 +309,4 @@ def find_endpoint(provider: str, file: Path | None = None) -> Endpoint:
         raise InferenceError(f"The provider `{provider}` needs a key; set {names} in the environment or in `.env`.")
     # Only the user's choice of an address is shown as the provider.
     is_own = preset is not None and address.file is None
-    return Endpoint(provider if is_own else address.host, address.url, key or NO_KEY)
+    return Endpoint(provider if is_own else URL(address.url).host, address.url, key or NO_KEY)

@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 from tqdm.auto import tqdm
 
+from pimono_sdpo.console import escape_warnings
 from pimono_sdpo.errors import EngineError, ShardError, SourceError, require_extra
 from pimono_sdpo.runs.folders import explain_disk_error, writing
 from pimono_sdpo.stage import Stage, code_hash, module_of, source_hash
@@ -362,6 +363,7 @@ def _delay_interrupts() -> Iterator[None]:
 def _prepare_worker() -> None:
     """Make this worker exit on Ctrl-C, and when its parent process exits."""
     disable_progress_bars()
+    escape_warnings()
     # The default lock is a semaphore of the system, which a killed worker would leave behind.
     tqdm.set_lock(RLock())
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,12 +1,9 @@
-"""Build a suite from a QuixBugs checkout, HumanEvalFix lines, Harbor tasks, or our own programs.
+"""Build a suite from a QuixBugs checkout, Harbor tasks, or our own programs.
 
 A QuixBugs checkout has python_programs/NAME.py (with a bug, and a docstring that describes the program),
 correct_python_programs/NAME.py, python_testcases/test_NAME.py with helpers beside it, and for some
 programs json_testcases/NAME.json, which the test reads. Every program with tests becomes a task; its
 tests run once on the fixed program, and their calls are recorded (`rewards.verifiers.recorded_tests`).
-
-In HumanEvalFix, `check` becomes one test per assert, so that partial credit and feedback name what
-fails. Its other statements run before each later assert.
 
 A program of the project is a TOML file, named after its task: `category`, `goal` (what a user would
 write in an issue, without the place of the bug), `files` and `tests` (texts by path), `judged` (the
@@ -24,15 +21,12 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from symtable import symtable
 from typing import Any, Literal
 
-import msgspec
-
 from pimono_sdpo.errors import PimonoError, SourceError
+from pimono_sdpo.removed import refuse_removed
 from pimono_sdpo.runs.folders import LOCK, SUITE, make_output, only_run, publish_folder, remove, require_disjoint
 from pimono_sdpo.suites import harbor
-from pimono_sdpo.suites.split import group_near_programs
 from pimono_sdpo.suites.suite import NAME, Suite, TaskRow, make_task_id, write_suite
 from processors.rollouts.noise import measure_patch
 from rewards.sandbox import Server
@@ -45,13 +39,12 @@ BUGGY, FIXED = "python_programs", "correct_python_programs"
 TESTS, CASES = "python_testcases", "json_testcases"
 # Which files are answers or tests, and which programs reveal the fix of another.
 QUIXBUGS = tomllib.loads(Path(__file__).with_name("quixbugs.toml").read_text(encoding="utf-8"))
-PATH, TEST_PATH = "solution.py", "test_solution.py"
 PROGRAMS = Path(__file__).parent / "programs"
 # CPU seconds of a test run. No program of ours needs half a second, but some hang.
-SECONDS, FUNCTION_SECONDS, OWN_SECONDS = 20.0, 10.0, 2.0
+SECONDS, OWN_SECONDS = 20.0, 2.0
 PYTEST = "python -m pytest -q"
 OWN = "samples"
-Kind = Literal["quixbugs", "humanevalfix", "harbor", "samples"]
+Kind = Literal["quixbugs", "harbor", "samples"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,77 +110,6 @@ def _pytest_tests(root: Path, name: str, seconds: float) -> dict[str, Any]:
     return {"kind": "pytest", "files": files, "shared": shared, "seconds": seconds}
 
 
-class _Function(msgspec.Struct):
-    """A line of HumanEvalFix."""
-
-    task_id: str
-    prompt: str
-    canonical_solution: str
-    buggy_solution: str
-    entry_point: str
-    test: str
-    instruction: str | None = None
-    bug_type: str | None = None
-
-
-def read_functions(path: Path, seconds: float = FUNCTION_SECONDS) -> Iterator[Task]:
-    """Yield the tasks of HumanEvalFix lines; `seconds` is the CPU time for all tests of a task."""
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = msgspec.json.decode(line, type=_Function)
-            fixed = row.prompt + row.canonical_solution
-            tests = {TEST_PATH: render_tests(row.test, row.entry_point, fixed)}
-        except (ValueError, SyntaxError) as error:
-            raise PimonoError(f"{path}:{number} is not a task ({error}).") from error
-        yield Task(
-            name=row.task_id,
-            goal=f"The function in `{PATH}` has a bug: its tests fail. Find it and fix it. What "
-            f"it is meant to do:\n\n{(row.instruction or row.prompt).strip()}",
-            files={PATH: row.prompt + row.buggy_solution},
-            fixed={PATH: fixed},
-            judged={"kind": "pytest", "files": tests, "seconds": seconds},
-            tests=tests,
-            category=row.bug_type,
-        )
-
-
-def render_tests(test: str, entry: str, program: str) -> str:
-    """Return a file for pytest with one test per assert of `def check(candidate)`, or of the text `test`."""
-    tree = ast.parse(test)
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | {entry}
-    toplevel: list[ast.stmt] = []
-    body, name = tree.body, entry
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "check":
-            toplevel = [
-                other for other in tree.body if other is not node and not ast.unparse(other).startswith("check(")
-            ]
-            body, name = node.body, node.args.args[0].arg
-    symbols = symtable(program, PATH, "exec").get_symbols()
-    defined = {symbol.get_name() for symbol in symbols if symbol.is_assigned() and not symbol.is_imported()}
-    imported = ", ".join(sorted(used & defined))
-    alias = f"{name} = {entry}" if name != entry else ""
-    # The import is inside the tests, because pytest would collect an imported `test_...`.
-    before = ast.parse(f"from {PATH.removesuffix('.py')} import {imported}\n{alias}").body
-    tests: list[ast.stmt] = []
-    for statement in body:
-        match statement:
-            case ast.Expr(ast.Constant()) | ast.Assert(ast.Constant(True)):
-                continue
-        if not any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
-            before.append(statement)
-            continue
-        (function,) = ast.parse(f"def test_{len(tests) + 1}(): pass").body
-        assert isinstance(function, ast.FunctionDef)
-        function.body = [*before, statement]
-        tests.append(function)
-    if not tests:
-        raise PimonoError(f"The tests of `{entry}` assert nothing; `check` needs asserts.")
-    return "\n\n\n".join(map(ast.unparse, [*toplevel, *tests])) + "\n"
-
-
 def load_programs() -> Iterator[Task]:
     """Yield the programs of the project by name."""
     for path in sorted(PROGRAMS.glob("*.toml")):
@@ -231,13 +153,11 @@ def detect_kind(source: str) -> tuple[Kind, Path]:
         return "quixbugs", path
     if path.is_dir() and harbor.find_tasks(path):
         return "harbor", path
-    files = [path] if path.is_file() else list(path.glob("*.jsonl"))
-    if len(files) != 1:
-        raise SourceError(
-            f"`{source}` is not a QuixBugs checkout with {BUGGY}/, a file of HumanEvalFix lines, "
-            f"a folder of Harbor tasks, or the word `{OWN}`."
-        )
-    return "humanevalfix", files[0]
+    if path.suffix == ".jsonl" or any(path.glob("*.jsonl")):
+        refuse_removed("suite build FILE.jsonl")
+    raise SourceError(
+        f"`{source}` is not a QuixBugs checkout with {BUGGY}/, a folder of Harbor tasks, or the word `{OWN}`."
+    )
 
 
 def build_suite(source: str, out: Path, hide_tests: bool = False) -> tuple[list[TaskRow], dict[str, str]]:
@@ -261,12 +181,9 @@ def build_suite(source: str, out: Path, hide_tests: bool = False) -> tuple[list[
 
 
 def _build(source: str, kind: Kind, path: Path, work: Path, hide_tests: bool) -> tuple[list[TaskRow], dict[str, str]]:
-    readers = {"quixbugs": read_quixbugs, "humanevalfix": read_functions}
     rows, left_out = list[TaskRow](), dict[str, str]()
-    tasks = list(readers[kind](path) if kind in readers else load_programs())
+    tasks = list(read_quixbugs(path) if kind == "quixbugs" else load_programs())
     groups: dict[str, str] = QUIXBUGS["near"] if kind == "quixbugs" else {}
-    if kind == "humanevalfix":
-        groups = group_near_programs({task.name: task.fixed[PATH] for task in tasks})
     with Server(imports=verifier.IMPORTS) as server:
         for task in tasks:
             try:
@@ -275,10 +192,7 @@ def _build(source: str, kind: Kind, path: Path, work: Path, hide_tests: bool) ->
                 rows.append(_make_row(recorded, kind, path, work, group, hide_tests))
             except NotRecordable as reason:
                 left_out[task.name] = str(reason)
-    names = [row["task_id"] for row in rows]
-    if duplicates := sorted({name for name in names if names.count(name) > 1}):
-        raise SourceError(f"`{source}` has the task `{duplicates[0]}` twice; task ids must be unique.")
-    if not names:
+    if not rows:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise SourceError(f"`{source}` has no tasks{f' that can be used ({why})' if why else ''}.")
     return rows, left_out
@@ -304,7 +218,6 @@ def _make_row(task: Task, kind: Kind, checkout: Path, work: Path, group: str, hi
             (repo / path).write_text(text, newline="")
         command = PYTEST if task.tests else None
         metadata |= {"group": make_task_id(group), "test_files": sorted(task.tests)}
-        metadata |= {"source_id": task.name} if kind == "humanevalfix" else {}
     metadata |= {"category": task.category} if task.category else {}
     return {
         "task_id": name,

@@ -11,14 +11,12 @@ columns read  task_id, split (rows of the split `test` are not trained on)
 """
 
 import hashlib
-import io
 import random
 import re
-import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, combinations
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,41 +29,10 @@ from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.runs.parquet import read_rows
 from pimono_sdpo.suites.suite import START_OF, Suite, TaskRow, has_tests, load_suite, write_suite
 
-WIDTH = 4
-# Two programs are near duplicates if they share this part of their groups of WIDTH tokens.
-NEAR = 0.35
-SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
 BATCH = 10_000
 COLUMNS = ("task_id", "split")
 ENDINGS = (".parquet", ".jsonl", ".arrow")
 Method = Literal["threshold", "rank", "shuffle"]
-
-
-def group_near_programs(programs: Mapping[str, str]) -> dict[str, str]:
-    """Return for each program the first name among its near duplicates.
-
-    >>> group_near_programs({"b": "print(a + b + 1)", "a": "print(a + b + 1)  # !", "c": ""})
-    {'b': 'a', 'a': 'a', 'c': 'c'}
-    """
-    first = {name: name for name in programs}
-    shingles = {name: _shingles(programs[name]) for name in sorted(programs)}
-    for (a, one), (b, two) in combinations(shingles.items(), 2):
-        if one and len(one & two) >= NEAR * len(one | two):
-            low, high = sorted((first[a], first[b]))
-            first |= {name: low for name, group in first.items() if group == high}
-    return first
-
-
-def _shingles(text: str) -> set[tuple[str, ...]]:
-    tokens = []
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            is_docstring = token.type == tokenize.STRING and "\n" in token.string
-            if token.type not in SKIPPED and not is_docstring:
-                tokens.append(token.string.strip() or tokenize.tok_name[token.type])
-    except (tokenize.TokenError, SyntaxError):
-        tokens = text.split()
-    return {tuple(tokens[at : at + WIDTH]) for at in range(len(tokens) - WIDTH + 1)}
 
 
 @dataclass(frozen=True, slots=True)

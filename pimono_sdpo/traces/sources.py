@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from glob import glob, has_magic
 from pathlib import Path, PurePath
 from typing import Any, Literal
@@ -92,10 +93,10 @@ def _find_local(source: str) -> tuple[Path, list[Path]] | None:
     path = Path(source)
     if has_magic(source) and not path.exists():
         root = Path(re.split(r"[*?\[]", source)[0] + "x").parent
-        found = [Path(name) for name in glob(source, recursive=True)]  # noqa: PTH207
+        files = _expand(source)
         # A folder that several links reach is read once, under its shortest path.
-        found.sort(key=lambda file: len(file.parts), reverse=True)
-        files = [*{(os.path.realpath(file.parent), file.name): file for file in found}.values()]
+        files.sort(key=lambda file: len(file.parts), reverse=True)
+        files = [*{(os.path.realpath(file.parent), file.name): file for file in files}.values()]
     elif path.is_dir():
         root, files = path, list_files(path)
     elif path.exists():
@@ -108,6 +109,31 @@ def _find_local(source: str) -> tuple[Path, list[Path]] | None:
             "use a folder, a file, a glob or an id."
         )
     return root, sorted(file for file in files if file.is_file())
+
+
+def _expand(pattern: str) -> list[Path]:
+    """Return the paths that match a glob; Python's own `**` would go round in loops of links."""
+    parts = pattern.split("/")
+    if "**" not in parts:
+        return [Path(name) for name in glob(pattern)]  # noqa: PTH207
+    at = parts.index("**")
+    folders = [Path(name) for name in glob("/".join([*parts[:at], ""]) or ".")]  # noqa: PTH207
+    below = ((folder, file) for folder in folders for file in list_files(folder))
+    return [file for folder, file in below if _fits(file.relative_to(folder).parts, parts[at:])]
+
+
+def _fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Match the parts of a path like a shell: `**` stands for any folders, and only a dot matches a first dot.
+
+    >>> _fits(("a", "b", "c.md"), ("**", "*.md")), _fits((".a", "c.md"), ("**", "*.md"))
+    (True, False)
+    """
+    if not path or not pattern:
+        return not path and not pattern
+    is_hidden = path[0][0] == "." and pattern[0][:1] != "."
+    if pattern[0] == "**":
+        return _fits(path, pattern[1:]) or (not is_hidden and _fits(path[1:], pattern))
+    return not is_hidden and fnmatchcase(path[0], pattern[0]) and _fits(path[1:], pattern[1:])
 
 
 def list_files(folder: Path) -> list[Path]:

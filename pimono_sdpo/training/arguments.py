@@ -14,8 +14,8 @@ from cards.lint import check_licence
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.removed import refuse_removed
 from pimono_sdpo.schema import SplitBy, Unit
-from pimono_sdpo.training import argument, check_numbers, checked_recipe, find_recipe, refuse_unknown
 from pimono_sdpo.training.guards import LOSS, GuardOptions
+from pimono_sdpo.training.options import argument, check_numbers, checked_recipe, find_recipe, refuse_unknown
 from pimono_sdpo.training.rewards import Mode
 
 
@@ -192,8 +192,9 @@ def parse_job(
         )
     except (ValueError, ImportError, OSError, yaml.YAMLError) as error:
         # TRL raises ValueError when its arguments contradict each other.
+        reason = " ".join(str(error).split()).rstrip(".")
         raise TrainingInputError(
-            f"The arguments of `{recipe.name}` and the command line cannot be used: {' '.join(str(error).split())}"
+            f"The arguments of `{recipe.name}` and the command line cannot be used: {reason}."
         ) from error
     refuse_unknown(unknown[-1], parser)
     job.license = check_licence(job.license)

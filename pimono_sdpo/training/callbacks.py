@@ -23,7 +23,8 @@ from transformers import TrainerCallback
 from trl.experimental.sdpo import SDPOTrainer
 from trl.experimental.sdpo.teacher_sync import PEFTAdapterEMACallback
 
-from pimono_sdpo.training import say, seconds_of, warn
+from pimono_sdpo.training.console import say, warn
+from pimono_sdpo.training.options import seconds_of
 
 KEY = "pimono_sdpo_progress"
 # The metrics in the line of a step: name, format, and name in TRL's log.

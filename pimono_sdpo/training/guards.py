@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from pimono_sdpo.runs.folders import read_json
-from pimono_sdpo.training import argument, warn
+from pimono_sdpo.training.console import warn
+from pimono_sdpo.training.options import argument
 from pimono_sdpo.training.output import BEST, BEST_PARTIAL, WEIGHTS, write_json
 from pimono_sdpo.version import __version__
 

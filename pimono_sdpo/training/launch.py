@@ -34,18 +34,19 @@ from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.own_code import list_own_files
 from pimono_sdpo.push import PushOptions, hub_errors, push_folder, require_adapter_of
 from pimono_sdpo.traces.hub import explain_error, retry_hub
-from pimono_sdpo.training import (
+from pimono_sdpo.training.console import say
+from pimono_sdpo.training.options import (
     SMOKE_TEST,
     check_columns,
     check_folder,
     check_numbers,
     checked_recipe,
+    find_flavor,
     find_recipe,
     find_shipped,
     is_local,
     read_options,
     refuse_unknown,
-    say,
     seconds_of,
 )
 from pimono_sdpo.version import __version__
@@ -252,14 +253,6 @@ def _find_reward(options: Namespace) -> str:
     """Return the reward of a job, by its options or its recipe."""
     recipe = _read_recipe(options.config) if options.config else {}
     return str(options.reward or recipe.get("reward", "trace_grounding"))
-
-
-def find_flavor(api: HfApi, flavor: str) -> Any:
-    """Return a flavor of HF Jobs; raises TrainingInputError for an unknown one."""
-    flavors = {item.name: item for item in api.list_jobs_hardware()}
-    if flavor not in flavors:
-        raise TrainingInputError(f"There is no flavor `{flavor}`; give one of {', '.join(flavors)}.")
-    return flavors[flavor]
 
 
 def find_package(wheel: Path | None, folder: Path) -> str:

@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl import ModelConfig
 from trl.experimental.sdpo import SDPOConfig
 
-from pimono_sdpo.training.launch import find_flavor
 from pimono_sdpo.training.models import lora_config, translate_errors
+from pimono_sdpo.training.options import find_flavor
 from pimono_sdpo.training.trainer import CHUNK_ELEMENTS
 
 GIB = 2**30

@@ -16,12 +16,14 @@ from transformers.integrations import TrackioCallback
 from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import check_columns, models, rows, say
+from pimono_sdpo.training import models, rows
 from pimono_sdpo.training.arguments import CommonArguments
 from pimono_sdpo.training.callbacks import Progress
+from pimono_sdpo.training.console import say
 from pimono_sdpo.training.guards import GuardOptions, Guards
 from pimono_sdpo.training.held_out import Scores
 from pimono_sdpo.training.memory import Hardware
+from pimono_sdpo.training.options import check_columns
 from pimono_sdpo.training.output import last_checkpoint
 from pimono_sdpo.training.tracking import SafeTrackio, list_arguments
 

@@ -21,7 +21,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.traces.hub import explain_error
-from pimono_sdpo.training import is_local
+from pimono_sdpo.training.options import is_local
 from pimono_sdpo.training.output import ADAPTER, LOCAL_FILE, PROBE_FILE, WEIGHTS, read_finished
 
 # The text layers only: `all-linear` would also wrap the image and audio embedders, which get no

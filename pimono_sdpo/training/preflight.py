@@ -22,7 +22,7 @@ import yaml
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import say
+from pimono_sdpo.training.console import say
 from pimono_sdpo.training.held_out import interval, sample_rewards, untouched
 from pimono_sdpo.training.memory import GIB, Hardware, advise, read_config
 from pimono_sdpo.training.method import Method

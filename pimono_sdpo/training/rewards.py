@@ -23,11 +23,10 @@ from pimono_sdpo.own_code import OwnReward, import_own
 from pimono_sdpo.stage import source_hash
 from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, special_tokens
 from pimono_sdpo.training.tracking import keep_rollouts, log_rollouts
-from rewards.rescore import build_rubric
 from rewards.trace_grounding import trace_grounding_reward
 from rewards.verifiers.call_formats import FAMILIES
 from rewards.verifiers.reward import VerifierReward, add_tools, find_model_format, needs_format, self_test
-from rewards.verifiers.rubric import MAX_PARTIAL
+from rewards.verifiers.rubric import MAX_PARTIAL, build_rubric
 
 Mode = Literal["rollout", "trace", "both", "none"]
 Reward = Callable[..., list[float | None]]

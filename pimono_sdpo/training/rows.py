@@ -17,9 +17,10 @@ from huggingface_hub.errors import EntryNotFoundError
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.runs.folders import read_json
-from pimono_sdpo.training import check_folder, is_local, is_main_process, say
 from pimono_sdpo.training.arguments import SDPOArguments
+from pimono_sdpo.training.console import is_main_process, say
 from pimono_sdpo.training.models import translate_errors
+from pimono_sdpo.training.options import check_folder, is_local
 from pimono_sdpo.training.output import DATA, REPORT_FILE, last_checkpoint, read_written
 
 Json = dict[str, Any]

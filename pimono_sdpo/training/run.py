@@ -17,27 +17,19 @@ import torch
 from datasets import Dataset
 
 from cards.render import write_model_card
+from pimono_sdpo.console import allow_cleanup, check_hub
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.push import Repo, remove_empty
 from pimono_sdpo.runs.folders import read_json
-from pimono_sdpo.text import shorten_line
-from pimono_sdpo.training import (
-    SMOKE_TEST,
-    held_out,
-    is_local,
-    is_main_process,
-    models,
-    output,
-    publish,
-    say,
-    tracking,
-    warn,
-)
+from pimono_sdpo.text import escape_controls, shorten_line
+from pimono_sdpo.training import held_out, models, output, publish, tracking
 from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.callbacks import TimeLimit, now, time_limit_of
+from pimono_sdpo.training.console import is_main_process, say, warn
 from pimono_sdpo.training.launch import COMMAND
 from pimono_sdpo.training.memory import hardware_of
 from pimono_sdpo.training.method import Method
+from pimono_sdpo.training.options import SMOKE_TEST, is_local
 from pimono_sdpo.training.preflight import as_text, preflight, refuse
 from pimono_sdpo.training.sdpo import SDPO
 from pimono_sdpo.training.supervised import DPO, SFT
@@ -63,8 +55,6 @@ def run_job(method: str, argv: list[str], description: str | None = None) -> Pat
     if method in ("rft", "grpo"):
         argv = [*argv, "--method", method]
     run = Run(METHODS[method], argv, description)
-    if getattr(run.job, "reward", None) == "trace_grounding":
-        say(SMOKE_TEST)
     with run.open_output():
         run.train()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -75,10 +65,12 @@ def run_job(method: str, argv: list[str], description: str | None = None) -> Pat
 
 def run_script(method: str, argv: list[str], description: str | None) -> int:
     """Run a script of jobs/; return 0, or 2 after one sentence on stderr."""
+    allow_cleanup()
     try:
+        check_hub()
         run_job(method, argv, description)
     except PimonoError as error:
-        sys.stderr.write(f"train_{method}: {error}\n")
+        sys.stderr.write(escape_controls(f"train_{method}: {error}\n"))
         return 2
     return 0
 
@@ -97,6 +89,8 @@ class Run:
             argv, method.OPTIONS, method.CONFIG, description, method.RECIPE
         )
         self.command = argv
+        if getattr(self.job, "reward", None) == "trace_grounding":
+            say(SMOKE_TEST)
         say(f"recipe {self.recipe}, model {self.model_args.model_name_or_path}")
         self.method = method(self.job, self.args, self.model_args)
         if self.method.lacks_gpu and self.job.mode != "preflight":

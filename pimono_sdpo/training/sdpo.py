@@ -291,7 +291,7 @@ class SDPO(Method):
         columns = {"privileged_context"} if self.feedback.mode in ("trace", "both") else set()
         columns |= {"verifier_spec"} if self.feedback.asks_reward else set()
         texts = [text for name in columns & {*loaded.column_names} for text in loaded[name]]
-        if self.args.distillation_weight and columns and not any(text and text.strip() for text in texts):
+        if self.args.distillation_weight and columns and not any(str(text or "").strip() for text in texts):
             raise TrainingInputError(
                 f"No row of `{dataset}` has a text in {' or '.join(sorted(columns))}, so the teacher of --feedback "
                 f"{self.feedback.mode} would read nothing; give rows that `filter` wrote, or --feedback none."

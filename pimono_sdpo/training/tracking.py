@@ -17,7 +17,7 @@ from transformers.integrations import TrackioCallback
 from transformers.integrations.integration_utils import rewrite_logs
 
 from pimono_sdpo.text import shorten
-from pimono_sdpo.training import warn
+from pimono_sdpo.training.console import warn
 
 SPACE_VARIABLE = "TRACKIO_SPACE_ID"
 # The arguments that the dashboard and the run log list.

@@ -117,9 +117,11 @@ PairOfTurns = tuple[str, int, Turn, Turn, str | None]
 
 
 def pair_session(row: Row, test_fraction: float, recorder: Sequence[str] | None) -> list[Json]:
-    """Return the pairs of one session."""
+    """Return the pairs of one session, or its problem."""
     trace, private, turns, _, turn_of, columns = _read(row, test_fraction, recorder)
-    pairs = []
+    pairs: list[Json] = []
+    if trace.problem:
+        pairs.append({**dict.fromkeys(PAIR), **columns, "problem": trace.problem, "detail": None})
     for target, at, chosen, rejected, problem in (
         *_find_fixed_edits(trace, turns, turn_of),
         *_find_branches(trace, private, turns, turn_of),

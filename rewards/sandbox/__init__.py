@@ -3,16 +3,15 @@
     ran = run([sys.executable, "main.py"], files={"main.py": answer}, stdin=b"[3, 1, 2]")
 
 The code has no network, no environment variables and no access to other processes. It can read the
-system and the interpreter, can write only its own folder, and all resources are limited. If no
-backend works on this machine, `run` refuses. For many short runs of Python, a `Server` starts one
-interpreter.
+system and the interpreter, can write only its own folder, and all resources are limited. If that
+cannot be enforced on this machine, `run` refuses. For many short runs of Python, a `Server` starts
+one interpreter.
 """
 
 import fcntl
 import functools
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -33,7 +32,7 @@ MEBI = 1 << 20
 
 
 class SandboxError(PimonoError):
-    """No backend works, or confinement failed; nothing untrusted was run."""
+    """The sandbox does not work here, or confinement failed; nothing untrusted was run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,6 @@ class Ran:
     stderr: bytes
     cpu_seconds: float
     wall_seconds: float
-    backend: str
     stopped: Literal["", "cpu", "wall", "memory", "processes", "disk", "files"]
     files: dict[str, bytes] = field(default_factory=dict)
 
@@ -86,15 +84,7 @@ CLEAN_ENV = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": 
 
 
 class Sandbox:
-    """Runs each command under its own supervisor, with the given backend or the strongest that works here."""
-
-    def __init__(self, backend: str = "auto") -> None:
-        self._requested = backend
-
-    @functools.cached_property
-    def backend(self) -> str:
-        """The name of the backend; raises SandboxError when it does not work here."""
-        return choose(self._requested)
+    """Runs each command under its own supervisor."""
 
     def run(
         self,
@@ -112,28 +102,40 @@ class Sandbox:
         the command or the environment from a dataset. A command that does not exist exits with 127.
         Raises SandboxError when nothing could be run.
         """
-        contents = {_check_name(name): content for name, content in (files or {}).items()}
+        _require_confinement()
+        return self._run(command, files or {}, stdin, limits, collect, env or {})
+
+    def _run(
+        self,
+        command: Sequence[str],
+        files: Mapping[str, bytes | str],
+        stdin: bytes,
+        limits: Limits,
+        collect: Sequence[str],
+        env: Mapping[str, str],
+    ) -> Ran:
+        contents = {_check_name(name): content for name, content in files.items()}
         entries = {path for name in contents for path in (PurePosixPath(name), *PurePosixPath(name).parents[:-1])}
         over_disk = sum(map(len, contents.values())) > limits.disk
         if over_disk or len(entries) > limits.files:
             stopped: Literal["disk", "files"] = "disk" if over_disk else "files"
-            return Ran(None, signal.SIGKILL, b"", b"", 0.0, 0.0, self.backend, stopped)
+            return Ran(None, signal.SIGKILL, b"", b"", 0.0, 0.0, stopped)
         spec: dict[str, Any] = {
             "command": list(command),
-            "env": {"PATH": PATH, **CLEAN_ENV, **(env or {})},
+            "env": {"PATH": PATH, **CLEAN_ENV, **env},
             "files": {name: text.encode() if isinstance(text, str) else text for name, text in contents.items()},
             "collect": [_check_name(name) for name in collect],
             "limits": {name: getattr(limits, name) for name in Limits.__slots__}
             | {"wall_seconds": limits.wall_seconds or max(15, 5 * limits.cpu_seconds)},
         }
-        with self._supervisor(limits.disk) as supervisor:
+        with self._supervisor() as supervisor:
             # RLIMIT_NPROC counts every task of the uid. A run without its own uid shares it with other
             # processes of the user, including other runs: it may then be refused a process within its
             # limit, but never gets more.
             spec["tasks"] = limits.processes + (0 if supervisor.uid else processes.count_tasks(os.getuid()))
             report = supervisor.run(spec, stdin)
             if "refused" in report:
-                raise SandboxError(f"the sandbox `{self.backend}` did not start: {report['refused']}")
+                raise SandboxError(f"the sandbox did not start: {report['refused']}")
         stdout, stderr = (
             output + (f"\n[... {size - len(output)} bytes cut]\n".encode() if size > len(output) else b"")
             for output, size in report.pop("output")
@@ -144,19 +146,18 @@ class Sandbox:
             signal=-code if code < 0 else None,
             stdout=stdout,
             stderr=stderr,
-            backend=self.backend,
             **report,
         )
 
-    def _supervisor(self, disk: int) -> AbstractContextManager["_Supervisor"]:
-        return closing(_Supervisor(self.backend, disk))
+    def _supervisor(self) -> AbstractContextManager["_Supervisor"]:
+        return closing(_Supervisor())
 
 
 class _Supervisor:
     """A supervisor process with its uid and folder; a warm interpreter starts it if `control` connects to one."""
 
-    def __init__(self, backend: str, disk: int, control: socket.socket | None = None) -> None:
-        parent = TMPFS if backend == "bubblewrap" else tempfile.gettempdir()
+    def __init__(self, control: socket.socket | None = None) -> None:
+        parent = tempfile.gettempdir()
         self.folder = f"{parent}/sandbox-{secrets.token_hex(8)}"
         with ExitStack() as stack:
             self.uid = stack.enter_context(_lease_uid())
@@ -167,8 +168,7 @@ class _Supervisor:
                 with remote:
                     socket.send_fds(control, [b"."], [remote.fileno()])
             else:
-                prefix = _bubblewrap_command(disk, self.uid) if backend == "bubblewrap" else []
-                self.connection = stack.enter_context(_start_module(prefix, "supervisor", "-IS"))
+                self.connection = stack.enter_context(_start_module("supervisor", "-IS"))
             stack.callback(self._wait)
             self._resources = stack.pop_all()
         self._send(
@@ -247,13 +247,12 @@ class Server(Sandbox):
     """
 
     def __init__(self, imports: Sequence[str] = ()) -> None:
-        super().__init__("landlock")
-        _ = self.backend
+        _require_confinement()
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._idle: list[_Supervisor] = []
         self._busy: set[_Supervisor] = set()
-        self._interpreter = _start_module([], "warm_server", "-I")
+        self._interpreter = _start_module("warm_server", "-I")
         self._control = self._interpreter.__enter__()
         try:
             zygote.send(self._control.fileno(), {"imports": list(imports)})
@@ -266,12 +265,12 @@ class Server(Sandbox):
             raise SandboxError(f"the warm sandbox {why}")
 
     @contextmanager
-    def _supervisor(self, disk: int) -> Iterator[_Supervisor]:
+    def _supervisor(self) -> Iterator[_Supervisor]:
         """A supervisor that no other thread is using; kept for later runs unless this one fails."""
         with self._lock:
             if self._process != os.getpid():  # the supervisors belong to the process that forked this one
                 self._process, self._idle, self._busy = os.getpid(), [], set()
-            supervisor = self._idle.pop() if self._idle else _Supervisor(self.backend, disk, self._control)
+            supervisor = self._idle.pop() if self._idle else _Supervisor(self._control)
             self._busy.add(supervisor)
         try:
             yield supervisor
@@ -319,27 +318,14 @@ print("end")
 
 
 @functools.cache
-def available() -> dict[str, str]:
-    """Return why each backend does not work here, "" if it does; strongest first, tried once per process."""
-    missing = missing_in_kernel()
-    no_bubblewrap = "" if shutil.which("bwrap") else "`bwrap` is not installed"
-    return {
-        "bubblewrap": no_bubblewrap or missing or _find_escapes("bubblewrap"),
-        "landlock": missing or _find_escapes("landlock"),
-    }
+def find_problem() -> str:
+    """Return why untrusted code cannot be confined on this machine, "" if it can; tried once per process."""
+    return missing_in_kernel() or _find_escapes()
 
 
-def choose(backend: str) -> str:
-    """Return the backend of that name, or for `auto` the strongest that works here; raises SandboxError."""
-    known = available()
-    if backend not in ("auto", *known):
-        raise SandboxError(f"unknown sandbox `{backend}`; use auto or one of {', '.join(known)}")
-    candidates = {backend: known[backend]} if backend in known else known
-    for name, why in candidates.items():
-        if not why:
-            return name
-    reasons = "; ".join(f"{name}: {why}" for name, why in candidates.items())
-    raise SandboxError(f"no sandbox works on this machine, so nothing was run ({reasons})")
+def _require_confinement() -> None:
+    if why := find_problem():
+        raise SandboxError(f"the sandbox does not work on this machine, so nothing was run ({why})")
 
 
 def missing_in_kernel() -> str:
@@ -363,15 +349,13 @@ def missing_in_kernel() -> str:
     return ""
 
 
-def _find_escapes(backend: str) -> str:
-    """Return what untrusted code can still do under a backend, "" when the probe is fully confined."""
+def _find_escapes() -> str:
+    """Return what untrusted code can still do here, "" when the probe is fully confined."""
     with tempfile.NamedTemporaryFile() as secret:
         Path(secret.name).chmod(0o666)
         arguments = [secret.name, f"{secret.name}-written", str(os.getppid())]
-        sandbox = Sandbox()
-        sandbox.backend = backend  # `choose` would call this function again
         try:
-            ran = sandbox.run([sys.executable, "-I", "-S", "-c", PROBE, *arguments])
+            ran = Sandbox()._run([sys.executable, "-I", "-S", "-c", PROBE, *arguments], {}, b"", Limits(), (), {})
         except SandboxError as refusal:
             return str(refusal)
     *escapes, end = ran.stdout.decode().split("\n")[:-1] or [""]
@@ -458,32 +442,6 @@ def may_change_uid() -> bool:
     )
 
 
-def _bubblewrap_command(disk: int, uid: int) -> list[str]:
-    """Return the command that starts a supervisor in namespaces; it confines its runs in the same way as without."""
-    arguments = [
-        shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc",
-        "--unshare-uts", "--unshare-cgroup-try", "--new-session",
-        "--tmpfs", "/", "--proc", "/proc", "--chdir", "/",
-    ]  # fmt: skip
-    for device in (*zygote.DEVICES, zygote.ZERO):  # not `--dev`, which needs devices that small machines lack
-        arguments += ["--dev-bind-try", device, device]
-    bound = [path for path in (*readable(), str(HERE)) if not path.startswith("/proc/")]
-    # Bubblewrap creates the parent folders, by default accessible only to its own user.
-    parents = {str(parent) for path in bound for parent in Path(path).parents} - {"/", *bound}
-    for parent in sorted(parents):
-        arguments += ["--perms", "0755", "--dir", parent]
-    for path in bound:
-        arguments += ["--ro-bind", path, path]
-    arguments += ["--size", str(disk * 5 // 4), "--tmpfs", TMPFS]
-    if cgroups():
-        arguments += ["--bind", cgroups(), cgroups()]
-    if uid:
-        for capability in ("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "KILL",
-                           "SETGID", "SETUID", "SETPCAP", "SYS_PTRACE"):  # fmt: skip
-            arguments += ["--cap-add", f"CAP_{capability}"]
-    return [*arguments, "--"]
-
-
 HERE = Path(__file__).resolve().parent
 # The `__init__` modules of the packages import much that a supervisor does not need.
 BOOT = """
@@ -497,7 +455,7 @@ main()
 
 
 @contextmanager
-def _start_module(prefix: list[str], module: str, flags: str) -> Iterator[socket.socket]:
+def _start_module(module: str, flags: str) -> Iterator[socket.socket]:
     """Start `main` of a module of this package in a clean interpreter; yield the socket connected to it."""
     code = BOOT.format(str(HERE.parent), str(HERE), module)
     connection, remote = socket.socketpair()
@@ -505,7 +463,7 @@ def _start_module(prefix: list[str], module: str, flags: str) -> Iterator[socket
         # In its own session: Ctrl-C must not end it before it has killed its processes.
         with remote:
             process = subprocess.Popen(
-                [*prefix, sys.executable, flags, "-c", code],
+                [sys.executable, flags, "-c", code],
                 stdin=remote.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=CLEAN_ENV,

@@ -1,8 +1,7 @@
-"""Limit memory with control groups, where the machine allows it.
+"""Limit memory with control groups of version 2, where the machine allows it.
 
 They include memory that belongs to no single process, such as the kernel's buffers of pipes. A group
-is created below that of this process in version 1, and next to it in version 2, where a group cannot
-have both processes and child groups.
+is created next to that of this process, since a group cannot have both processes and child groups.
 """
 
 from __future__ import annotations
@@ -17,9 +16,6 @@ def find() -> str:
     if not os.path.exists("/proc/self/cgroup"):
         return ""
     paths = dict(line.split(":", 2)[1:] for line in _read("/proc/self/cgroup").splitlines())
-    if "memory" in paths:
-        folder = f"{MOUNT}/memory{paths['memory']}".rstrip("/")
-        return folder if os.access(f"{folder}/memory.limit_in_bytes", os.W_OK) else ""
     folder = f"{MOUNT}{os.path.dirname(paths.get('', '/'))}".rstrip("/")
     control = f"{folder}/cgroup.subtree_control"
     return folder if os.access(control, os.W_OK) and "memory" in _read(control).split() else ""
@@ -43,16 +39,14 @@ class Group:
     def limit_memory(self, size: int) -> None:
         """Set the total bytes of memory that the group may use."""
         if self.folder and size != self.size:
-            name = "memory.max" if os.path.exists(f"{self.folder}/memory.max") else "memory.limit_in_bytes"
-            _write(f"{self.folder}/{name}", str(size))
+            _write(f"{self.folder}/memory.max", str(size))
             self.size = size
 
     def count_kills(self) -> int:
         """Return how many processes were killed because the group ran out of memory."""
         if not self.folder:
             return 0
-        name = "memory.events" if os.path.exists(f"{self.folder}/memory.events") else "memory.oom_control"
-        lines = (line.split() for line in _read(f"{self.folder}/{name}").splitlines())
+        lines = (line.split() for line in _read(f"{self.folder}/memory.events").splitlines())
         return next((int(count) for event, count in lines if event == "oom_kill"), 0)
 
     def remove(self) -> None:

@@ -9,15 +9,20 @@ range  0 to 1, or None without a verdict
     any `error`, or none applied   None: it counts neither for nor against the model
 """
 
+import inspect
 import json
 import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Literal, Protocol, cast
 
-from pimono_sdpo.errors import PimonoError
+from pimono_sdpo.errors import OutputError, PimonoError
+from pimono_sdpo.own_code import import_own
+from pimono_sdpo.removed import refuse_removed
 from pimono_sdpo.text import replace_surrogates, shorten
 
 Status = Literal["passed", "failed", "error", "skipped"]
@@ -198,3 +203,41 @@ def _credit(result: VerifierResult) -> float:
     if result.status == "passed" and result.score in (1.0, None):
         return 1.0
     return min(max(result.score or 0.0, 0.0), MAX_PARTIAL)
+
+
+def build_rubric(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
+    """Build a rubric from names: a module of `rewards.verifiers`, or `module:name` of your own function.
+
+    A graded verifier may have a weight, as in `syntax=0.5`. Raises OutputError for anything else.
+    """
+    weighted = [name.partition("=") for name in graded]
+    names = [*gates, *(name for name, _, _ in weighted)]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise OutputError(f"The verifier `{repeated}` is given twice; give each once, as a gate or graded.")
+    try:
+        return Rubric(
+            tuple(map(import_verifier, gates)),
+            tuple((import_verifier(name), float(weight or 1)) for name, _, weight in weighted),
+        )
+    except ValueError as error:
+        raise OutputError(
+            f"The rubric cannot be built ({error}); name verifiers such as tool_calls, or syntax=0.5 with its weight."
+        ) from error
+
+
+def import_verifier(name: str) -> Verifier:
+    """Import a verifier by its name; raises OutputError or OwnCodeError if there is none."""
+    refuse_removed(f"verifier {name}")
+    verifier: object = None
+    if ":" in name or Path(__file__).with_name(f"{name}.py").is_file():
+        verifier = import_own(name if ":" in name else f"rewards.verifiers.{name}:verify")
+    try:
+        inspect.signature(cast("Verifier", verifier)).bind("", {})
+    except (TypeError, ValueError):  # not callable, or with other arguments
+        verifier = None
+    if not isinstance(verifier, FunctionType | partial):
+        raise OutputError(
+            f"`{name}` is not a verifier; give a module of rewards.verifiers, such as tool_calls, "
+            "or module:name of a function of a completion and a spec."
+        )
+    return verifier

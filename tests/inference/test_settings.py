@@ -15,6 +15,7 @@ from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import NO_KEY, PRESETS, Endpoint, Price, find_endpoint, load_settings
 from tests.chat_server import ChatServer, busy, serve_chat
 
+JOB = Path(__file__).parents[2] / "jobs" / "train_sdpo.py"
 VARIABLES = [name for preset in PRESETS.values() for name in (*preset.key_variables, preset.url_variable) if name]
 
 
@@ -280,6 +281,16 @@ def test_a_redirect_is_not_followed(chat_server: ChatServer) -> None:
         assert other.hits == []
     assert reply.error is not None
     assert f"answered 307: it redirects to {other.url}" in reply.error
+
+
+@pytest.mark.parametrize("words", [["-m", "pimono_sdpo", "filter", "ns/name", "--out", "rows"], [str(JOB)]])
+def test_the_token_of_the_hub_is_not_sent_unencrypted(words: list[str], tmp_path: Path) -> None:
+    variables = {"HF_ENDPOINT": "http://hub.invalid", "HF_HOME": str(tmp_path), "PYTHONPATH": str(JOB.parent.parent)}
+    environment = {name: value for name, value in os.environ.items() if "TOKEN" not in name} | variables
+    for token in ({}, {"HF_TOKEN": "hf_mine"}):
+        done = subprocess.run([sys.executable, *words], env=environment | token, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert ("token of the Hub would be sent unencrypted; use https" in done.stderr) is bool(token)
 
 
 def test_the_token_of_the_hub_does_not_follow_a_file(tmp_path: Path) -> None:

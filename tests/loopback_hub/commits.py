@@ -9,17 +9,7 @@ from starlette.responses import JSONResponse, Response
 from tests.loopback_hub.call import REPO, REV, Call, Refusal, missing_entry, route
 from tests.loopback_hub.card import problems
 from tests.loopback_hub.objects import in_parts, sign
-from tests.loopback_hub.storage import (
-    LFS_OVER_BYTES,
-    Blob,
-    Commit,
-    Repo,
-    StaleParent,
-    blob,
-    full_ref,
-    goes_to_lfs,
-    under,
-)
+from tests.loopback_hub.storage import LFS_OVER_BYTES, Blob, Commit, StaleParent, blob, full_ref, goes_to_lfs, under
 
 Changes = dict[str, Blob | None]
 
@@ -86,29 +76,14 @@ def commit(call: Call) -> Response:
     if not header["summary"].strip():
         raise Refusal(400, "A commit needs a summary")
     changes = read_changes(call, base, [line for line in lines if line["key"] != "header"])
-    answer: dict[str, object] = {"success": True}
-    as_pull_request = call.request.query_params.get("create_pr") == "1"
-    if as_pull_request:
-        number = 1 + sum(known.startswith("refs/pr/") for known in repo.refs)
-        ref = f"refs/pr/{number}"
-        answer["pullRequestUrl"] = f"{call.base}/{repo.path}/discussions/{number}"
-    made = apply(repo, ref, changes, header, base if as_pull_request else None)
-    answer |= {"commitOid": made.sha, "commitUrl": f"{call.base}/{repo.path}/commit/{made.sha}"}
-    return JSONResponse(answer)
-
-
-def apply(repo: Repo, ref: str, changes: Changes, header: dict[str, str], onto: Commit | None) -> Commit:
     try:
-        return repo.commit(
-            ref,
-            changes,
-            header["summary"],
-            description=header["description"],
-            parent=header.get("parentCommit"),
-            onto=onto,
+        made = repo.commit(
+            ref, changes, header["summary"], description=header["description"], parent=header.get("parentCommit")
         )
     except StaleParent:
         raise Refusal(412, "A commit has happened since. Please refresh and try again.") from None
+    url = f"{call.base}/{repo.path}/commit/{made.sha}"
+    return JSONResponse({"success": True, "commitOid": made.sha, "commitUrl": url})
 
 
 def read_changes(call: Call, base: Commit, lines: list[dict[str, Any]]) -> Changes:

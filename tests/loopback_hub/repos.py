@@ -8,7 +8,7 @@ from tests.loopback_hub.call import REPO, REV, USER, Call, Refusal, repo_type, r
 from tests.loopback_hub.card import card_data, problems
 from tests.loopback_hub.card_rules import listed
 from tests.loopback_hub.spaces import space_of
-from tests.loopback_hub.storage import Blob, Commit, Repo
+from tests.loopback_hub.storage import Blob
 
 # As `huggingface_hub.utils.validate_repo_id` has it.
 NAME = re.compile(r"(?!.*(--|\.\.))(?!.*\.git$)[A-Za-z0-9_]([\w.-]{0,94}[A-Za-z0-9_])?", re.ASCII)
@@ -124,7 +124,7 @@ def auth_check(call: Call) -> Response:
 def refs(call: Call) -> Response:
     repo = call.repo()
     answer: dict[str, list[dict[str, str]]] = {}
-    groups = {"branches": "refs/heads/", "converts": "refs/convert/", "tags": "refs/tags/", "pullRequests": "refs/pr/"}
+    groups = {"branches": "refs/heads/", "converts": "refs/convert/", "tags": "refs/tags/"}
     for group, prefix in groups.items():
         answer[group] = [
             {"name": ref.removeprefix(prefix), "ref": ref, "targetCommit": sha}
@@ -132,37 +132,6 @@ def refs(call: Call) -> Response:
             if ref.startswith(prefix)
         ]
     return JSONResponse(answer)
-
-
-def create_branch(call: Call) -> Response:
-    repo = call.repo(write=True)
-    name = call.args["rev"]
-    if name.startswith("refs/"):
-        raise Refusal(400, f"Invalid reference for a branch: {name}")
-    if f"refs/heads/{name}" in repo.refs:
-        raise Refusal(409, f"Reference already exists: refs/heads/{name}")
-    repo.refs[f"refs/heads/{name}"] = starting_point(call, repo).sha
-    return Response(status_code=201)
-
-
-def delete_branch(call: Call) -> Response:
-    repo = call.repo(write=True)
-    ref = f"refs/heads/{call.args['rev']}"
-    if ref not in repo.refs:
-        raise Refusal(404, f"Reference does not exist: {ref}", "RevisionNotFound")
-    if ref == "refs/heads/main":
-        raise Refusal(403, "The main branch cannot be deleted")
-    del repo.refs[ref]
-    return Response(status_code=200)
-
-
-def create_tag(call: Call) -> Response:
-    repo = call.repo(write=True)
-    ref = f"refs/tags/{call.json()['tag']}"
-    if ref in repo.refs:
-        raise Refusal(409, f"Reference already exists: {ref}")
-    repo.refs[ref] = call.commit(repo).sha
-    return Response(status_code=201)
 
 
 def history(call: Call) -> Response:
@@ -188,14 +157,6 @@ def history(call: Call) -> Response:
     return JSONResponse(shown, 200, headers)
 
 
-def starting_point(call: Call, repo: Repo) -> Commit:
-    named = str(call.json().get("startingPoint", "main"))
-    start = repo.resolve(named)
-    if start is None:
-        raise Refusal(404, f"Invalid rev id: {named}", "RevisionNotFound")
-    return start
-
-
 def validate_yaml(call: Call) -> Response:
     errors, warnings = problems(str(call.json()["content"]))
     answer = {
@@ -214,8 +175,5 @@ ROUTES = [
     route("GET", rf"{REPO}/revision/{REV}", info),
     route("GET", rf"{REPO}/auth-check(?P<write>/write)?", auth_check),
     route("GET", rf"{REPO}/refs", refs),
-    route("POST", rf"{REPO}/branch/{REV}", create_branch),
-    route("DELETE", rf"{REPO}/branch/{REV}", delete_branch),
-    route("POST", rf"{REPO}/tag/{REV}", create_tag),
     route("GET", rf"{REPO}/commits/{REV}", history),
 ]

@@ -118,10 +118,8 @@ class Repo:
         return prefix + self.repo_id
 
     def resolve(self, revision: str) -> Commit | None:
-        """The commit that a branch, a tag, a full ref or a sha stands for."""
-        tagged = self.refs.get(f"refs/tags/{revision}", revision)
-        sha = self.refs.get(full_ref(revision), tagged)
-        return self.commits.get(sha)
+        """The commit that a branch, a full ref or a sha stands for."""
+        return self.commits.get(self.refs.get(full_ref(revision), revision))
 
     def commit(
         self,
@@ -131,14 +129,13 @@ class Repo:
         *,
         description: str = "",
         parent: str | None = None,
-        onto: Commit | None = None,
     ) -> Commit:
-        """Put `changes` (None deletes) on a ref; a new ref starts from `onto`, or the root commit.
+        """Put `changes` (None deletes) on a ref; a new ref starts from the root commit.
 
         Raises StaleParent when `parent` is named and is not where the ref points.
         """
         with self.lock:
-            base = onto or self.resolve(ref) or self.root()
+            base = self.resolve(ref) or self.root()
             if parent is not None and (base is None or base.sha != parent):
                 raise StaleParent(ref)
             tree = dict(base.tree) if base else {}

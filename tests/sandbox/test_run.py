@@ -1,7 +1,6 @@
 """The results and limits of a run, and when it is refused."""
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -14,25 +13,21 @@ from pathlib import Path
 import pytest
 
 from rewards import sandbox
-from rewards.sandbox import Limits, Sandbox, SandboxError, available, cgroup, cgroups, choose, kernel, run
+from rewards.sandbox import Limits, SandboxError, Server, cgroup, cgroups, kernel, run
 from tests.sandbox.world import until
 
 PYTHON = [sys.executable, "-c"]
 SYS_ADMIN = 21
-HELD = [name for name, why in available().items() if not why]
 
 
-def test_every_backend_works_or_has_a_reason() -> None:
-    assert list(available()) == ["bubblewrap", "landlock"]
-    assert choose("auto") == HELD[0]
-    for name, why in available().items():
-        if why:
-            with pytest.raises(SandboxError, match=re.escape(why)):
-                choose(name)
+def test_a_problem_of_the_machine_is_the_reason_of_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "find_problem", lambda: "no Landlock")
+    for refused in (lambda: run(["true"]), Server):
+        with pytest.raises(SandboxError, match=r"does not work on this machine, so nothing was run \(no Landlock\)"):
+            refused()
 
 
-@pytest.mark.parametrize("backend", HELD)
-def test_a_program_gets_its_files_and_input_and_returns_collected_files(backend: str) -> None:
+def test_a_program_gets_its_files_and_input_and_returns_collected_files() -> None:
     program = """
 import sys, pathlib
 text = pathlib.Path("data/in.txt").read_text() + sys.stdin.read()
@@ -41,20 +36,18 @@ pathlib.Path("out/a").write_text(text.upper())
 print("said"); print("warned", file=sys.stderr); sys.exit(3)
 """
     files: dict[str, bytes | str] = {"main.py": program, "data/in.txt": b"one "}
-    ran = Sandbox(backend).run(
+    ran = run(
         [sys.executable, "main.py"], files=files, stdin=b"two",
         collect=["out/a", "missing", "out"],
     )  # fmt: skip
     assert (ran.exit_code, ran.signal, ran.stopped) == (3, None, "")
     assert (ran.stdout, ran.stderr) == (b"said\n", b"warned\n")
     assert ran.files == {"out/a": b"ONE TWO"}
-    assert ran.backend == backend
     assert ran.cpu_seconds > 0
     assert ran.wall_seconds > 0
 
 
-@pytest.mark.parametrize("backend", HELD)
-def test_ordinary_programs_work(backend: str) -> None:
+def test_ordinary_programs_work() -> None:
     program = """
 import asyncio, os, pathlib, shutil, subprocess, sys, tempfile, threading
 pathlib.Path("a").write_text("x"); shutil.copy2("a", "b"); pathlib.Path("b").rename("c")
@@ -69,7 +62,7 @@ subprocess.run([sys.executable, "-c", "print('child')"], check=True)
 subprocess.run("echo shell | cat > /dev/null && echo pipe", shell=True, check=True)
 import pytest
 """
-    ran = Sandbox(backend).run([*PYTHON, program])
+    ran = run([*PYTHON, program])
     assert ran.exit_code == 0, ran.stderr.decode()
     assert ran.stdout.split() == [b"threads", b"loop", b"child", b"pipe"]
 
@@ -148,17 +141,12 @@ def test_files_outside_the_work_folder_are_refused(name: str) -> None:
         run(["true"], collect=[name])
 
 
-def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(SandboxError, match="unknown sandbox `docker`; use auto or one of"):
-        Sandbox("docker").run(["true"])
-
-
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o755)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sandbox, "TMPFS", str(tmp_path))  # no tmpfs over the temporary folder
     deep = "import os\nfor n in range(1500): os.mkdir('d'); os.chdir('d')\nos.chmod('.', 0)"
-    Sandbox("landlock").run([*PYTHON, deep], limits=Limits(files=10**6))
+    run([*PYTHON, deep], limits=Limits(files=10**6))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,12 +161,11 @@ def test_files_beyond_the_limits_stop_the_run() -> None:
         assert (ran.stopped, ran.signal) == (stopped, signal.SIGKILL if stopped else None)
 
 
-@pytest.mark.parametrize("backend", HELD)
-def test_the_kernel_limits_the_disk_if_possible(backend: str) -> None:
-    if backend == "landlock" and not (os.geteuid() == 0 and kernel.has_capabilities(SYS_ADMIN)):
+def test_the_kernel_limits_the_disk_if_possible() -> None:
+    if not (os.geteuid() == 0 and kernel.has_capabilities(SYS_ADMIN)):
         pytest.skip("needs the right to mount")
     size = "import os; found = os.statvfs('.'); print(found.f_blocks * found.f_frsize)"
-    ran = Sandbox(backend).run([*PYTHON, size], limits=Limits(disk=16 << 20))
+    ran = run([*PYTHON, size], limits=Limits(disk=16 << 20))
     assert int(ran.stdout) == 20 << 20
 
 
@@ -197,8 +184,8 @@ def test_a_killed_caller_ends_its_processes_and_removes_its_folder(
     folders.mkdir()
     program = "import os\nif os.fork() == 0: os.setsid()\nimport time; time.sleep(300)"
     Path(path).write_text(
-        "import sys\nfrom rewards.sandbox import Limits, Sandbox\n"
-        f"Sandbox('{'landlock' if prefix else 'auto'}').run([sys.executable, '-c', {program!r}], limits=Limits(wall_seconds=300), "
+        "import sys\nfrom rewards.sandbox import Limits, run\n"
+        f"run([sys.executable, '-c', {program!r}], limits=Limits(wall_seconds=300), "
         f"env={{'BEACON': '{tmp_path}'}})"
     )
     root = Path(__file__).parent.parent.parent
@@ -239,14 +226,13 @@ def test_a_control_group_limits_memory_and_counts_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not cgroups(), reason="no control group can be made here")
-@pytest.mark.parametrize("backend", HELD)
-def test_a_run_has_its_own_control_group(backend: str) -> None:
+def test_a_run_has_its_own_control_group() -> None:
     def groups() -> set[str]:
         return {path.name for path in Path(cgroups()).glob("sandbox-*") if (path / "cgroup.procs").read_text()}
 
     before = groups()
     with ThreadPoolExecutor(1) as pool:
-        ran = pool.submit(Sandbox(backend).run, [*PYTHON, "import time; time.sleep(3)"])
+        ran = pool.submit(run, [*PYTHON, "import time; time.sleep(3)"])
         until(lambda: len(groups() - before) == 1)
         (ours,) = groups() - before
         assert ran.result().exit_code == 0

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rewards.sandbox import Limits, Ran, Sandbox, Server
+from rewards.sandbox import Limits, Ran, Server, run
 from tests.sandbox.attacks import HEAD, LIMITED, REFUSED
 
 # A clock is tight only where it alone has to stop the attack. Elsewhere it is far away, so that
@@ -134,16 +134,16 @@ def source(name: str) -> str:
     return HEAD + (LIMITED[name][1] if name in LIMITED else REFUSED[name])
 
 
-def attack(name: str, world: World, backend: str | Server) -> Ran:
-    """Run an attack on a world, cold under a backend or by a warm server."""
+def attack(name: str, world: World, server: Server | None = None) -> Ran:
+    """Run an attack on a world, cold or by a warm server."""
     files: dict[str, bytes | str] = {"main.py": source(name), "sub/there": ""}
     limits = limits_of(name)
     arguments = ["main.py", world.described()]
-    if isinstance(backend, Server):
-        ran = backend.run(arguments, files=files, limits=limits, collect=ASKED)
+    if server:
+        ran = server.run(arguments, files=files, limits=limits, collect=ASKED)
     else:
         command = [sys.executable, *arguments]
-        ran = Sandbox(backend).run(command, files=files, limits=limits, collect=ASKED)
+        ran = run(command, files=files, limits=limits, collect=ASKED)
     if name == "daemon":
         time.sleep(2)
     return ran

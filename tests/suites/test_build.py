@@ -1,6 +1,5 @@
 """A suite is built from each kind of source; the same source gives the same bytes."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from typer.testing import CliRunner
 from pimono_sdpo.agent.task_tests import run_tests
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import OutputError, PimonoError
-from pimono_sdpo.suites import split, suite
+from pimono_sdpo.suites import suite
 from pimono_sdpo.suites.build import build_suite
 from pimono_sdpo.suites.suite import TaskRow, files_of, list_files
 
@@ -33,17 +32,6 @@ def checkout(tmp_path: Path) -> Path:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
     return root
-
-
-def lines(path: Path, *names: str) -> Path:
-    rows = [
-        {"task_id": name, "prompt": f"def f{n}(x):\n", "canonical_solution": f"    return x + {n}\n",
-         "buggy_solution": f"    return x - {n}\n", "entry_point": f"f{n}", "bug_type": "operator misuse",
-         "test": f"def check(f):\n    assert f(1) == {n + 1}\n"}
-        for n, name in enumerate(names, 1)
-    ]  # fmt: skip
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def seen_of(task: TaskRow) -> list[str]:
@@ -81,19 +69,6 @@ def test_the_command_of_a_checkout_runs_with_hidden_tests(checkout: Path, tmp_pa
     assert run_tests({**task, "verifier_spec": None}, fixed).ok is True
 
 
-def test_lines_become_small_repos(tmp_path: Path) -> None:
-    source = lines(tmp_path / "rows.jsonl", "Python/0", "Python/1")
-    build_suite(str(source), tmp_path / "out", hide_tests=False)
-    first, second = suite.load_suite(tmp_path / "out").tasks
-    assert (first["task_id"], first["metadata"]["source_id"]) == ("Python_0", "Python/0")
-    assert first["metadata"]["category"] == "operator misuse"
-    assert sorted(files_of(Path(second["repo"]))) == ["solution.py", "test_solution.py"]
-    assert run_tests(second, {}).ok is False
-    assert run_tests(second, {"solution.py": b"def f2(x):\n    return x + 2\n"}).ok is True
-    build_suite(str(source), tmp_path / "out", hide_tests=True)
-    assert seen_of(suite.load_suite(tmp_path / "out").tasks[0]) == ["solution.py"]
-
-
 def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
     shown = [
         CliRunner().invoke(app, ["suite", "build", "samples", "--out", str(tmp_path / name)])
@@ -125,32 +100,7 @@ def test_a_foreign_folder_is_not_replaced(checkout: Path, tmp_path: Path) -> Non
     with pytest.raises(OutputError, match="lie inside each other"):
         build_suite(str(checkout), checkout / "out", hide_tests=False)
     build_suite("samples", tmp_path / "out", hide_tests=False)
-    before = files_of(tmp_path / "out")
-    with pytest.raises(PimonoError, match="twice"):
-        build_suite(str(lines(tmp_path / "rows.jsonl", "a/b", "a b")), tmp_path / "out", False)
-    assert files_of(tmp_path / "out") == before
     assert not (tmp_path / ".out.partial").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("", "has no tasks"),
-        ("{", "rows.jsonl:1 is not a task"),
-        ("[1]\n", "rows.jsonl:1 is not a task .*got `array`"),
-        ('{"task_id": 1}\n', "rows.jsonl:1 is not a task .*task_id"),
-        (
-            '{"task_id": "a", "prompt": "def f(:", "canonical_solution": "", "buggy_solution": "", "entry_point": "f", "test": "assert f()"}\n',
-            "rows.jsonl:1 is not a task",
-        ),
-        ("\udcff", "rows.jsonl:1 is not a task"),
-    ],
-)
-def test_a_bad_source_is_one_sentence(tmp_path: Path, content: str, said: str) -> None:
-    (tmp_path / "rows.jsonl").write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(PimonoError, match=said):
-        build_suite(str(tmp_path / "rows.jsonl"), tmp_path / "out", hide_tests=False)
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_kind_of_a_source_is_detected_by_its_content(tmp_path: Path) -> None:
@@ -160,12 +110,10 @@ def test_the_kind_of_a_source_is_detected_by_its_content(tmp_path: Path) -> None
     with pytest.raises(PimonoError, match="is not a QuixBugs checkout"):
         build_suite(str(tmp_path / "empty"), tmp_path / "out", hide_tests=False)
     build_suite("samples", tmp_path / "out", hide_tests=False)
-    with pytest.raises(PimonoError, match="is not a task"):
+    with pytest.raises(PimonoError, match="is not a QuixBugs checkout"):
         build_suite(str(tmp_path / "out" / "suite.json"), tmp_path / "more", hide_tests=False)
-
-
-def test_near_programs_are_one_group() -> None:
-    loop = "def f(xs):\n    total = 0\n    for x in xs:\n        if x > 0:\n            total += x\n    return total\n"
-    groups = split.group_near_programs({"c": loop, "a": loop.replace("f(", "g("), "b": "import os\nprint(os.sep)\n",
-                          "broken": "def ("})  # fmt: skip
-    assert groups == {"c": "a", "a": "a", "b": "b", "broken": "broken"}
+    (tmp_path / "empty" / "humanevalpack.jsonl").touch()
+    for source in (tmp_path / "empty", tmp_path / "empty" / "humanevalpack.jsonl"):
+        with pytest.raises(PimonoError, match=r"`suite build FILE.jsonl` was removed; use QuixBugs"):
+            build_suite(str(source), tmp_path / "more", hide_tests=False)
+    assert not (tmp_path / "more").exists()

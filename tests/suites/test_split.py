@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from pimono_sdpo.cli import app, run
+from pimono_sdpo.__main__ import start
+from pimono_sdpo.cli import app
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.suites import suite
 from pimono_sdpo.suites.split import Leakage, Method, check_leakage, divide, read_task_ids
@@ -154,7 +155,7 @@ def test_split_refuses_what_it_would_destroy(tmp_path: Path, capsys: Any) -> Non
         assert said in str(shown.exception)
     assert not (tmp_path / "out" / "train.json").exists()
     with pytest.raises(SystemExit) as end:
-        run(lambda: app(["suite", "split", str(moved)], standalone_mode=True))
+        start(lambda: app(["suite", "split", str(moved)], standalone_mode=True), "pimono-sdpo")
     assert end.value.code == 2
     assert "--out" in capsys.readouterr().err
     assert CliRunner().invoke(app, ["suite", "split", str(moved), "--out", "x", "--method", "odd"]).exit_code == 2

@@ -71,6 +71,10 @@ def test_three_commands_from_the_wheel(loopback_hub: LoopbackHub, wheel: Path, h
     assert "hf_loopback" not in said + str(job.spec["environment"]) + " ".join(job.spec["command"])
     pushed = loopback_hub.files("me/rows-sdpo")
     assert {"README.md", "adapter_model.safetensors", "run.json", "report.json"} < {*pushed}
+    reproduce = pushed["README.md"].decode().partition("## Reproduce")[2].partition("## Use")[0]
+    assert "pimono-sdpo train me/rows --method sdpo --time-limit 20m --max-steps 2 --reward mine:" in reproduce
+    assert reproduce.count("time-limit") + reproduce.count("time_limit") == 1
+    assert reproduce.endswith("--on hf:cpu-basic\n```\n\n")
     assert loopback_hub.repo("me/rows-sdpo").private
     assert loopback_hub.repo("me/rows", "dataset").private
 

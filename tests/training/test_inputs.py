@@ -1,5 +1,6 @@
 """Rows, models, settings and folders that cannot be trained with."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ from datasets import Dataset
 
 from pimono_sdpo.errors import OutputError, TrainingInputError
 from pimono_sdpo.samples import write_samples
-from pimono_sdpo.training import find_recipe, models, output, rows, train
+from pimono_sdpo.training import models, output, rows, train
 from pimono_sdpo.training.arguments import SDPOArguments
+from pimono_sdpo.training.options import check_columns, find_recipe
+from pimono_sdpo.training.rewards import Mode
 from pimono_sdpo.training.sdpo import SDPO
 from tests.training.setup import JOBS, arguments, hand_made, prepare
 
@@ -39,11 +42,14 @@ def test_rows_edited_by_hand_are_read_again(tmp_path: Path) -> None:
         ({}, "doesn't contain any data files"),
         ({"prompt": []}, "corresponds to no data"),
         ("not parquet", "magic bytes not found"),
-        ({"text": ["hi"]}, "has no column `prompt`, only text; give rows that"),
+        (
+            {"text": ["hi"]},
+            "no column prompt and privileged_context and reward_terms, only text; give rows that `filter`",
+        ),
     ],
 )
 def test_unusable_rows_are_one_sentence(
-    tmp_path: Path, columns: dict[str, list[str]] | str | None, words: str
+    tmp_path: Path, tiny: Path, columns: dict[str, list[str]] | str | None, words: str
 ) -> None:
     folder = tmp_path / "rows"
     if columns is not None:
@@ -54,7 +60,7 @@ def test_unusable_rows_are_one_sentence(
     elif columns:
         Dataset.from_dict(columns).to_parquet(shard)
     with pytest.raises(TrainingInputError, match=words) as caught:
-        rows.load_rows(str(folder))
+        SDPO(SDPOArguments(), *arguments(tmp_path, tiny)).load_rows(str(folder))
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -167,11 +173,41 @@ def test_sessions_in_place_of_rows_are_sent_to_the_filter(tmp_path: Path) -> Non
         rows.load_rows(str(tmp_path))
 
 
-@pytest.mark.parametrize("stage", ["steps", "pairs"])
-def test_rows_for_another_job_are_one_sentence(tmp_path: Path, stage: str) -> None:
-    (tmp_path / "report.json").write_text(f'{{"pimono_sdpo": "0.1.0", "stage": "{stage}"}}')
-    with pytest.raises(TrainingInputError, match=f"holds rows of `{stage}`, which are for"):
-        rows.load_report(str(tmp_path))
+@pytest.mark.parametrize(
+    ("method", "columns", "words"),
+    [
+        ("sdpo", ["prompt", "completion"], "no column privileged_context and reward_terms, only prompt, completion"),
+        ("sft", ["prompt", "chosen"], "no column completion, only prompt, chosen; give rows that `steps` wrote"),
+        ("dpo", ["prompt"], "no column chosen and rejected, only prompt; give rows that `pairs` wrote"),
+    ],
+)
+def test_rows_for_another_method_are_one_sentence(method: str, columns: list[str], words: str) -> None:
+    with pytest.raises(TrainingInputError, match=f"`rows` has {words}"):
+        check_columns(method, columns, "rows")
+
+
+@pytest.mark.parametrize(
+    ("reward", "feedback", "spec", "words"),
+    [
+        (
+            "outcome",
+            None,
+            None,
+            "has a text in privileged_context or verifier_spec, so the teacher of --feedback both",
+        ),
+        ("outcome", None, '{"kind": "x"}', None),
+        ("outcome", "trace", '{"kind": "x"}', "has a text in privileged_context, so the teacher of --feedback trace"),
+        ("outcome", "none", None, None),
+    ],
+)
+def test_the_teacher_has_something_to_read(
+    tmp_path: Path, tiny: Path, reward: str, feedback: Mode | None, spec: str | None, words: str | None
+) -> None:
+    made = [{**row, "privileged_context": "", "verifier_spec": spec} for row in hand_made()]
+    Dataset.from_list(made).to_parquet(tmp_path / "rows" / "data" / "train-00000-of-00001.parquet")
+    method = SDPO(SDPOArguments(reward=reward, feedback=feedback), *arguments(tmp_path, tiny))
+    with pytest.raises(TrainingInputError, match=words) if words else nullcontext():
+        assert len(method.load_rows(str(tmp_path / "rows"))[0]) == len(made)
 
 
 def test_rows_of_a_duel_have_no_report_of_a_filter(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pimono_sdpo.filtering import FilterOptions, run_filter
+from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.version import __version__
 from tests.exports import write_samples
 from tests.loopback_hub import LoopbackHub, run_client, run_hf, run_python
@@ -165,6 +166,64 @@ def test_private_rows_do_not_go_to_a_public_dataset(loopback_hub: LoopbackHub, r
     assert sorted(loopback_hub.files("me/rows", "dataset")) == [".gitattributes", "a.txt"]
 
 
+def test_a_name_that_nobody_typed_is_not_used_for_another_source(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
+    """Two folders called `rows`, made from two folders called `traces`."""
+    loopback_hub.store.credit = False
+    words = (*ON, "--wheel", str(tmp_path / "p.whl"))
+    (tmp_path / "p.whl").write_bytes(b"")
+    sessions = sorted(SAMPLE_SESSIONS.glob("*.jsonl"))
+    one, other = tmp_path / "one", tmp_path / "other"
+    for work, part in ((one, sessions[::2]), (other, sessions[1::2])):
+        (work / "traces").mkdir(parents=True)
+        for session in part:
+            shutil.copy(session, work / "traces")
+        run_filter(str(work / "traces"), work / "rows", FilterOptions(unit="session", licence="mit"))
+    assert "402" in launch(loopback_hub, one, *words).stderr
+    before = loopback_hub.files("me/rows", "dataset")
+
+    done = launch(loopback_hub, other, *words)
+    assert done.returncode == 2, done.stdout
+    assert "The dataset `me/rows` holds rows of another source; rename the folder, or push" in done.stderr
+    assert loopback_hub.files("me/rows", "dataset") == before
+
+    # The same source with a session more, and other options.
+    shutil.copy(sessions[1], one / "traces")
+    run_filter(str(one / "traces"), one / "rows", FilterOptions(unit="session", max_samples=2, licence="mit"))
+    assert "402" in launch(loopback_hub, one, *words).stderr
+    assert loopback_hub.files("me/rows", "dataset")["report.json"] == (one / "rows" / "report.json").read_bytes()
+
+    # A name that was typed is obeyed.
+    done = run_python(loopback_hub, other, "-m", "pimono_sdpo", "push", "rows", "me/rows", imported=TRAINING)
+    assert done.returncode == 0, done.stderr
+    assert "402" in launch(loopback_hub, other, *words).stderr
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({"run.json": b'{"dataset": {"id": "lab/rows"}}'}, "an adapter that was trained on `lab/rows`"),
+        ({"run.json": b'{"dataset": {"id": "me/rows"}}'}, None),
+        ({"config.json": b"{}"}, "files that no training has pushed"),
+        ({}, None),
+    ],
+)
+def test_an_adapter_of_other_rows_is_replaced_only_by_name(
+    loopback_hub: LoopbackHub, rows: Path, tmp_path: Path, files: dict[str, bytes], sentence: str | None
+) -> None:
+    loopback_hub.store.credit = False
+    (tmp_path / "p.whl").write_bytes(b"")
+    loopback_hub.seed("me/rows-sdpo", "model", files)
+    done = launch(loopback_hub, rows.parent, *ON, "--wheel", "p.whl")
+    assert done.returncode == 2
+    if sentence is None:
+        assert "402" in done.stderr
+        return
+    assert f"`me/rows-sdpo` holds {sentence}; give --hub_model_id" in done.stderr
+    assert ("dataset", "me/rows") not in loopback_hub.store.repos, "nothing has left"
+    done = launch(loopback_hub, rows.parent, *ON, "--wheel", "p.whl", "--hub_model_id", "me/rows-sdpo")
+    assert "402" in done.stderr
+
+
 @pytest.mark.parametrize("token", ["hf_loopback", FINE_TOKEN])
 def test_an_account_that_cannot_pay_or_may_not_run_jobs(
     loopback_hub: LoopbackHub, rows: Path, tmp_path: Path, token: str
@@ -246,6 +305,21 @@ def test_an_organization_runs_the_job_and_the_rows_stay_with_the_user(
     assert words[words.index("--hub_model_id") + 1] == "me/rows-sdpo"
     typed = "pimono-sdpo train me/rows --method sdpo --use_cpu true --max_steps 3 --on hf:cpu-basic --namespace lab"
     assert job.spec["environment"]["PIMONO_SDPO_COMMAND"] == f"{typed} --time-limit 3h"
+
+
+MEMORY = """
+import json
+from pimono_sdpo.training.memory import hardware_of
+print(json.dumps([hardware_of(flavor).gib for flavor in {flavors}]))
+"""
+
+
+def test_a_flavor_has_the_memory_that_its_driver_reports(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
+    asking = MEMORY.format(flavors=["cpu-basic", "a10g-large", "a10g-largex2", "l40sx1", "h200"])
+    none, *found = run_client(loopback_hub, tmp_path, asking, xet=True, imported=TRAINING)
+    assert none is None
+    # The nominal sizes are 24, 24, 48 and 141 GB; of the last, no other is known.
+    assert found == [21.99, 21.99, 44.4, 141e9 / 2**30]
 
 
 LEFT = """

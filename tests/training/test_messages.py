@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from datasets import Dataset
 
 from pimono_sdpo.training import models
@@ -40,7 +41,28 @@ def refused(argv: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[s
         (("--max_steps", "-2"), "--max_steps is -2; give at least 1, or -1"),
         (("--max_steps", "-1", "--num_train_epochs", "0"), "--num_train_epochs is 0"),
         (("--seed", "-1"), "--seed is -1; give a number of at least 0"),
-        (("--guard_window", "0"), "--guard_window is 0; give a number of at least 1"),
+        (("--guard_window", "0"), "--guard_window is 0; give a number above 0"),
+        (("--learning_rate", "-1"), "--learning_rate is -1.0; give a number above 0"),
+        (("--learning_rate", "0"), "--learning_rate is 0.0; give a number above 0"),
+        (("--temperature", "0"), "--temperature is 0.0; give a number above 0"),
+        (("--per_device_train_batch_size", "0"), "--per_device_train_batch_size is 0; give a number above 0"),
+        (("--gradient_accumulation_steps", "0"), "--gradient_accumulation_steps is 0; give a number above 0"),
+        (("--num_generations", "0"), "--num_generations is 0; give a number above 0"),
+        (("--num_iterations", "0"), "--num_iterations is 0; give a number above 0"),
+        (("--max_completion_length", "-1"), "--max_completion_length is -1; give a number above 0"),
+        (("--lora_r", "0"), "--lora_r is 0; give a number above 0"),
+        (("--beta", "-0.1"), "--beta is -0.1; give a number of at least 0"),
+        (("--weight_decay", "-1"), "--weight_decay is -1.0; give a number of at least 0"),
+        (("--dataloader_num_workers", "-1"), "--dataloader_num_workers is -1; give a number of at least 0"),
+        (("--top_p", "1.5"), "--top_p is 1.5; give a number from 0 to 1"),
+        (("--method", "grpo", "--num_generations", "1"), "--num_generations is 1, so there is no other completion"),
+        (("--distillation_weight", "0.5", "--num_generations", "1"), "--num_generations is 1, so there is no other"),
+        (("--feedback", "none", "--num_generations", "1"), "--num_generations is 1, so there is no other completion"),
+        (("--distillation_mode", "topk_logits"), "give --distillation_topk"),
+        (("--loss_type", "ppo"), "invalid choice: 'ppo'"),
+        (("--use_vllm", "true"), "--use_vllm needs the package `vllm`; install it"),
+        (("--use_liger_kernel", "true"), "--use_liger_kernel needs the package `liger_kernel`; install it"),
+        (("--accelerator_config", "gone.json"), "No such file or directory: 'gone.json'"),
         (("--license", "my-own"), "does not know the licence `my-own`"),
         (("--run_name", "../../esc"), "The run name `../../esc`"),
         (("--run_name", "a/b"), "The run name `a/b`"),
@@ -65,6 +87,16 @@ def test_arguments_are_checked_before_anything_is_written(
     refused(argv, tmp_path, capsys, words)
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine can train the model")
+@pytest.mark.parametrize("recipe", ["gemma4_12b", "qwen3_4b"])
+def test_a_recipe_for_a_gpu_is_not_trained_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = f"This machine has no GPU, which the recipe {recipe}.yaml needs; train with --on hf:FLAVOR"
+    refused(("--config", recipe, "--dataset", "me/rows", "--force", "true"), tmp_path, capsys, words)
+
+
 @pytest.mark.slow
 def test_the_command_line_error_is_one_line(tmp_path: Path) -> None:
     done = job("--mode", "trian", cwd=tmp_path)
@@ -84,6 +116,11 @@ def test_a_recipe_is_held_to_the_choices_of_the_command_line(
         ("sead: 1", "write seed."),
         ("a: [\nb: }", "own.yaml"),
         ("max_steps: [", "own.yaml"),
+        ("max_steps: [3]", "invalid int value: '[3]'"),
+        ("max_steps: 2.5", "invalid int value: '2.5'"),
+        ("learning_rate: {from: 1}", "invalid float value"),
+        ("learning_rate: true", "invalid float value: 'True'"),
+        ("learning_rate: .nan", "--learning_rate is nan; give a finite number"),
     ):
         recipe.write_text(text)
         assert script().main(["--config", str(recipe)]) == 2
@@ -131,7 +168,10 @@ def test_a_broken_model_is_one_sentence(
     [
         (("--lora_target_modules", "nope"), "Target modules nope not found"),
         (("--lora_target_modules", "[q"), "unterminated character set"),
-        (("--lora_r", "0"), "`r` should be a positive integer"),
+        (("--adam_beta1", "2"), "Invalid beta parameter at index 0: 2.0"),
+        (("--optim", "galore_adamw"), "You need to install `galore_torch`"),
+        (("--lr_scheduler_type", "cosine_with_min_lr"), "One of min_lr or min_lr_rate should be set"),
+        (("--attn_implementation", "flash_attention_2"), "FlashAttention2 has been toggled on"),
         (("--reprompt_template", "{prompt} {nope}"), "reprompt_template cannot be filled; put {feedback}"),
         (("--feedback_template", "{feedback_raw"), "feedback_template cannot be filled"),
         (("--solution_template", "{}"), "solution_template cannot be filled"),
@@ -151,6 +191,8 @@ def test_arguments_that_do_not_fit_the_model_are_one_sentence(
         ("reward_terms", [None], "Expected `str`, got `null` - at `$.reward_terms[0]`"),
         ("reward_terms", "enoent", "Expected `array | null`, got `str` - at `$.reward_terms`"),
         ("privileged_context", 7, "got `int` - at `$.privileged_context`"),
+        ("privileged_context", " ", "has a text in privileged_context, so the teacher of --feedback trace would read"),
+        ("privileged_context", None, "has a text in privileged_context, so the teacher of --feedback trace would"),
         ("prompt", [{"text": "hi"}], "missing required field `role` - at `$.prompt[0]`"),
         ("prompt", "hi", "its prompt is text; write a list of messages"),
         ("prompt", [None], "Expected `object`, got `null` - at `$.prompt[0]`"),
@@ -162,7 +204,7 @@ def test_rows_of_other_kinds_are_named(
     rows = [{**row, column: value} for row in hand_made()]
     (tmp_path / "rows").mkdir()
     Dataset.from_list(rows).to_parquet(tmp_path / "rows" / "train.parquet")
-    given = ("--dataset", str(tmp_path / "rows"), "--model_name_or_path", str(tiny))
+    given = ("--dataset", str(tmp_path / "rows"), "--model_name_or_path", str(tiny), "--force", "true")
     refused((*given, "--output_dir", str(tmp_path / "out")), tmp_path, capsys, words)
 
 

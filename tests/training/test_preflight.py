@@ -227,6 +227,8 @@ def test_nothing_is_loaded_when_a_cheap_check_speaks_against_it(
         refuse(preflight(method, old), forced_by="")
     assert script().main(argv) == 2
     assert "The model `" in capsys.readouterr().err, "without a reason the weights are opened"
+    if not torch.accelerator.is_available():
+        assert script().main([*argv, "--mode", "preflight", "--use_cpu", "false"]) == 0, "for another machine"
 
 
 def test_memory_is_measured_on_the_longest_row_at_full_length(tmp_path: Path, tiny: Path) -> None:

@@ -37,7 +37,7 @@ except OutputError as problem:
         ("lab/adapter", FINE_TOKEN, None),
         ("me/adapter", FINE_TOKEN, "the Hub answers 403, You cannot create a model under the"),
         ("me/there", FINE_TOKEN, "the Hub answers 403, You cannot write to me/there"),
-        ("a/b/c", TOKEN, "it is not a valid repository name; use ns/name"),
+        ("a/b/c", TOKEN, "it is not a valid name; use ns/name"),
     ],
 )
 def test_it_is_found_out_before_the_training(
@@ -146,3 +146,22 @@ def test_a_dropped_connection_is_gone_over(
     del pushed[".gitattributes"]
     assert pushed == adapter | {"README.md": CARD}
     assert told.startswith(f"pushed 3 files to {loopback_hub.url}/me/adapter (private)")
+
+
+def test_the_next_adapter_takes_its_files_and_leaves_the_owners(
+    loopback_hub: LoopbackHub, tmp_path: Path, adapter: dict[str, bytes]
+) -> None:
+    (tmp_path / "adapter" / "run.json").write_text("{}")
+    (tmp_path / "adapter" / "tokenizer.json").write_text("{}")
+    done, told = run_client(loopback_hub, tmp_path, PUBLISH, imported=TRAINING)
+    assert done, told
+    theirs = {"README.md": CARD + b"\nUse with care.\n", "notes.txt": b"mine", "training.svg": b"<svg/>"}
+    loopback_hub.seed("me/adapter", "model", theirs)
+    (tmp_path / "adapter" / "tokenizer.json").unlink()
+    (tmp_path / "adapter" / "README.md").write_bytes(adapter["README.md"].replace(b"An adapter", b"A better one"))
+    done, told = run_client(loopback_hub, tmp_path, PUBLISH, imported=TRAINING)
+    assert done, told
+    assert ", 2 removed, in commit" in told
+    pushed = loopback_hub.files("me/adapter")
+    assert {*pushed} == {".gitattributes", "notes.txt", "run.json", *adapter}
+    assert pushed["README.md"] == CARD.replace(b"An adapter", b"A better one") + b"\nUse with care.\n"

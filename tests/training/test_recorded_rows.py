@@ -146,11 +146,6 @@ def test_answers_with_tool_output_are_counted(tokenizer: Any) -> None:
     assert fitted.counts["with_tool_output"] == 1
 
 
-def test_columns_that_are_missing_are_named(tokenizer: Any) -> None:
-    with pytest.raises(TrainingInputError, match=r"lack the column.* `chosen`, `rejected` and have"):
-        fit("dpo", steps(), tokenizer)
-
-
 def test_rows_for_testing_are_refused() -> None:
     refuse_test_rows(steps(), "rows")
     with pytest.raises(TrainingInputError, match="1 of the 2 rows to train on in `rows` have"):

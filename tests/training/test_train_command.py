@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.training import SMOKE_TEST, read_options
 from pimono_sdpo.training.arguments import open_parser
+from pimono_sdpo.training.options import SMOKE_TEST, read_options
 from pimono_sdpo.training.run import METHODS
 
 
@@ -57,6 +57,10 @@ def test_wrong_options_are_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
     assert "Give the rows before the options" in run_train("--max-steps", "2", "rows")[1]
     code, _ = run_train("rows", "--no-such-option", "2")
     assert code == 2
+    for job_option in (["--detach"], ["--namespace", "lab"], ["--wheel", "p.whl"]):
+        code, output = run_train("rows", *job_option)
+        assert code == 2
+        assert "--wheel, --namespace and --detach are for a job; give --on hf:FLAVOR" in output
 
 
 def test_help_does_not_import_torch() -> None:

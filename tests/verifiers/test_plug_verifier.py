@@ -1,9 +1,7 @@
 """A new verifier is one file, and missing parts of its docstring are named."""
 
-import json
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from docs.generate import VerifierDoc, list_verifiers
@@ -51,18 +49,18 @@ def plug_in(folder: Path, source: str) -> Path:
     return project
 
 
-def test_a_new_verifier_scores_completions(tmp_path: Path) -> None:
-    project = plug_in(tmp_path / "p", TOY)
-    spec = json.dumps({"allowed_todos": 1})
-    rows = [{"verifier_spec": spec, "completion": text} for text in ("TODO", "TODO TODO")]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    out = tmp_path / "out"
-    arguments = ("rescore", str(tmp_path / "rows.jsonl"), "--out", str(out), "--gate", "todo")
-    done = run_python(project, "-m", "pimono_sdpo", *arguments)
-    assert done.returncode == 0, done.stderr
-    scored = pq.read_table(out / "data").to_pylist()
-    assert [row["passed"] for row in scored] == [True, False]
-    assert scored[1]["feedback"] == ["2 to-dos are left."]
+SCORE = """
+from rewards.verifiers.rubric import build_rubric
+rubric = build_rubric(["todo"], [])
+for text in ("TODO", "TODO TODO"):
+    result = rubric(text, {"allowed_todos": 1})
+    print(result.passed, result.feedback())
+"""
+
+
+def test_a_new_verifier_is_found_by_its_name(tmp_path: Path) -> None:
+    done = run_python(plug_in(tmp_path / "p", TOY), "-c", SCORE)
+    assert done.stdout.splitlines() == ["True ", "False 2 to-dos are left."], done.stderr
 
 
 def test_missing_parts_of_a_new_verifier_are_named(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pimono_sdpo.errors import OutputError, OwnCodeError
+from rewards.verifiers import syntax, tests, tool_calls
 from rewards.verifiers.rubric import (
     GATE_SHARE,
     MAX_FEEDBACK,
@@ -17,6 +19,7 @@ from rewards.verifiers.rubric import (
     NotAVerifier,
     Rubric,
     VerifierResult,
+    build_rubric,
 )
 from tests.verifiers.verdicts import GATE, RUBRIC, STYLE, TESTS
 
@@ -119,3 +122,30 @@ def test_a_bug_of_this_package_is_raised(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(faulty, "__module__", "rewards.verifiers.faulty")
     with pytest.raises(RuntimeError, match="no judge"):
         Rubric(gates=[faulty])("one", {})
+
+
+@pytest.mark.parametrize(
+    ("gates", "graded", "problem", "message"),
+    [
+        ([], [], OutputError, "no verifiers"),
+        (["gone"], [], OutputError, "`gone` is not a verifier"),
+        (["json:loads:x"], [], OwnCodeError, "`loads:x` is not in the module `json`"),
+        ([], ["syntax=much"], OutputError, "cannot be built"),
+        ([], ["syntax=0"], OutputError, "cannot be built"),
+        ([], ["syntax=inf"], OutputError, "cannot be built"),
+        (["syntax"], ["syntax=2"], OutputError, "`syntax` is given twice"),
+        (["os:system"], [], OutputError, "`os:system` is not a verifier"),
+        (["json:dumps"], [], OutputError, "`json:dumps` is not a verifier"),
+        (["operator:eq"], [], OutputError, "is not a verifier"),
+    ],
+)
+def test_names_that_make_no_rubric_are_refused(
+    gates: list[str], graded: list[str], problem: type[Exception], message: str
+) -> None:
+    with pytest.raises(problem, match=message):
+        build_rubric(gates, graded)
+
+
+def test_a_rubric_is_built_from_names_with_weights() -> None:
+    rubric = build_rubric(["tool_calls"], ["syntax=0.5", "tests"])
+    assert rubric == Rubric((tool_calls.verify,), ((syntax.verify, 0.5), (tests.verify, 1.0)))

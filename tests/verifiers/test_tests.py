@@ -193,8 +193,8 @@ def test_no_tests_are_skipped_and_no_candidate_fails() -> None:
 
 
 def test_a_machine_without_sandbox_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rewards.sandbox.available", lambda: {"bubblewrap": "taken", "landlock": "away"})
+    monkeypatch.setattr("rewards.sandbox.find_problem", lambda: "no Landlock")
     tests._start_server.cache_clear()  # a running interpreter would be used again
     result = verify(writing("def f(x):\n    return x\n"), spec_of(PROGRAMS["floats"]))
     assert (result.status, result.score) == ("error", None)
-    assert "no sandbox works" in result.feedback
+    assert "the sandbox does not work on this machine" in result.feedback

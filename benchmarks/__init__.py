@@ -1,0 +1,5 @@
+"""Benchmarks; none measures a run in which a crash was contained."""
+
+import os
+
+os.environ.setdefault("PIMONO_STRICT", "1")

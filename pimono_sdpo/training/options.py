@@ -1,0 +1,170 @@
+"""Find and check options, recipes, rows and flavors before torch is imported or anything is downloaded."""
+
+import json
+import math
+import re
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import field
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi
+
+from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.removed import refuse_removed
+
+SMOKE_TEST = (
+    "rows of traces have only a smoke-test reward: with trace_grounding, a fluent wrong answer scores like a right one"
+)
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+# The command that writes the rows of a method, and the columns that the method reads.
+READS = {
+    "sdpo": ("filter", ("prompt", "privileged_context", "reward_terms")),
+    "sft": ("steps", ("prompt", "completion")),
+    "dpo": ("pairs", ("prompt", "chosen", "rejected")),
+}
+# The libraries check few ranges, and some only after the weights are loaded. No number may be negative
+# unless its default is, or it is a bound of a reward; these may not be 0 either, unless their default is:
+POSITIVE = (
+    *("learning_rate", "temperature", "repetition_penalty", "beta", "lora_r", "lora_alpha", "num_iterations"),
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "num_generations"),
+    *("max_length", "max_prompt_length", "max_completion_length", "max_reprompt_len", "steps_per_generation"),
+    *("generation_batch_size", "teacher_sync_steps", "max_samples", "eval_generations", "generations"),
+    *("feedback_tokens", "sample_at_once", "guard_window", "num_train_epochs"),
+)
+# And these are shares of at most 1.
+SHARES = ("top_p", "min_p", "lora_dropout", "distillation_alpha", "teacher_update_rate", "label_smoothing")
+
+
+def argument(help: str, *, default: Any = None) -> Any:
+    """Declare an argument of a job for the parser of Transformers."""
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+def seconds_of(limit: str) -> float:
+    """Return the seconds of a duration as Hugging Face Jobs writes it, such as 90m or 3h."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", limit.strip())
+    seconds = float(match[1]) * UNITS[match[2]] if match else 0.0
+    if not seconds:
+        raise TrainingInputError(f"`{limit}` is not a valid time limit; use a duration such as 90m or 3h.")
+    return seconds
+
+
+def read_options(method: str) -> dict[str, Any]:
+    """Return the arguments of `add_argument` for each option of a job, by its name.
+
+    They come from a file that `make docs` writes: TRL's own parser takes seconds to import, and may
+    not be installed.
+    """
+    by_method: dict[str, Any] = json.loads(Path(__file__).with_name("options.json").read_text())
+    return by_method.get(method, by_method["sdpo"])  # type: ignore[no-any-return]
+
+
+def find_shipped(name: str) -> Path:
+    """Return a file or folder of jobs/, from the installed package or a checkout."""
+    package = Path(str(files("pimono_sdpo")))
+    packaged = package / name
+    return packaged if packaged.exists() else package.parent / "jobs" / name
+
+
+def find_recipe(name: str) -> Path:
+    """Return the file at this path, or else the recipe of this name, with or without `.yaml`."""
+    recipes = find_shipped("recipes")
+    for path in (Path(name), recipes / f"{name.removesuffix('.yaml')}.yaml"):
+        if path.is_file():
+            return path
+    refuse_removed(f"recipe {name.removesuffix('.yaml')}")
+    known = ", ".join(sorted(path.stem for path in recipes.glob("*.yaml")))
+    raise TrainingInputError(f"There is no recipe `{name}`; give the path of a YAML file or one of {known}.")
+
+
+def is_local(name: str) -> bool:
+    """Return whether a name is a path and not a Hub id: it exists here, or is not of the form `ns/name`."""
+    return Path(name).exists() or name.startswith(("/", ".", "~")) or name.count("/") != 1
+
+
+def check_folder(dataset: str) -> None:
+    """Raise TrainingInputError for a name that is neither a folder nor a Hub id."""
+    folder = Path(dataset)
+    if folder.is_file():
+        raise TrainingInputError(f"`{folder}` is a file; give the folder of rows that `filter` wrote.")
+    if is_local(dataset) and not folder.is_dir():
+        raise TrainingInputError(
+            f"There is no folder `{folder}`; make it with `pimono-sdpo filter SOURCE --out {folder}` or give the Hub "
+            "id of a dataset."
+        )
+
+
+def check_columns(method: str, columns: Sequence[str], dataset: str) -> None:
+    """Raise TrainingInputError unless the rows have the columns that the method reads."""
+    command, needed = READS.get(method, READS["sdpo"])
+    if missing := [name for name in needed if name not in columns]:
+        raise TrainingInputError(
+            f"`{dataset}` has no column {' and '.join(missing)}, only {', '.join(columns)}; give rows that "
+            f"`{command}` wrote, or name their configuration with --dataset_config."
+        )
+
+
+def refuse_unknown(arguments: list[str], parser: ArgumentParser) -> None:
+    """Raise TrainingInputError for unknown arguments, and suggest the option that was probably meant."""
+    if arguments:
+        matches = get_close_matches(arguments[0], ["--config", *parser._option_string_actions], 1)
+        advice = f", did you mean {matches[0]}? See --help." if matches else "; see --help."
+        if not arguments[0].startswith("-"):
+            advice = "; give one folder of rows, then options."
+        raise TrainingInputError(f"Unknown argument(s) {' '.join(arguments)}{advice}")
+
+
+def checked_recipe(recipe: dict[str, Any], parser: ArgumentParser) -> dict[str, Any]:
+    """Check the names and values in a recipe, which argparse would not; return it with numbers as text."""
+    for action in parser._actions:
+        value = recipe.get(action.dest)
+        if action.choices and isinstance(value, str) and value not in action.choices:
+            choices = ", ".join(map(str, action.choices))
+            raise TrainingInputError(f"{action.dest} is {value} in the recipe, and not one of {choices}; correct it.")
+        if action.type in (int, float) and action.nargs is None and value is not None:
+            # Of defaults, argparse converts only those that are text.
+            recipe[action.dest] = str(value)
+    names = [action.dest for action in parser._actions]
+    if unknown := sorted(recipe.keys() - set(names)):
+        matches = get_close_matches(unknown[0], names, 1)
+        advice = "give --config a recipe of this method"
+        if matches and len(unknown) == 1:
+            advice = f"write {matches[0]}"
+        raise TrainingInputError(f"The recipe sets {', '.join(unknown)}, which this method does not have; {advice}.")
+    return recipe
+
+
+def check_numbers(values: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Raise TrainingInputError for a number that an option cannot have; `defaults` are those of the libraries."""
+    for name, value in values.items():
+        if not isinstance(value, int | float):
+            continue
+        default = defaults.get(name)
+        # A comparison with NaN is always false, so checks of ranges would miss it.
+        if not math.isfinite(value):
+            allowed = "a finite number"
+        elif name in POSITIVE and value <= 0 and default != 0:
+            allowed = "a number above 0"
+        elif name in SHARES and not 0 <= value <= 1:
+            allowed = "a number from 0 to 1"
+        elif value < 0 and not (isinstance(default, int) and default < 0) and name != "success_reward_threshold":
+            allowed = "a number of at least 0"
+        else:
+            continue
+        raise TrainingInputError(f"--{name} is {value}; give {allowed}.")
+    if (steps := values["max_steps"]) < 1 and steps != -1:
+        raise TrainingInputError(f"--max_steps is {steps}; give at least 1, or -1 for --num_train_epochs.")
+
+
+def find_flavor(api: HfApi, flavor: str) -> Any:
+    """Return a flavor of HF Jobs; raises TrainingInputError for an unknown one."""
+    flavors = {item.name: item for item in api.list_jobs_hardware()}
+    if flavor not in flavors:
+        raise TrainingInputError(f"There is no flavor `{flavor}`; give one of {', '.join(flavors)}.")
+    return flavors[flavor]
