@@ -1,5 +1,6 @@
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ NEWEST = next(path for path in SESSIONS if path.name == "codex-0.159.jsonl")
 Session = list[dict[str, Any]]
 
 
-def load(path: Path = NEWEST, **replaced: str) -> Session:
+def load(path: Path = NEWEST, replaced: Mapping[str, str] | None = None) -> Session:
     """Return the lines of a session in which texts are replaced."""
     text = path.read_text()
-    for old, new in replaced.items():
+    for old, new in (replaced or {}).items():
         assert old in text
         text = text.replace(old, new)
     return [json.loads(line) for line in text.splitlines()]
@@ -44,7 +45,7 @@ def test_a_tested_session_has_not_drifted(path: Path) -> None:
 
 
 def test_an_invented_type_of_item_is_named() -> None:
-    lines = load(CommandExecution="CommandTrial", **{"0.159.3": "0.171.0"})
+    lines = load(replaced={"CommandExecution": "CommandTrial", "0.159.3": "0.171.0"})
     found = sum("CommandTrial" in json.dumps(line) for line in lines)
     (sentence,) = drift_of(lines, load())
     assert sentence.startswith("Codex 0.171.0 is newer than the versions tested (up to 0.159.3): ")
@@ -71,7 +72,7 @@ def test_messages_of_an_invented_form_are_not_silent() -> None:
 
 
 def test_calls_that_are_not_understood_are_counted() -> None:
-    lines = load(**{'"name": "exec"': '"name": "evaluate"', "0.159.3": "0.171.0"})
+    lines = load(replaced={'"name": "exec"': '"name": "evaluate"', "0.159.3": "0.171.0"})
     lines = [line for line in lines if line["payload"].get("type") != "item_completed"]
     (sentence,) = drift_of(lines)
     assert sentence == (
@@ -81,14 +82,14 @@ def test_calls_that_are_not_understood_are_counted() -> None:
 
 
 def test_exit_codes_that_are_gone_are_counted() -> None:
-    lines = load(next(path for path in SESSIONS if path.name == "codex-0.77.jsonl"), **{"Exit code": "Ended with"})
+    lines = load(next(path for path in SESSIONS if path.name == "codex-0.77.jsonl"), {"Exit code": "Ended with"})
     assert drift_of(lines) == [
         "Codex 0.77.0: 4 of 4 shell calls have no exit code; rows of these sessions may be incomplete"
     ]
 
 
 def test_a_report_names_no_text_of_a_session() -> None:
-    lines = load(item_completed="my password is hunter2")
+    lines = load(replaced={"item_completed": "my password is hunter2"})
     assert "hunter2" not in json.dumps(count_trace(read_trace("\n".join(map(json.dumps, lines)))))
 
 
@@ -96,7 +97,7 @@ def test_the_report_and_the_card_repeat_it_and_strict_refuses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in").mkdir()
-    lines = load(ImageView="HologramView")
+    lines = load(replaced={"ImageView": "HologramView"})
     (tmp_path / "in" / "rollout.jsonl").write_text("\n".join(map(json.dumps, lines)))
     words = ["filter", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--min-worth", "0"]
     refused = CliRunner().invoke(app, [*words, "--strict"])
