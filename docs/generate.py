@@ -229,7 +229,7 @@ def describe_stages() -> str:
         "# Harnesses, stages and categories of `filter`\n",
         "## Harnesses\n",
         "`filter` recognises the agent that recorded a session by its lines.\n",
-        write_table(["harness", "what is read", "tools in `verifier_spec`"], harnesses),
+        write_table(["harness", "what is read", "tools"], harnesses),
         "## Stages\n",
         "A stage is a plain function on rows: a `Map` adds or replaces columns, a `FlatMap` makes "
         "several rows from one, a `Filter` keeps a row or returns the reason to drop it.\n",

@@ -76,7 +76,8 @@ SDPO_ROW = Features(
         "corrections": List(CORRECTION),
         **columns(string="session_id source harness", int32="episode"),
         **columns(string="split verifier_spec"),
-        "tools": List(Json()),
+        # One JSON text for the whole list: polars cannot write a list of JSON.
+        "tools": Json(),
         "counts": COUNTS,
     }
 )

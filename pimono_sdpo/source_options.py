@@ -69,7 +69,8 @@ class SourceOptions:
     )
     strict: bool = option(
         "Stop at the first session on which this package fails, and show where; otherwise such a session is "
-        "rejected as `crashed`, and the exit code is 1.",
+        "rejected as `crashed`, and the exit code is 1. Write nothing either if an agent has written what its "
+        "reader was not tested on.",
         default=False,
     )
 
@@ -78,10 +79,14 @@ class SourceOptions:
         names = ("project", "since", "exclude")
         return [f"--{name}" for name in names if getattr(self, name)]
 
-    def open_sessions(self, out: Path) -> Source:
-        """Open all sources, and print a summary of the user's own sessions."""
+    def set_strict(self) -> None:
+        """Tell all processes of this run about --strict."""
         if self.strict:
             os.environ[STRICT] = "1"
+
+    def open_sessions(self, out: Path) -> Source:
+        """Open all sources, and print a summary of the user's own sessions."""
+        self.set_strict()
         names = list(dict.fromkeys(self.source))
         for name in names:
             if name and name not in WORDS and Path(name).exists():

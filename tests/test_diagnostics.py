@@ -352,8 +352,13 @@ SCRIPT = "Script completed\nWall time 0.1 seconds\nOutput:\n\n"
 )  # fmt: skip
 def test_scripts_that_run_commands_tell_no_codes(commands: list[str], output: str, expected: str) -> None:
     script = "; ".join(f'await tools.exec_command({{cmd:"{command}"}})' for command in commands)
-    found = categories(call("exec", input=script), result("exec", SCRIPT + output))
-    assert found == ([[expected]] if expected else [])
+    payloads: list[Entry] = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "go"}]},
+        {"type": "custom_tool_call", "name": "exec", "call_id": "c", "input": script},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": SCRIPT + output},
+    ]
+    read = read_trace(trace(*({"type": "response_item", "payload": payload} for payload in payloads)))
+    assert [item["categories"] for item in find_failures(read.events)] == ([[expected]] if expected else [])
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ from rewards.verifiers.tool_calls import verify
 
 CALL = '<tool_call>{{"name": "play", "arguments": {{"n": %s}}}}</tool_call>'
 for n in ("1", '"one"'):
-    print(verify(CALL % n, json.loads({spec!r})).status)
+    print(verify(CALL % n, {spec!r}).status)
 """
 TOY_CATEGORY = """
 [toy_trouble]
@@ -159,9 +159,11 @@ def test_a_plugged_harness_and_category_reach_the_row(tmp_path: Path) -> None:
     assert row["harness"] == "toy"
     assert row["categories"] == ["test_or_assertion", "toy_trouble"]
     assert row["score_terms"][-1] == {"term": "toy_trouble", "value": 0.25}
-    spec = json.loads(row["verifier_spec"])
-    assert (spec["tools"], spec["harness"]) == (["play"], "toy")
-    (project / "judge.py").write_text(JUDGE.format(spec=row["verifier_spec"]))
+    [tool] = json.loads(row["tools"])
+    assert tool["function"]["name"] == "play"
+    spec = {"tools": [tool], **json.loads(row["verifier_spec"])}
+    assert spec["harness"] == "toy"
+    (project / "judge.py").write_text(JUDGE.format(spec=spec))
     assert run_python(project, "judge.py").stdout.split() == ["passed", "failed"]
 
 
@@ -192,7 +194,7 @@ def test_missing_parts_of_a_plugged_harness_are_named(tmp_path: Path) -> None:
     checks = ("--noconftest", "-p", "no:cacheprovider", "tests/test_plug.py", "-k", "complete and toy")
     failed = run_python(project, "-m", "pytest", "-q", *checks)
     assert failed.returncode == 1, failed.stdout
-    assert "toy lacks about; sample; documentation; tools, or in no_tools why" in failed.stdout
+    assert "toy lacks about; sample; documentation" in failed.stdout
 
 
 TOY_RECIPE = "# A toy run.\nmodel_name_or_path: toy\nuse_cpu: true\nbf16: false\nnum_generations: 2\n{more}"

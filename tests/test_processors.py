@@ -225,18 +225,16 @@ def test_the_weights_are_those_of_the_labels() -> None:
     assert fitted == pytest.approx([INTERCEPT, *LOG_ODDS.values()], abs=0.011)
 
 
-def test_the_spec_names_the_tools_and_the_call_that_failed() -> None:
+@pytest.mark.parametrize(
+    ("harness", "named"),
+    [("pi", "pi"), ("claude_code", "claude_code"), ("codex", "codex"), ("droid", None), ("x", None)],
+)
+def test_the_spec_names_the_harness_and_the_call_that_failed(harness: str, named: str | None) -> None:
     slip = failure(["missing_file_or_command"], "ENOENT", tool="read", excuse="slip")
-    row = {
-        **{"harness": "pi", "tools": ["bash", "web"]},
-        **{"findings": [slip, failure(["test_or_assertion"], "1 failed")]},
-    }
-    spec = json.loads(write_verifier_spec(row) or "")
-    assert spec["failed_call"] == {"tool": "bash", "command": "npm test"}
-    assert {"read", "edit", "web"} < set(spec["tools"])
-    assert write_verifier_spec({**row, "harness": "codex"}) is None
-    assert "failed_call" not in json.loads(write_verifier_spec({**row, "findings": []}) or "")
-    assert "workspace" not in spec, "since `--unit step` was removed"
+    row = {"harness": harness, "findings": [slip, failure(["test_or_assertion"], "1 failed")]}
+    expected = {"failed_call": {"tool": "bash", "command": "npm test"}} | ({"harness": named} if named else {})
+    assert json.loads(write_verifier_spec(row)) == expected
+    assert "failed_call" not in json.loads(write_verifier_spec({**row, "findings": []}))
 
 
 @pytest.mark.parametrize(("score", "reason"), [(1.9, "below_min_score"), (2.0, None)])

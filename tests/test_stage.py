@@ -179,7 +179,7 @@ def test_rejects_are_kept_on_request(sessions: Dataset) -> None:
     dropped = done.filter(lambda row: not row["kept"])
     assert {"keep", "no_prompt"} <= {*dropped["stage"], *dropped["drop_reason"]}
     assert set(dropped["prompt"]) == {None}
-    assert list(done.features)[-3:] == ["tally_counts", "tally_volume", "tally_redactions"]
+    assert list(done.features)[-4:] == ["tally_counts", "tally_volume", "tally_drift", "tally_redactions"]
     with pytest.raises(PimonoError, match="Only the fused pipeline keeps rejects"):
         run_pipeline(sessions, fused=False, keep_rejects=True)
 

@@ -12,7 +12,9 @@ _WORDS = st.sampled_from(
     function_call_output custom_tool_call local_shell_call_output session_start session_meta
     response_item event_msg compacted turn_aborted user_message error thread_rolled_back summary
     compact_boundary compaction_state attachment queued_command hook_x input_text write_stdin
-    exec_command Bash shell c1 c2 bash -lc""".split()
+    exec_command Bash shell c1 c2 bash -lc exec wait item_completed item.completed CommandExecution FileChange
+    McpToolCall UserMessage AgentMessage exec_command_end patch_apply_end mcp_tool_call_end agent_message
+    command_execution user_shell failed declined unknown user.text web_search_call AskUserQuestion""".split()
 ) | st.sampled_from(
     [
         "[Request interrupted by user]",
@@ -24,6 +26,14 @@ _WORDS = st.sampled_from(
         "Process exited with code 1\nProcess running with session ID 7\nOutput:\n",
         '{"output": "x", "metadata": {"exit_code": 2}}',
         '{"cmd": "ls", "session_id": 7}',
+        'const r = await tools.exec_command({cmd: "ls"}); text(r.output); await tools.write_stdin({session_id: 7})',
+        "Script running with cell ID 7\nWall time 0.1 seconds\nOutput:\n",
+        "Script failed\nWall time 0.1 seconds\nOutput:\n",
+        "Script error:\nx",
+        '{"cell_id": "7"}',
+        '{"exit_code": 1, "output": "x"}',
+        '<send_user_message_question_reply>[{"questionItemId": "[1, 2]", "answer": "x"}]</send_user_message_question_reply>',
+        'User has answered your questions: "a"="b". You can now continue',
         "\x1b[31m",
     ]
 )
@@ -32,7 +42,9 @@ _KEYS = st.sampled_from(
     tool_use_id toolCalls toolCallId function is_error isSidechain isMeta isCompactSummary
     payload output metadata exit_code action command cmd reason num_turns attachment prompt
     source_uuid origin kind anchorMessage summary timestamp source harness session_id chars stop_reason
-    subtype isApiErrorMessage model exitCode error cwd""".split()
+    subtype isApiErrorMessage model exitCode error cwd item id process_id changes content_items invocation
+    aggregated_output result isError status internal_chat_message_metadata_passthrough content_item_kinds
+    client_authored questions answers unified_diff move_path server tool version""".split()
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | _WORDS,

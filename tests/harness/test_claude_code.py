@@ -44,6 +44,8 @@ def test_odd_entries_never_raise(entries: list[Entry]) -> None:
     for entry in entries:
         claude_code.recognises(entry)
     claude_code.read_header(entries)
+    claude_code.read_version(entries)
+    assert all(isinstance(kind, str) for kind in claude_code.list_kinds(entries))
     check(claude_code.read(entries))
 
 
@@ -52,9 +54,9 @@ def test_odd_entries_never_raise(entries: list[Entry]) -> None:
     [
         (user("hi"), True),
         (answer(text("hi")), True),
-        ({"type": "summary", "summary": "Title", "leafUuid": "u"}, True),
-        ({"type": "progress", "parentUuid": None}, True),
-        ({"type": "system", "subtype": "init", "session_id": "s"}, True),
+        ({"type": "summary", "summary": "Title", "leafUuid": "u"}, False),
+        ({"type": "progress", "parentUuid": None}, False),
+        ({"type": "system", "subtype": "init", "session_id": "s"}, False),
         ({"type": "message", "message": {"role": "user", "content": "hi"}}, False),
         ({"type": "user", "text": "hi"}, False),
         ({"type": "session", "version": 3, "id": "s"}, False),
@@ -335,3 +337,98 @@ def test_a_file_with_only_a_subagent_is_a_session() -> None:
     assert [(event.kind, event.is_subagent) for event in alone][:1] == [("user", False)]
     within = claude_code.read([user("Fix it"), *lines])
     assert [event.kind for event in within if event.is_subagent] != ["user", "assistant"]
+
+
+def test_an_id_that_a_proxy_gives_to_all_answers_moves_none_of_them() -> None:
+    proxy = "msg_proxy"
+    read = claude_code.read(
+        [
+            user("Round the totals"),
+            answer(text("I round each total."), name=proxy),
+            answer(use("Edit", "call_0", file_path="a.py"), name=proxy),
+            user([result("ok", call_id="call_0")]),
+            user("No, round each line"),
+            answer(text("I round each line."), name=proxy),
+            # A proxy counts its calls anew in each answer, too.
+            answer(use("Edit", "call_0", file_path="b.py"), name=proxy),
+            user([result("String to replace not found", True, call_id="call_0")]),
+        ]
+    )
+    assert [(step.kind, step.text or step.arguments) for step in read if step.kind != "other"] == [
+        ("user", "Round the totals"),
+        ("assistant", "I round each total."),
+        ("tool_call", '{"file_path": "a.py"}'),
+        ("tool_result", "ok"),
+        ("user", "No, round each line"),
+        ("assistant", "I round each line."),
+        ("tool_call", '{"file_path": "b.py"}'),
+        ("tool_result", "String to replace not found"),
+    ]
+
+
+def test_the_correction_behind_an_answer_of_a_proxy_does_not_show_the_next_answer() -> None:
+    lines = [
+        user("Round the totals in cart.py and run the tests of the cart.", uuid="1", sessionId="s"),
+        answer(text("I round each total now."), use("Edit", file_path="cart.py"), name="m", uuid="2", parentUuid="1"),
+        user([result("ok")], uuid="3", parentUuid="2"),
+        user("No, that is wrong. Round each line of the cart instead.", uuid="4", parentUuid="3"),
+        answer(text("SECRET: I round each line now."), name="m", uuid="5", parentUuid="4"),
+    ]
+    session = "\n".join(map(json.dumps, lines)).encode()
+    rows = gather_evidence({"session_id": "s", "source": "s", "trace": session, "bytes_not_utf8": 0}, "episode", 9000)
+    (correction,) = [item for row in rows for item in row["findings"]]
+    assert correction["kind"] == "correction"
+    assert "SECRET" not in json.dumps(
+        [(row["history"], row["prompt"], item["target"]) for row in rows for item in row["findings"]]
+    )
+
+
+def test_a_repeated_id_in_one_answer_is_one_call() -> None:
+    twice = answer(use("Bash", command="make"), use("Bash", command="make"), name="m")
+    read = claude_code.read([user("Fix it"), twice, user([result("Exit code 2\nstop", True)])])
+    assert kinds(read) == "user assistant tool_call tool_result".split()
+
+
+QUESTION = {"question": "How?", "options": [{"label": "Half up"}, {"label": "Half even"}]}
+OTHER = {"question": "Where?", "options": [{"label": "In a.py"}]}
+GO_ON = "You can now continue with these answers in mind."
+
+
+@pytest.mark.parametrize(
+    ("answered", "said"),
+    [
+        ('"How?"="Half up", "Where?"="In a.py"', None),
+        ('"How?"="Half up, Half even"', None),
+        ('"How?"="No, round each line"', "No, round each line"),
+        ('"How?"="Half up", "Where?"="No, never in a.py"', "No, never in a.py"),
+        ('"How?"="No, neither." user notes: see issue 12', "No, neither.\nsee issue 12"),
+        ('"How?"="Half up" user notes: but not for refunds', "but not for refunds"),
+    ],
+)
+def test_what_was_typed_in_answer_to_a_question_is_the_users(answered: str, said: str | None) -> None:
+    asked = answer(use("AskUserQuestion", questions=[QUESTION, OTHER]))
+    for words in (
+        f"User has answered your questions: {answered}. {GO_ON}",
+        f"Your questions have been answered: {answered}. {GO_ON}",
+    ):
+        read = claude_code.read([user("Round"), asked, user([result(words)])])
+        assert texts(read, "user")[1:] == ([said] if said else [])
+
+
+def test_a_branch_that_repeats_its_messages_counts_each_once() -> None:
+    lines = [
+        user("Fix it", uuid="1", parentUuid=None),
+        answer(text("Done."), name="m1", uuid="2", parentUuid="1"),
+        user("Fix it", uuid="1", parentUuid=None),
+        answer(text("Done."), name="m1", uuid="2", parentUuid=None),
+        user("Now the other", uuid="3", parentUuid="2"),
+    ]
+    read = [step for step in claude_code.read(lines) if step.on_active_branch]
+    assert (texts(read, "user"), texts(read, "assistant")) == (["Fix it", "Now the other"], ["Done."])
+
+
+def test_the_version_is_that_of_the_last_lines() -> None:
+    assert (
+        claude_code.read_version([user("a", version="1.0.9"), user("b", version="2.1.3"), {"type": "mode"}]) == "2.1.3"
+    )
+    assert claude_code.read_version([{"type": "system", "claude_code_version": "2.1.4"}]) == "2.1.4"

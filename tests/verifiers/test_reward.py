@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.rewards import Scoring
 from pimono_sdpo.training.tiny_model import write_tiny_model
-from rewards.verifiers import patches
+from rewards.verifiers import patches, tool_calls
 from rewards.verifiers.reward import NEUTRAL, VerifierReward
 from rewards.verifiers.rubric import Rubric, VerifierResult, error, failed, passed
 from tests.training.setup import arguments, prepare
@@ -55,6 +55,18 @@ def test_missing_columns_are_an_error() -> None:
         reward(["p"], ["x"], verifier_spec=["{"])
     with pytest.raises(TrainingInputError, match="not the JSON text of an object"):
         reward(["p"], ["x"], verifier_spec=["[]"])
+
+
+def test_the_tools_of_a_row_are_those_of_its_spec_unless_it_has_its_own() -> None:
+    reward = VerifierReward(Rubric([tool_calls.verify]))
+    tools = tool_calls.definitions("codex")
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    specs = ["{}", '{"tools": ["read"]}', "{}", None]
+    reward(["a", "b", "c", "d"], [call] * 4, verifier_spec=specs, tools=[tools, tools, [], tools])
+    verdicts = [[result.status for result in found.results] for found in reward.results]
+    assert verdicts == [["passed"], ["failed"], ["skipped"], []]
+    reward(["a"], [call], verifier_spec=['{"tools": "pi"}'])
+    assert reward.results[0].reward == 1.0, "rows of older versions have no such column"
 
 
 def test_feedback_is_of_the_last_call() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rewards.verifiers.call_formats import EXAMPLES, FAMILIES, MAX_CHARS, read_calls
 from rewards.verifiers.rubric import BadSpec
-from rewards.verifiers.tool_calls import verify
+from rewards.verifiers.tool_calls import definitions, verify
 
 EDIT = {"path": "src/a.ts", "edits": [{"oldText": "  if (a < b) {\n", "newText": '\tif ("x") {\n'}]}
 READ = {"path": "a b/c.ts", "offset": 3}
@@ -329,8 +329,29 @@ def test_tools_defined_by_the_row() -> None:
     assert verify(qwen("subagent", {"task": "x"}), {"tools": ["subagent"]}).status == "passed"
 
 
+def test_a_definition_of_a_tool_of_the_harness_stands_for_all_its_generations() -> None:
+    def spec(harness: str, name: str) -> dict[str, Any]:
+        return {"tools": [tool for tool in definitions(harness) if tool["function"]["name"] == name]}
+
+    old = {"path": "a.ts", "oldText": "a", "newText": "b"}
+    for edit in (EDIT, old):
+        assert verify(qwen("edit", edit), {**spec("pi", "edit"), "harness": "pi"}).status == "passed"
+    assert verify(qwen("edit", old), spec("pi", "edit")).score == 0.4, "without a harness, the definition counts"
+    assert verify(qwen("read", {"path": 7}), {**spec("pi", "read"), "harness": "pi"}).status == "passed", "Pi converts"
+    shell = {**spec("claude_code", "bash"), "harness": "claude_code"}
+    assert verify(qwen("bash", {"command": "ls", "timeout": 9}), shell).status == "passed"
+    assert verify(qwen("bash", {"command": "ls", "timeout": "9"}), shell).score == 0.6, "Claude Code does not"
+    own = [{"type": "function", "function": {"name": "play", "parameters": {"type": "object", "required": ["n"]}}}]
+    assert verify(qwen("play", {}), {"tools": own, "harness": "codex"}).score == 0.4
+    # Rows of older versions name the tools.
+    assert verify(qwen("edit", old), {"tools": ["edit", "web"]}).status == "passed"
+    assert verify(qwen("web", {"any": 1}), {"tools": ["edit", "web"]}).status == "passed"
+
+
 BAD_SPECS: list[dict[str, Any]] = [
     {"tools": "claude"},
+    {"tools": ["read"], "harness": "claude"},
+    {"tools": ["read"], "harness": ["pi"]},
     {"tools": [7]},
     {"tools": {"read": {}}},
     {"tools": [{"name": "x", "parameters": {"type": "strange"}}]},

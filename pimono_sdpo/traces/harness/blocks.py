@@ -219,7 +219,7 @@ class Steps:
     def add(self, event: Event) -> None:
         """Append an event whose `is_subagent` is known."""
         if event.kind == "tool_call":
-            self._calls.setdefault(event.call_id, len(self.events))
+            self._calls[event.call_id] = len(self.events)
         self.events.append(event)
 
     def follow(self, event: Event) -> None:

@@ -61,14 +61,15 @@ _SHOWN = re.compile(r"\s+selected \w{1,20}:")
 
 @dataclass
 class _Answer:
-    """An answer of the agent, and the blocks that were recorded with its id, which a proxy may give to others too."""
+    """An answer of the agent, its blocks, and those of earlier answers to which a proxy has given the same id."""
 
     event: Event
     texts: list[str]
     blocks: list[Entry]
+    earlier: list[Entry] = field(default_factory=list)
     # How many lines of the user, and how many prompts, stood before its last line.
-    lines: int
-    prompts: int
+    lines: int = 0
+    prompts: int = 0
 
 
 @dataclass
@@ -291,18 +292,18 @@ def _read_assistant(entry: Entry, state: _State) -> Iterator[Event]:
     content = blocks.to_blocks(message.get("content"))
     known = state.answers.get(message_id) if message_id else None
     if known is None:
-        new = content if not message_id else _skip_repeated(content, [])
-        answer = _Answer(Event(0, "assistant", text, stop_reason=stop), [text], new, state.lines, state.prompts)
+        new = _skip_repeated(content, [], []) if message_id else content
+        answer = _Answer(Event(0, "assistant", text, stop_reason=stop), [text], new)
         yield answer.event
     else:
         is_next = known.lines == state.lines
-        new = _skip_repeated(content, known.blocks, by_id=is_next)
+        new = _skip_repeated(content, known.blocks if is_next else [], known.blocks + known.earlier)
         said = blocks.join_text(new)
         # What a line of the user stands before belongs to another answer, unless this one has only begun to think.
         has_begun = any(known.texts) or any(block.get("type") == "tool_use" for block in known.blocks)
         if new and (known.prompts != state.prompts or (said and has_begun and not is_next)):
             state.ended.append(known)
-            answer = _Answer(Event(0, "assistant", said, stop_reason=stop), [said], known.blocks + new, 0, 0)
+            answer = _Answer(Event(0, "assistant", said, stop_reason=stop), [said], new, known.blocks + known.earlier)
             yield answer.event
         else:
             answer = known
@@ -310,7 +311,7 @@ def _read_assistant(entry: Entry, state: _State) -> Iterator[Event]:
             answer.blocks += new
             if answer.event.stop_reason != "aborted":
                 answer.event.stop_reason = stop or answer.event.stop_reason
-        answer.lines, answer.prompts = state.lines, state.prompts
+    answer.lines, answer.prompts = state.lines, state.prompts
     if message_id:
         state.answers[message_id] = answer
     for block in new:
@@ -322,13 +323,13 @@ def _read_assistant(entry: Entry, state: _State) -> Iterator[Event]:
             yield blocks.build_call(block.get("id"), block.get("name"), block.get("input"))
 
 
-def _skip_repeated(content: list[Entry], known: list[Entry], by_id: bool = True) -> list[Entry]:
-    """Return the blocks of an answer that were not recorded before, as they are or with the same id."""
+def _skip_repeated(content: list[Entry], own: list[Entry], recorded: list[Entry]) -> list[Entry]:
+    """Return the blocks of a line that were not recorded before, nor have the id of one of the answer's own blocks."""
     new: list[Entry] = []
     for block in content:
-        block_id = block.get("id") if by_id else None
-        before = [*known, *new]
-        if block not in before and not (block_id and any(one.get("id") == block_id for one in before)):
+        block_id = block.get("id")
+        has_own = bool(block_id) and any(one.get("id") == block_id for one in (*own, *new))
+        if not has_own and block not in recorded and block not in new:
             new.append(block)
     return new
 
@@ -386,7 +387,7 @@ def _read_answers(questions: list[Entry], text: str) -> str:
             answer = answer.partition(f", {other}")[0]
         answer = _ANSWERED.sub("", answer)
         beside = _BESIDE.search(answer)
-        chosen = _SHOWN.split(answer[: beside.start()] if beside else answer)[0].strip().strip('"')
+        chosen = _SHOWN.split(answer[: beside.start()] if beside else answer)[0].strip(' \n"')
         options = {to_text(option.get("label")) for option in blocks.to_blocks(question.get("options"))}
         is_choice = chosen in options or set(chosen.split(", ")) <= options or chosen == "(no option selected)"
         written += ([] if is_choice else [chosen]) + ([answer[beside.end() :].strip()] if beside else [])
