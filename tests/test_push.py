@@ -260,7 +260,7 @@ def test_a_card_on_the_hub_that_cannot_be_read_is_one_sentence(loopback_hub: Loo
 
 def test_two_pushes_at_once_leave_one_of_them_whole(loopback_hub: LoopbackHub, made: Path, rows: Path) -> None:
     other = rows.parent / "other"
-    run_filter(str(made / "traces"), other, FilterOptions(max_samples=2))
+    run_filter(str(made / "traces"), other, FilterOptions(max_samples=2, licence="mit"))
     loopback_hub.seed(NAME, "dataset", {})
     command = [sys.executable, "-m", "pimono_sdpo", "push"]
     env = loopback_hub.env(rows.parent)

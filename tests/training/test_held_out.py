@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from pimono_sdpo.training import held_out
 from pimono_sdpo.training.rewards import Scoring
-from tests.training.setup import arguments, hand_made, prepare, script
+from tests.training.setup import arguments, hand_made, prepare, script, sdpo
 
 
 def with_test_rows(folder: Path) -> Path:
@@ -61,7 +61,10 @@ def test_a_reward_that_says_nothing_counts_as_nothing(tmp_path: Path, tiny: Path
         return [None] * len(prompts)
 
     args, model_args = arguments(tmp_path, tiny)
-    prepared = prepare(args, model_args, hand_made(), Scoring(silent))
+    method = sdpo(args, model_args, Scoring(silent))
+    method.job.reward = "own:silent"
+    method.fit(hand_made())
+    prepared = method.build()
     scores = held_out.score_rollouts(prepared.trainer, prepared.fitted.rows, 1)
     assert all(not math.isnan(reward) for found in scores.values() for reward in found)
     assert sum(sum(found) for found in scores.values()) == 0.0
