@@ -182,8 +182,8 @@ class Rewriter:
 
     def write_command(self, arguments: Json, text: str, name: str) -> tuple[str, Json | None, str, bool]:
         given: Any = arguments.get("cmd", arguments.get("command"))
-        is_wrapped = isinstance(given, list) and len(given) == 3 and given[1] in {"-lc", "-c", "-Command"}
-        line = given if isinstance(given, str) else given[2] if is_wrapped else shlex.join(given)
+        is_wrapped = isinstance(given, list) and given[-2:-1] and given[-2] in {"-lc", "-c", "-Command"}
+        line = given if isinstance(given, str) else given[-1] if is_wrapped else shlex.join(given)
         code, running, body = split_output(text)
         options = {key: value for key, value in arguments.items() if key in {"workdir", "yield_time_ms"}}
         source = self.vary(f"tools.exec_command({self.write_object({'cmd': line, **options})})", name, code)
@@ -313,11 +313,12 @@ def count_found(events: tuple[Event, ...]) -> dict[str, Counter[Any]]:
             found["errors"][called.tool_name, find_files(called.arguments)] += 1
     for failure in find_failures(events):
         target = find_files(failure["target"]) or re.sub(r"\s", "", failure["target"])
-        found["failures"][failure["tool"], target, *failure["categories"]] += 1
+        found["failures"][failure["tool"], target] += 1
+        found["their categories"][failure["tool"], target, *failure["categories"]] += 1
     return found
 
 
-MEASURES = ("commands", "edits", "exit codes", "errors", "failures")
+MEASURES = ("commands", "edits", "exit codes", "errors", "failures", "their categories")
 
 
 def run(*words: object) -> None:
