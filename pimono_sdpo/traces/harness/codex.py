@@ -6,6 +6,7 @@ as completed items, or can only be read from their source in files without these
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -135,7 +136,7 @@ class _State:
     scripts: dict[str, _Script] = field(default_factory=dict)
     planned: dict[str, _Call] = field(default_factory=dict)
     # Commands of scripts that had not ended with the script, and the terminals of those that then did.
-    pending: set[str] = field(default_factory=set)
+    pending: Counter[str] = field(default_factory=Counter)
     ended: dict[str, Entry] = field(default_factory=dict)
     # What could be chosen from in answer to each question.
     options: dict[str, list[str]] = field(default_factory=dict)
@@ -406,7 +407,7 @@ def _read_run(item: Entry, item_id: str, state: _State) -> Iterator[Event]:
         yield Event(0, "bash", text, tool_name="bash", arguments=command, exit_code=code, is_error=bool(code))
         return
     if call is None:
-        if _find_command(item) in state.pending:
+        if _take_pending(item, state):
             # It ran on behind a script, and the agent may still ask for its end.
             state.ended[to_text(item.get("process_id"))] = item
             yield Event(0, "other")
@@ -476,7 +477,7 @@ def _list_calls(script: _Script, call_id: str, state: _State) -> list[_Call]:
         left = [one for one in left if one is not item]
         own = f"{call_id}/{number}" if len(made) > 1 else call_id
         calls.append(_name_call(to_text(item.get("id")) if item else own, name, given, state)._replace(item=item))
-    left = [item for item in left if _find_command(item) not in state.pending]
+    left = [item for item in left if not _take_pending(item, state)]
     loose = [at for at, call in enumerate(calls) if call.tool == "bash" and call.item is None]
     if len(loose) == len(left) == 1 and left[0]["type"] == "CommandExecution":
         # The same command, written in another way.
@@ -495,9 +496,20 @@ def _list_calls(script: _Script, call_id: str, state: _State) -> list[_Call]:
             state.planned[call.id] = call
             if script.status != "completed" and call.item.get("exit_code") == _KILLED:
                 state.stopped.add(call.id)
+            if call.terminal:
+                _take_pending(call.item, state)
         elif call.tool == "bash" and not call.terminal:
-            state.pending.add(_read_line(call))
+            state.pending[_read_line(call)] += 1
     return calls
+
+
+def _take_pending(item: Entry, state: _State) -> bool:
+    """Check whether an item is that of a command which had not ended with its script; then it has now."""
+    command = _find_command(item)
+    terminals = [terminal for terminal, line in state.running.items() if line == command]
+    is_pending = state.pending[command] > 0 and (not terminals or to_text(item.get("process_id")) in terminals)
+    state.pending[command] -= is_pending
+    return is_pending
 
 
 def _read_line(call: _Call) -> str:
