@@ -25,7 +25,8 @@ from pimono_sdpo.runs.finish import SPLITS, write_files
 from pimono_sdpo.runs.folders import PARTS, make_output, only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import read_rows
 from pimono_sdpo.runs.sessions import UNREADABLE, Table, list_unreadable
-from pimono_sdpo.source_options import SourceOptions
+from pimono_sdpo.session_options import SourceOptions
+from pimono_sdpo.source_options import open_sessions
 from pimono_sdpo.stage import Filter, Map, Row, Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
 from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts
@@ -156,7 +157,7 @@ def open_runs(options: RunRowsOptions, out: Path) -> Rollouts | Source:
         for folder in (Path(source), *(Path(task["repo"]) for task in rollouts.tasks.values())):
             require_disjoint(folder.resolve(), out.resolve())
         return rollouts
-    return options.open_sessions(out)
+    return open_sessions(options, out)
 
 
 def name_source(runs: Rollouts | Source) -> tuple[str, str]:

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cards.lint import check_licence
 from cards.plots import write_report_plots
 from cards.render import render_dataset_card
 from pimono_sdpo.errors import EmptySelection, EngineError, require_extra
+from pimono_sdpo.filter_options import EngineName
 from pimono_sdpo.filter_options import FilterOptions as FilterOptions
 from pimono_sdpo.options import report_options, resume_key
 from pimono_sdpo.report import build_report, explain_empty
@@ -26,7 +27,6 @@ from processors.grade import WEIGHTS
 from processors.judge import Judge
 from processors.redact import redact_text
 
-EngineName = Literal["local", "ray"]
 Json = dict[str, Any]
 
 

@@ -17,7 +17,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -31,7 +31,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, Offl
 
 from cards.lint import is_repo_id, lint_file
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.options import flag_of, option, options
+from pimono_sdpo.push_options import PushOptions, PushResult
 from pimono_sdpo.runs.folders import PICTURES, REPORT, mark_of, read_json
 from pimono_sdpo.runs.parquet import read_tables
 from pimono_sdpo.stage import iterate_rows
@@ -68,35 +68,17 @@ def hub_errors(what: str) -> Iterator[None]:
         raise OutputError(f"{what}: {explain_error(error)}.") from error
 
 
-@options
-class PushOptions:
-    """How a folder is pushed."""
+def check_push(options: PushResult) -> None:
+    """Check that the result can be pushed, before any work is done.
 
-    public: bool = option("Make a new dataset public; an existing one keeps its visibility.", default=False)
-    allow_findings: bool = option("Push even if the second scanner reports a secret.", default=False)
-
-    def flags(self) -> list[str]:
-        """Return the command-line flags of the options that are set."""
-        return [flag_of(option) for option in fields(PushOptions) if getattr(self, option.name)]
-
-
-@options
-class PushResult(PushOptions):
-    """Where the result of a command is pushed, if anywhere."""
-
-    push: str | None = option("Push the result to this dataset (ns/name), private if new.", default=None)
-
-    def check_push(self) -> None:
-        """Check that the result can be pushed, before any work is done.
-
-        A missing dataset is created and deleted again, to find out whether the token allows it.
-        """
-        if self.push is not None:
-            upload = RowsUpload(repo_id=self.push, options=self, folder=Path())
-            upload.open()
-            upload.remove_empty()
-        elif flags := self.flags():
-            raise OutputError(f"{flags[0]} needs --push.")
+    A missing dataset is created and deleted again, to find out whether the token allows it.
+    """
+    if options.push is not None:
+        upload = RowsUpload(repo_id=options.push, options=options, folder=Path())
+        upload.open()
+        upload.remove_empty()
+    elif flags := options.flags():
+        raise OutputError(f"{flags[0]} needs --push.")
 
 
 @dataclass(kw_only=True)

@@ -26,6 +26,8 @@ STOREYS = (
         "report",
         "options",
         "filter_options",
+        "push_options",
+        "session_options",
     ),
     ("traces",),
     ("runs",),

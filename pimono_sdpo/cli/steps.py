@@ -18,7 +18,8 @@ import typer
 from pimono_sdpo.dataset_writer import RunRowsOptions, name_source, open_runs, summarize, write_dataset
 from pimono_sdpo.errors import EmptySelection
 from pimono_sdpo.options import option, options
-from pimono_sdpo.push import PushResult, push_folder
+from pimono_sdpo.push import check_push, push_folder
+from pimono_sdpo.push_options import PushResult
 from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.engine import Part, Piece
 from pimono_sdpo.runs.parquet import read_rows, read_tables
@@ -41,7 +42,7 @@ class Options(PushResult, RunRowsOptions, steps.Rules):
 
 def run(options: Options) -> None:
     """Write the rows, and push them with --push."""
-    options.check_push()
+    check_push(options)
     finish(write_steps(options), options.out, options, advise(options))
 
 

@@ -26,7 +26,8 @@ from huggingface_hub import HfApi, JobInfo, JobStage, Volume, get_token
 
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.own_code import list_own_files
-from pimono_sdpo.push import PushOptions, hub_errors, push_folder
+from pimono_sdpo.push import hub_errors, push_folder
+from pimono_sdpo.push_options import PushOptions
 from pimono_sdpo.traces.hub import retry_hub
 from pimono_sdpo.training import find_recipe, find_shipped, read_options, refuse_unknown, say, seconds_of
 from pimono_sdpo.version import __version__

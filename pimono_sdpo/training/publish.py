@@ -18,7 +18,8 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from transformers import TrainerCallback
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.push import Operation, PushOptions, Upload, check_texts
+from pimono_sdpo.push import Operation, Upload, check_texts
+from pimono_sdpo.push_options import PushOptions
 from pimono_sdpo.traces.hub import retry_hub
 from pimono_sdpo.traces.sources import HUB_ID
 from pimono_sdpo.training import is_main_process, say, warn

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 PUBLISH = """
 import json
 from pathlib import Path
-from pimono_sdpo.push import PushOptions
+from pimono_sdpo.push_options import PushOptions
 from pimono_sdpo.training.publish import AdapterUpload
 AdapterUpload(repo_id="me/adapter", options=PushOptions(), folder=Path("adapter")).publish()
 print(json.dumps(None))

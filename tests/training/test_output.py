@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file as save_weights
 
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.push import PushOptions
+from pimono_sdpo.push_options import PushOptions
 from pimono_sdpo.training import output, publish
 from pimono_sdpo.training.run import check_same_start, started_with
 from pimono_sdpo.training.tiny_model import write_tiny_model

@@ -61,7 +61,7 @@ PUBLISH = """
 import json
 from pathlib import Path
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.push import PushOptions
+from pimono_sdpo.push_options import PushOptions
 from pimono_sdpo.training.publish import AdapterUpload
 upload = AdapterUpload(repo_id="me/adapter", options=PushOptions(), folder=Path("adapter"))
 try:
