@@ -25,7 +25,7 @@ from pimono_sdpo.runs.engine import Part, Piece
 from pimono_sdpo.runs.parquet import read_rows, read_tables
 from pimono_sdpo.runs.sessions import both, rows_and_rejects, session_parts, slice_table
 from pimono_sdpo.schema import DROPPED_STEP, STEP
-from pimono_sdpo.stage import Filter, Stage
+from pimono_sdpo.stage import Map, Stage
 from pimono_sdpo.suites.stored_rollouts import Rollouts
 from processors.rollouts import sessions, steps
 from processors.rollouts.noise import Passing
@@ -111,7 +111,7 @@ def _rollout_parts(rollouts: Rollouts, passing: dict[str, Passing], stages: list
             input={"passing": digest, "tasks": rollouts.tasks},
             options=key,
             run=partial(_cut_rollouts, rollouts, file, stages),
-            schema=both(STEP, DROPPED_STEP).arrow_schema,
+            schema=both(steps.PRINTED, DROPPED_STEP).arrow_schema,
             files=(file,),
             stages=tuple(stages),
         )
@@ -120,8 +120,8 @@ def _rollout_parts(rollouts: Rollouts, passing: dict[str, Passing], stages: list
 
 
 def _cut_rollouts(rollouts: Rollouts, file: Path, stages: list[Stage]) -> Iterator[Piece]:
-    stages = [*stages, Filter(partial(steps.drop_repeat, seen=set()), reads=("prompt", "completion"))]
+    stages = [*stages, Map(steps.hash_action, reads=("prompt", "completion"), writes=steps.PRINTED)]
     for table in read_tables(file):
         splits = [rollouts.split_of(task_id) for task_id in table["task_id"].to_pylist()]
         for part in slice_table(table.append_column("split", pa.array(splits, pa.string()))):
-            yield rows_and_rejects(part, stages, STEP, DROPPED_STEP, "runs")
+            yield rows_and_rejects(part, stages, steps.PRINTED, DROPPED_STEP, "runs")

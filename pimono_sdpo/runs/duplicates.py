@@ -46,6 +46,8 @@ PLACES = 8
 PASS_PRINTS, CACHED_PROMPTS = 2**24, 1024
 # What a part stores of each row to find its duplicates.
 PRINTS = Features({"messages": List(Value("int64")), "bands": List(Value("int64")), "minhash": Value("binary")})
+# The column with a print of each row that may repeat an earlier one.
+REPEATS = "prints"
 # The better of two duplicates comes first.
 ORDER = {**dict.fromkeys(("score", "evidence", "size"), "descending"), "source": "ascending", "episode": "ascending"}
 Json = dict[str, Any]
@@ -110,6 +112,30 @@ def _find_repeated(parts: Sequence[Made], column: str) -> Ints:
     return np.sort(np.concatenate(found))
 
 
+def _find_places(prints: pa.ChunkedArray, repeated: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    """Return the place of each print among the repeated ones, and whether it is one of them."""
+    values = pc.list_flatten(prints).to_numpy()
+    places = np.searchsorted(repeated, values)
+    return places, (places < len(repeated)) & (np.append(repeated, 0)[places] == values)
+
+
+def find_repeats(parts: Sequence[Made]) -> pa.Table:
+    """Return the rows to drop, as a table of DROPS, that repeat an earlier one: those with an equal print."""
+    repeated = _find_repeated(parts, REPEATS)
+    seen, drops = np.zeros(len(repeated), bool), [DROPS.empty_table()]
+    for number in range(len(parts)):
+        table = _read_kept(parts, number, [REPEATS])
+        places, is_repeated = _find_places(table[REPEATS], repeated)
+        table, places = table.filter(pa.array(is_repeated)), places[is_repeated]
+        is_again = np.ones(len(places), bool)
+        is_again[np.unique(places, return_index=True)[1]] = False
+        table = table.filter(pa.array(is_again | seen[places]))
+        seen[places] = True
+        why = ([one] * len(table) for one in (None, "repeat", None))
+        drops.append(pa.table([table["part"], table["row"], *why], DROPS))
+    return pa.concat_tables(drops).combine_chunks()
+
+
 def _find_duplicates(parts: Sequence[Made], file: Path) -> pa.Table:
     repeated = {column: _find_repeated(parts, column) for column in ("messages", "bands")}
     if not any(map(len, repeated.values())):
@@ -137,10 +163,8 @@ def _find_candidates(parts: Sequence[Made], number: int, repeated: Mapping[str, 
     table = table.append_column("size", pc.list_value_length(table["messages"]))
     is_candidate = np.zeros(len(table), bool)
     for column, prints in repeated.items():
-        values, sizes = pc.list_flatten(table[column]).to_numpy(), pc.list_value_length(table[column]).to_numpy()
-        places = np.searchsorted(prints, values)
-        is_repeated = np.append(prints, 0)[places] == values
-        is_repeated &= places < len(prints)
+        places, is_repeated = _find_places(table[column], prints)
+        sizes = pc.list_value_length(table[column]).to_numpy()
         counts = np.bincount(np.repeat(np.arange(len(sizes)), sizes)[is_repeated], minlength=len(sizes))
         offsets = pa.array(np.append(0, np.cumsum(counts)), pa.int32())
         lists = pa.ListArray.from_arrays(offsets, pa.array(places[is_repeated], pa.int32()))

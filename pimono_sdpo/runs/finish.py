@@ -138,8 +138,8 @@ def read_part(file: Path, columns: Sequence[str] | None = None) -> Iterator[pa.T
 
 
 def _reject(rows: pa.Table, why: pa.Table) -> pa.Table:
-    """Return rows as rejects; what they say already comes first in the detail."""
-    detail = pc.binary_join_element_wise(rows["detail"], why["detail"], ", ", null_handling="skip")
+    """Return rows as rejects; what their details say already comes first."""
+    detail = pc.coalesce(pc.binary_join_element_wise(rows["detail"], why["detail"], ", "), rows["detail"])
     for name, column in (("stage", why["stage"]), ("drop_reason", why["drop_reason"]), ("detail", detail)):
         if name in rows.column_names:
             rows = rows.set_column(rows.schema.get_field_index(name), name, column)
