@@ -17,8 +17,9 @@ from pimono_sdpo.options import report_options, resume_key
 from pimono_sdpo.report import build_report, explain_empty
 from pimono_sdpo.runs import folders, sessions
 from pimono_sdpo.runs.duplicates import choose_rows
-from pimono_sdpo.runs.engine import Engine, Made, run_in_processes, run_shards, sum_counts
+from pimono_sdpo.runs.engine import Engine, Made, run_shards, sum_counts
 from pimono_sdpo.runs.finish import write_files
+from pimono_sdpo.runs.processes import run_in_processes
 from pimono_sdpo.schema import REJECT, SDPO_ROW
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.traces.sources import Source, open_source
