@@ -20,12 +20,14 @@ from datasets import Features, Value
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, TrainingInputError, require_extra
 from pimono_sdpo.left_out import describe_left_out, report_left_out
 from pimono_sdpo.options import argument, check_shares, option, options, report_options, resume_key
-from pimono_sdpo.runs.engine import Part, run_shards, sum_counts
+from pimono_sdpo.runs.duplicates import REPEATS, find_repeats
+from pimono_sdpo.runs.engine import Part, add_counts, run_shards, sum_counts
 from pimono_sdpo.runs.finish import SPLITS, write_files
 from pimono_sdpo.runs.folders import PARTS, make_output, only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import read_rows
 from pimono_sdpo.runs.sessions import LEFT_OUT, UNREADABLE, Table
-from pimono_sdpo.source_options import SourceOptions
+from pimono_sdpo.session_options import SourceOptions
+from pimono_sdpo.source_options import open_sessions
 from pimono_sdpo.stage import Filter, Map, Row, Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
 from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts
@@ -156,7 +158,7 @@ def open_runs(options: RunRowsOptions, out: Path) -> Rollouts | Source:
         for folder in (Path(source), *(Path(task["repo"]) for task in rollouts.tasks.values())):
             require_disjoint(folder.resolve(), out.resolve())
         return rollouts
-    return options.open_sessions(out)
+    return open_sessions(options, out)
 
 
 def name_source(runs: Rollouts | Source) -> tuple[str, str]:
@@ -192,12 +194,16 @@ def write_dataset(
     held_out = load_suite(test_suite, repos=False) if test_suite is not None else None
     with only_run(out, stage=stage) as work:
         made, finished = run_shards(parts, work / PARTS, desc=stage, unit="run"), make_output(work)
-        written = write_files(made, finished, *table)
+        filled = [part for part in made if part.rows]
+        repeats = find_repeats(filled) if any(REPEATS in part.schema.names for part in parts) else None
+        written = write_files(filled, finished, *table, repeats)
         if held_out is not None:
             used_options = {**used_options, "test_suite": held_out.name}
             check_leakage(read_task_ids(finished) if written["rows"] else [], held_out)
         counts = sum_counts(made)
         dropped = counts.pop("dropped", {})
+        if repeats:
+            add_counts(dropped, {"repeat": len(repeats)})
         left_out = report_left_out(counts, dropped, others)
         for key in (UNREADABLE, LEFT_OUT):
             counts.pop(key, None)

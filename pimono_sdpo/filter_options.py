@@ -8,6 +8,7 @@ from pimono_sdpo.options import check_shares, option, options
 
 Unit = Literal["session", "episode"]
 SplitBy = Literal["repository", "session"]
+EngineName = Literal["local", "ray"]
 # The default of --min-worth, see `processors.keep`.
 LEAST_WORTH = 0.45
 

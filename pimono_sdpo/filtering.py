@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cards.lint import check_licence
 from cards.render import render_dataset_card
 from pimono_sdpo.errors import EngineError, require_extra
+from pimono_sdpo.filter_options import EngineName
 from pimono_sdpo.filter_options import FilterOptions as FilterOptions
 from pimono_sdpo.left_out import explain_empty, report_left_out
 from pimono_sdpo.options import report_options, resume_key
 from pimono_sdpo.report import build_report
 from pimono_sdpo.runs import folders, sessions
 from pimono_sdpo.runs.duplicates import choose_rows
-from pimono_sdpo.runs.engine import Engine, Made, run_in_processes, run_shards, sum_counts
+from pimono_sdpo.runs.engine import Engine, Made, run_shards, sum_counts
 from pimono_sdpo.runs.finish import write_files
+from pimono_sdpo.runs.processes import run_in_processes
 from pimono_sdpo.schema import REJECT, SDPO_ROW
 from pimono_sdpo.stage import STRICT, Stage
 from pimono_sdpo.traces.drift import refuse_drift
@@ -28,7 +30,6 @@ from processors.grade import WEIGHTS
 from processors.judge import Judge
 from processors.redact import redact_text
 
-EngineName = Literal["local", "ray"]
 Json = dict[str, Any]
 
 

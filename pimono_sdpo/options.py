@@ -65,16 +65,6 @@ def resume_key(values: Any) -> dict[str, Any]:
     return {one.name: getattr(values, one.name) for one in _deciding(values, "row")}
 
 
-def changed(values: Any, decides: Decides) -> list[str]:
-    """Return the flags of the options of a kind that differ from their defaults."""
-    return [
-        flag_of(one)
-        for one in _deciding(values, decides)
-        # Lists have a factory instead of a default, and are empty by default.
-        if getattr(values, one.name) != ([] if one.default is MISSING else one.default)
-    ]
-
-
 def flag_of(one: "Field[Any]") -> str:
     """Return the spelling of an option on the command line."""
     return cast(str, one.metadata["flag"]) or "--" + one.name.replace("_", "-")

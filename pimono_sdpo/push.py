@@ -15,7 +15,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ from huggingface_hub.errors import (
 from cards.lint import is_repo_id, lint_file
 from cards.merge import SECTIONS, merge_cards, path_in_repo, split_card
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.options import flag_of, option, options
+from pimono_sdpo.push_options import PushOptions, PushResult
 from pimono_sdpo.runs.folders import PICTURES, REPORT, mark_of, read_json
 from pimono_sdpo.runs.parquet import read_rows
 from pimono_sdpo.traces.hub import CONFLICTS, explain_error, is_transient, retry_hub
@@ -70,33 +70,15 @@ def hub_errors(what: str, advice: str = "") -> Iterator[None]:
         raise OutputError(f"{what}: {explain_error(error)}{advice}.") from error
 
 
-@options
-class PushOptions:
-    """How a folder is pushed."""
+def check_push(options: PushResult) -> None:
+    """Check that the result can be pushed, before any work is done.
 
-    public: bool = option("Make a new dataset public; an existing one keeps its visibility.", default=False)
-    allow_findings: bool = option("Push even if the second scanner reports a secret.", default=False)
-
-    def flags(self) -> list[str]:
-        """Return the command-line flags of the options that are set."""
-        return [flag_of(option) for option in fields(PushOptions) if getattr(self, option.name)]
-
-
-@options
-class PushResult(PushOptions):
-    """Where the result of a command is pushed, if anywhere."""
-
-    push: str | None = option("Push the result to this dataset (ns/name), private if new.", default=None)
-
-    def check_push(self) -> None:
-        """Check that the result can be pushed, before any work is done.
-
-        A missing dataset is created and deleted again, to find out whether the token allows it.
-        """
-        if self.push is not None:
-            remove_empty(open_repo(self.push, "dataset", self.public))
-        elif flags := self.flags():
-            raise OutputError(f"{flags[0]} needs --push.")
+    A missing dataset is created and deleted again, to find out whether the token allows it.
+    """
+    if options.push is not None:
+        remove_empty(open_repo(options.push, "dataset", options.public))
+    elif flags := options.flags():
+        raise OutputError(f"{flags[0]} needs --push.")
 
 
 @dataclass

@@ -14,8 +14,8 @@ import pyarrow as pa
 import typer
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.folders import require_disjoint
+from pimono_sdpo.session_options import SourceOptions
 from pimono_sdpo.stage import STRICT
 from pimono_sdpo.text import describe_size
 from pimono_sdpo.traces.sources import (
@@ -45,92 +45,56 @@ _CWD = re.compile(rb'"cwd"\s*:\s*("(?:[^"\\]|\\.)*")')
 _DAYS = re.compile(r"([0-9]{1,5})d")
 
 
-@options
-class SourceOptions:
-    """Which recorded sessions a command reads."""
+def open_sessions(options: SourceOptions, out: Path) -> Source:
+    """Open all sources, and print a summary of the user's own sessions."""
+    if options.strict:
+        # Read by all processes of this run.
+        os.environ[STRICT] = "1"
+    names = list(dict.fromkeys(options.source))
+    for name in names:
+        if name and name not in WORDS and Path(name).exists():
+            require_disjoint(Path(name).resolve(), out.resolve())
+    sources = [open_one(name) for name in names]
+    for root in {shard.root for source in sources if source.name in WORDS for shard in source.shards}:
+        require_disjoint(root.resolve(), out.resolve())
+    return _select(options, join_sources(sources))
 
-    source: list[str] = argument(
-        "One or more of: `claude`, `codex`, `pi` or `all` for the sessions of these agents on this "
-        "machine; a folder, file or glob of viewer-export parquet or session JSONL (also .gz, "
-        ".zst), a saved dataset, a Hub dataset id (ns/name, read at refs/convert/parquet), or "
-        "files on the Hub (hf://datasets/ns/name[@rev]/path, hf://buckets/ns/name/path)."
-    )
-    project: str | None = option(
-        "Read the session files whose recorded working directory or path contains this, in any case.",
-        default=None,
-        shown="all",
-    )
-    since: str | None = option(
-        "Read the session files changed since a date (2026-05-31) or for days (7d).", default=None, shown="all"
-    )
-    exclude: list[str] = option(
-        "Pattern of the paths of session files below the source to leave out, such as `*/agent-*`; may be repeated.",
-        default_factory=list,
-    )
-    strict: bool = option(
-        "Stop at the first session on which this package fails, and show where; otherwise such a session is "
-        "rejected as `crashed`, and the exit code is 1. Write nothing either if an agent has written what its "
-        "reader was not tested on.",
-        default=False,
-    )
 
-    def choices(self) -> list[str]:
-        """Return the given options that select session files."""
-        names = ("project", "since", "exclude")
-        return [f"--{name}" for name in names if getattr(self, name)]
+def _select(options: SourceOptions, source: Source) -> Source:
+    """Keep the session files that match all of the options; raises SourceError."""
+    if options.project is None and options.since is None and not options.exclude:
+        return source
+    if any(shard.kind != "jsonl" for shard in source.shards):
+        raise SourceError(
+            f"--project, --since and --exclude select session files, but `{source.name}` "
+            "holds other files as well; leave them out."
+        )
+    start = _read_date(options.since) if options.since is not None else 0.0
+    if start > time():
+        raise SourceError(f"--since `{options.since}` is in the future; use a date that has passed, or 7d.")
 
-    def set_strict(self) -> None:
-        """Tell all processes of this run about --strict."""
-        if self.strict:
-            os.environ[STRICT] = "1"
+    project = (options.project or "").casefold()
 
-    def open_sessions(self, out: Path) -> Source:
-        """Open all sources, and print a summary of the user's own sessions."""
-        self.set_strict()
-        names = list(dict.fromkeys(self.source))
-        for name in names:
-            if name and name not in WORDS and Path(name).exists():
-                require_disjoint(Path(name).resolve(), out.resolve())
-        sources = [open_one(name) for name in names]
-        for root in {shard.root for source in sources if source.name in WORDS for shard in source.shards}:
-            require_disjoint(root.resolve(), out.resolve())
-        return self._select(join_sources(sources))
+    def is_excluded(name: str) -> bool:
+        return any(fnmatch(name, pattern) for pattern in options.exclude)
 
-    def _select(self, source: Source) -> Source:
-        """Keep the session files that match all of the options; raises SourceError."""
-        if self.project is None and self.since is None and not self.exclude:
-            return source
-        if any(shard.kind != "jsonl" for shard in source.shards):
-            raise SourceError(
-                f"--project, --since and --exclude select session files, but `{source.name}` "
-                "holds other files as well; leave them out."
-            )
-        start = _read_date(self.since) if self.since is not None else 0.0
-        if start > time():
-            raise SourceError(f"--since `{self.since}` is in the future; use a date that has passed, or 7d.")
+    def is_kept(root: Path, file: Path) -> bool:
+        name = file.relative_to(root).as_posix()
+        return (
+            (not project or project in name.casefold() or project in find_project(file).casefold())
+            and (options.since is None or file.stat().st_mtime >= start)
+            and not is_excluded(name)
+        )
 
-        project = (self.project or "").casefold()
-
-        def is_excluded(name: str) -> bool:
-            return any(fnmatch(name, pattern) for pattern in self.exclude)
-
-        def is_kept(root: Path, file: Path) -> bool:
-            name = file.relative_to(root).as_posix()
-            return (
-                (not project or project in name.casefold() or project in find_project(file).casefold())
-                and (self.since is None or file.stat().st_mtime >= start)
-                and not is_excluded(name)
-            )
-
-        files = [(shard.root, file) for shard in source.shards for file in shard.files]
-        kept = [one for one in files if is_kept(*one)]
-        if not kept:
-            used = " and ".join(self.choices())
-            raise SourceError(
-                f"No session of `{source.name}` ({len(files)} in all) is left by {used}; change these options."
-            )
-        others = tuple(name for name in source.others if not is_excluded(name))
-        return replace(source, shards=tuple(shard_sessions(kept)), others=others)
+    files = [(shard.root, file) for shard in source.shards for file in shard.files]
+    kept = [one for one in files if is_kept(*one)]
+    if not kept:
+        used = " and ".join(options.choices())
+        raise SourceError(
+            f"No session of `{source.name}` ({len(files)} in all) is left by {used}; change these options."
+        )
+    others = tuple(name for name in source.others if not is_excluded(name))
+    return replace(source, shards=tuple(shard_sessions(kept)), others=others)
 
 
 def open_one(source: str) -> Source:

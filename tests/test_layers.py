@@ -10,7 +10,8 @@ ROOT = Path(__file__).parent.parent
 # From the ground up. Packages of one storey that import each other are one entry.
 STOREYS = (
     ("", *"version errors text console".split()),
-    (*"schema own_code stage stats shell failures prefilter removed options filter_options".split(),),
+    "schema own_code stage stats shell failures prefilter removed options".split(),
+    ("filter_options", "push_options", "session_options"),
     ("traces",),
     ("runs", "report"),
     ("llm",),

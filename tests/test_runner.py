@@ -18,7 +18,8 @@ import pytest
 
 from pimono_sdpo.filtering import FilterOptions, build_stages, run_filter
 from pimono_sdpo.options import resume_key
-from pimono_sdpo.runs.engine import make_part, run_in_processes, run_shards
+from pimono_sdpo.runs.engine import make_part, run_shards
+from pimono_sdpo.runs.processes import run_in_processes
 from pimono_sdpo.runs.sessions import session_parts
 from pimono_sdpo.stage import Row
 from pimono_sdpo.traces.sources import open_source

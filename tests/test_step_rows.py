@@ -195,6 +195,22 @@ def test_held_out_rollouts_without_their_suite_are_held_out(tmp_path: Path) -> N
     assert write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps"))["splits"] == {"test": 12}
 
 
+def test_a_row_that_repeats_one_of_another_file_is_rejected(tmp_path: Path) -> None:
+    """There are eight runs in a file. The first row stays, and what repeats it has its own values but for the reason."""
+    rows = [rollout("fix_a", 42 + n, [read(), write(FIXED, True), write(OTHER, n > 8), final()]) for n in range(20)]
+    source = write_folder(tmp_path / "rollouts", rows)
+    report = write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps"))
+    assert (report["rows"], report["drop_reasons"]) == (3, {"repeat": 30, "tests_failed": 9})
+    kept = pq.read_table(tmp_path / "steps" / "data").to_pylist()
+    assert [(row["run_id"], row["step"]) for row in kept] == [("fix_a-51", 0), ("fix_a-51", 1), ("fix_a-51", 2)]
+    repeats = [
+        row for row in pq.read_table(tmp_path / "steps" / "rejects").to_pylist() if row["drop_reason"] == "repeat"
+    ]
+    assert len({(row["run_id"], row["step"]) for row in repeats}) == 30
+    assert all(row["detail"] is None and row["completion"] for row in repeats)
+    assert pq.read_schema(next((tmp_path / "steps" / "data").iterdir())).equals(STEP.arrow_schema)
+
+
 def test_what_is_finished_waits_for_the_next_run(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs())
     write_steps(StepOptions(source=[str(source)], out=tmp_path / "whole"))

@@ -23,7 +23,8 @@ from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.calls import need_prices
 from pimono_sdpo.llm.settings import Settings, load_settings, read_dotenv
 from pimono_sdpo.options import argument, option, options
-from pimono_sdpo.push import PushResult, push_folder
+from pimono_sdpo.push import check_push, push_folder
+from pimono_sdpo.push_options import PushResult
 from pimono_sdpo.schema import Opponent
 from processors.duel.export import Kind
 from processors.duel.turns import Options as TurnOptions
@@ -81,7 +82,7 @@ class Options(PushResult, WriterOptions):
 
 def run(options: Options) -> None:
     """Run the stages, or export rows, and push the result if asked to."""
-    options.check_push()
+    check_push(options)
     folder = _run_stages(options) if options.to is None else _write_rows(options, options.to)
     if options.push is not None and folder is not None:
         typer.echo(push_folder(folder, options.push, options))

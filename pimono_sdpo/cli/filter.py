@@ -14,16 +14,17 @@ pimono-sdpo filter traces/ --out shared/rows
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.filter_options import FilterOptions
-from pimono_sdpo.filtering import EngineName, Json, make_parts, run_filter
-from pimono_sdpo.left_out import describe_left_out, report_left_out, require_whole
+from pimono_sdpo.filter_options import EngineName, FilterOptions
 from pimono_sdpo.options import option, options
-from pimono_sdpo.push import PushResult, push_folder
-from pimono_sdpo.source_options import SourceOptions
+from pimono_sdpo.push_options import PushResult
+from pimono_sdpo.session_options import SourceOptions
+
+Json = dict[str, Any]
 
 
 @options
@@ -43,12 +44,18 @@ class Options(PushResult, FilterOptions, SourceOptions):
 def run(options: Options) -> None:
     """Filter a source, or make some of its parts."""
     only = _read_only(options)
-    options.check_push()
+    # Not before the options are parsed: `--help` does not wait for these.
+    from pimono_sdpo.filtering import make_parts, run_filter
+    from pimono_sdpo.left_out import report_left_out, require_whole
+    from pimono_sdpo.push import check_push, push_folder
+    from pimono_sdpo.source_options import open_sessions
+
+    check_push(options)
     if options.correction_judge or options.row_judge:
         from pimono_sdpo.llm.settings import find_endpoint
 
         typer.echo(f"redacted texts are sent to `{find_endpoint(options.judge_provider).host}` for the judge")
-    source = options.open_sessions(options.out)
+    source = open_sessions(options, options.out)
     if only is not None:
         counts = make_parts(source, options.out, options, only, workers=options.workers, engine=options.engine)
         stages, dropped = [*counts.get("stages", {}).values()], Counter[str]()
@@ -91,6 +98,7 @@ def count_table(sessions: int, kept: int, dropped: dict[str, int]) -> str:
 
 def summarize(report: Json, out: Path) -> str:
     """Summarise a report in a few lines."""
+
     score = report["score"]
     lines = [
         f"score {score['min']:g} to {score['max']:g}, mean {score['mean']:.2f}",
@@ -100,6 +108,8 @@ def summarize(report: Json, out: Path) -> str:
     if broken:
         lines.append("broken lines: " + _list_counts(broken))
     lines += report["drift"]
+    from pimono_sdpo.left_out import describe_left_out
+
     lines += describe_left_out(report)
     upstream = report["input"].get("upstream") or {}
     if upstream.get("commits_behind"):

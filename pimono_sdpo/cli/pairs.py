@@ -20,7 +20,8 @@ from pimono_sdpo.cli.steps import finish
 from pimono_sdpo.dataset_writer import RunRowsOptions, name_source, open_runs, write_dataset
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.options import option, options
-from pimono_sdpo.push import PushResult
+from pimono_sdpo.push import check_push
+from pimono_sdpo.push_options import PushResult
 from pimono_sdpo.runs.engine import Part, Piece, hash_files
 from pimono_sdpo.runs.sessions import both, rows_and_rejects, session_parts
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR
@@ -52,7 +53,7 @@ class Options(PushResult, RunRowsOptions, Rules):
 
 def run(options: Options) -> None:
     """Write the pairs, and push them with --push."""
-    options.check_push()
+    check_push(options)
     report = write_pairs(options)
     advice = ADVICE if report["source_kind"] == "rollouts" else SESSION_ADVICE
     if report["drop_reasons"].keys() == {"no_verdict"}:

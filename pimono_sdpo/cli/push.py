@@ -8,7 +8,8 @@ from pathlib import Path
 import typer
 
 from pimono_sdpo.options import argument, options
-from pimono_sdpo.push import PushOptions, push_folder
+from pimono_sdpo.push import push_folder
+from pimono_sdpo.push_options import PushOptions
 
 
 @options

@@ -18,12 +18,13 @@ import typer
 from pimono_sdpo.dataset_writer import RunRowsOptions, name_source, open_runs, summarize, write_dataset
 from pimono_sdpo.left_out import explain_empty, require_whole
 from pimono_sdpo.options import option, options
-from pimono_sdpo.push import PushResult, push_folder
+from pimono_sdpo.push import check_push, push_folder
+from pimono_sdpo.push_options import PushResult
 from pimono_sdpo.runs.engine import Part, Piece
 from pimono_sdpo.runs.parquet import read_rows, read_tables
 from pimono_sdpo.runs.sessions import both, rows_and_rejects, session_parts, slice_table
 from pimono_sdpo.schema import DROPPED_STEP, STEP
-from pimono_sdpo.stage import Filter, Stage
+from pimono_sdpo.stage import Map, Stage
 from pimono_sdpo.suites.stored_rollouts import Rollouts
 from processors.rollouts import sessions, steps
 from processors.rollouts.noise import Passing
@@ -40,7 +41,7 @@ class Options(PushResult, RunRowsOptions, steps.Rules):
 
 def run(options: Options) -> None:
     """Write the rows, and push them with --push."""
-    options.check_push()
+    check_push(options)
     finish(write_steps(options), options.out, options, advise(options))
 
 
@@ -113,7 +114,7 @@ def _rollout_parts(rollouts: Rollouts, passing: dict[str, Passing], stages: list
             input={"passing": digest, "tasks": rollouts.tasks},
             options=key,
             run=partial(_cut_rollouts, rollouts, file, stages),
-            schema=both(STEP, DROPPED_STEP).arrow_schema,
+            schema=both(steps.PRINTED, DROPPED_STEP).arrow_schema,
             files=(file,),
             stages=tuple(stages),
         )
@@ -122,8 +123,8 @@ def _rollout_parts(rollouts: Rollouts, passing: dict[str, Passing], stages: list
 
 
 def _cut_rollouts(rollouts: Rollouts, file: Path, stages: list[Stage]) -> Iterator[Piece]:
-    stages = [*stages, Filter(partial(steps.drop_repeat, seen=set()), reads=("prompt", "completion"))]
+    stages = [*stages, Map(steps.hash_action, reads=("prompt", "completion"), writes=steps.PRINTED)]
     for table in read_tables(file):
         splits = [rollouts.split_of(task_id) for task_id in table["task_id"].to_pylist()]
         for part in slice_table(table.append_column("split", pa.array(splits, pa.string()))):
-            yield rows_and_rejects(part, stages, STEP, DROPPED_STEP, "runs")
+            yield rows_and_rejects(part, stages, steps.PRINTED, DROPPED_STEP, "runs")

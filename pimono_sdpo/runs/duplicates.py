@@ -2,14 +2,15 @@
 
 Rows are compared best first, so that of two duplicates the one with the higher score stays, or with more diagnostics
 and corrections. A row has prints: hashes of its messages, and of bands of the MinHash of its prompt. Only rows that
-share a print with another row are compared. They are read in place from a file in the working folder, so that memory
-grows only with the number of prints that occur in several rows.
+share a print with another one are compared; they are read in place from a file in the working folder. So memory grows
+only with the number of prints that occur in several rows.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -41,24 +42,14 @@ PERMUTATIONS = 128
 BANDS = 16
 # The most rows kept per message or band: a message that everybody sends must not pair all rows.
 PLACES = 8
-# Prints in memory at a time, of 8 bytes each.
-PASS_PRINTS = 2**24
-# Prompts whose words are in memory.
-CACHED = 1024
+# Prints in memory at a time, of 8 bytes each, and prompts whose words are.
+PASS_PRINTS, CACHED_PROMPTS = 2**24, 1024
 # What a part stores of each row to find its duplicates.
 PRINTS = Features({"messages": List(Value("int64")), "bands": List(Value("int64")), "minhash": Value("binary")})
-_CANDIDATE = pa.schema(
-    [
-        *((name, pa.int64()) for name in ("part", "row", "evidence", "size", "episode")),
-        ("score", pa.float64()),
-        ("source", pa.string()),
-        # Places of prints among those that occur in several rows.
-        *((name, pa.list_(pa.int32())) for name in ("messages", "bands")),
-        ("minhash", pa.binary()),
-        # Of rows that share a band.
-        ("prompt", pa.string()),
-    ]
-)
+# The column with a print of each row that may repeat an earlier one.
+REPEATS = "prints"
+# The better of two duplicates comes first.
+ORDER = {**dict.fromkeys(("score", "evidence", "size"), "descending"), "source": "ascending", "episode": "ascending"}
 Json = dict[str, Any]
 Ints = NDArray[np.int64]
 
@@ -67,16 +58,14 @@ def add_prints(rows: pa.Table) -> tuple[pa.Table, int]:
     """Add the columns of PRINTS to rows of the filter, null for rejects; return the number of prints as well."""
     prints: list[Json] = []
     for row in rows.select([KEPT, "fingerprints", "prompt", "verifier_spec"]).to_pylist():
-        if not row[KEPT]:
-            prints.append({})
-            continue
-        minhash = RMinHash(num_perm=PERMUTATIONS, seed=0)
-        minhash.update(split_shingles(_read_prompt(row)))
-        digest = np.array(minhash.digest(), np.uint32)
-        bands = [xxhash.xxh3_64_intdigest(band.tobytes(), seed) for seed, band in enumerate(np.split(digest, BANDS))]
-        messages = np.unique(np.array(row["fingerprints"], np.int64))
-        signed = np.array(bands, np.uint64).view(np.int64)
-        prints.append({"messages": messages, "bands": signed, "minhash": digest.tobytes()})
+        prints.append({})
+        if row[KEPT]:
+            minhash = RMinHash(num_perm=PERMUTATIONS, seed=0)
+            minhash.update(split_shingles(_read_prompt(row)))
+            digest = np.array(minhash.digest(), np.uint32)
+            bands = [xxhash.xxh3_64_intdigest(part.tobytes(), at) for at, part in enumerate(np.split(digest, BANDS))]
+            prints[-1] = {"bands": np.array(bands, np.uint64).view(np.int64), "minhash": digest.tobytes()}
+            prints[-1]["messages"] = np.unique(np.array(row["fingerprints"], np.int64))
     for column in PRINTS.arrow_schema:
         rows = rows.append_column(column, pa.array([one.get(column.name) for one in prints], column.type))
     return rows, sum(len(one["messages"]) + BANDS for one in prints if one)
@@ -96,87 +85,98 @@ def choose_rows(parts: Sequence[Made], work: Path, max_samples: int | None, seed
     `seed` decides among rows of equal score.
     """
     drops = _find_duplicates(parts, work / "candidates.arrow") if dedupe else DROPS.empty_table()
-    if max_samples is not None:
+    if max_samples is not None and parts:
         drops = pa.concat_tables([drops, _find_worst(parts, drops, max_samples, seed)])
     return drops.sort_by([("part", "ascending"), ("row", "ascending")])
 
 
-def _read_kept(part: Made, columns: Sequence[str]) -> tuple[pa.Table, Ints]:
-    """Return columns of the kept rows of a part, and the numbers of the rows."""
-    table = pa.concat_tables(read_part(part.file, [KEPT, *columns]))
-    return table.filter(table[KEPT]), np.flatnonzero(table[KEPT].to_numpy())
+def _read_kept(parts: Sequence[Made], number: int, columns: Sequence[str]) -> pa.Table:
+    """Return columns of the kept rows of a part, and the numbers of the part and of each row."""
+    table = pa.concat_tables(read_part(parts[number].file, [KEPT, *columns]))
+    rows = np.flatnonzero(table[KEPT].to_numpy())
+    table = table.select(list(columns)).take(rows)
+    return table.append_column("row", pa.array(rows)).append_column("part", pa.array(np.full(len(rows), number)))
 
 
 def _find_repeated(parts: Sequence[Made], column: str) -> Ints:
     """Return the prints that occur in several rows, sorted."""
     passes = 1 + sum(part.counts.get("prints", 0) for part in parts) // PASS_PRINTS
     found = []
-    for number in range(passes):
+    for one in range(passes):
         prints = [np.empty(0, np.int64)]
-        for part in parts:
-            values = _read_kept(part, [column])[0][column].combine_chunks().flatten().to_numpy()
-            prints.append(values[values % passes == number])
+        for number in range(len(parts)):
+            values = pc.list_flatten(_read_kept(parts, number, [column])[column]).to_numpy()
+            prints.append(values[values % passes == one])
         values = np.sort(np.concatenate(prints))
         found.append(np.unique(values[1:][values[1:] == values[:-1]]))
     return np.sort(np.concatenate(found))
 
 
-def _match(lists: pa.ChunkedArray, repeated: Ints) -> tuple[pa.ListArray, NDArray[np.bool_]]:
-    """Return each row's places of its repeated prints, and which rows have any."""
-    values, lengths = lists.combine_chunks().flatten().to_numpy(), pc.list_value_length(lists).to_numpy()
+def _find_places(prints: pa.ChunkedArray, repeated: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    """Return the place of each print among the repeated ones, and whether it is one of them."""
+    values = pc.list_flatten(prints).to_numpy()
     places = np.searchsorted(repeated, values)
-    is_repeated = np.append(repeated, 0)[places] == values
-    is_repeated &= places < len(repeated)
-    counts = np.bincount(np.repeat(np.arange(len(lengths)), lengths)[is_repeated], minlength=len(lengths))
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, places[is_repeated].astype(np.int32)), counts > 0
+    return places, (places < len(repeated)) & (np.append(repeated, 0)[places] == values)
+
+
+def find_repeats(parts: Sequence[Made]) -> pa.Table:
+    """Return the rows to drop, as a table of DROPS, that repeat an earlier one: those with an equal print."""
+    repeated = _find_repeated(parts, REPEATS)
+    seen, drops = np.zeros(len(repeated), bool), [DROPS.empty_table()]
+    for number in range(len(parts)):
+        table = _read_kept(parts, number, [REPEATS])
+        places, is_repeated = _find_places(table[REPEATS], repeated)
+        table, places = table.filter(pa.array(is_repeated)), places[is_repeated]
+        is_again = np.ones(len(places), bool)
+        is_again[np.unique(places, return_index=True)[1]] = False
+        table = table.filter(pa.array(is_again | seen[places]))
+        seen[places] = True
+        why = ([one] * len(table) for one in (None, "repeat", None))
+        drops.append(pa.table([table["part"], table["row"], *why], DROPS))
+    return pa.concat_tables(drops).combine_chunks()
 
 
 def _find_duplicates(parts: Sequence[Made], file: Path) -> pa.Table:
-    messages, bands = _find_repeated(parts, "messages"), _find_repeated(parts, "bands")
-    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, _CANDIDATE) as writer:
-        for number, part in enumerate(parts):
-            writer.write_table(_find_candidates(part, number, messages, bands))
+    repeated = {column: _find_repeated(parts, column) for column in ("messages", "bands")}
+    if not any(map(len, repeated.values())):
+        return DROPS.empty_table()
+    with pa.OSFile(str(file), "wb") as sink, ExitStack() as stack:
+        writer = None
+        for number in range(len(parts)):
+            candidates = _find_candidates(parts, number, repeated)
+            writer = writer or stack.enter_context(pa.ipc.new_file(sink, candidates.schema))
+            writer.write_table(candidates)
     with pa.memory_map(str(file)) as source:
         rows = pa.ipc.open_file(source).read_all()
-        found = list(_compare(rows, _Index(len(messages)), _Index(len(bands))))
-        at, originals = (pa.array([pair[side] for pair in found], pa.int64()) for side in (0, 1))
-        dropped, sources = rows.select(["part", "row"]).take(at), rows["source"].take(originals).to_pylist()
+        found = list(_compare(rows, *(_Index(len(prints)) for prints in repeated.values())))
+        at, originals = (pa.array([one[side] for one in found], pa.int64()) for side in range(2))
+        dropped = rows.select(["part", "row"]).take(at)
+        reasons = [reason for _, _, reason in found]
+        details = [f"same as {source}" for source in rows["source"].take(originals).to_pylist()]
     file.unlink()
-    given = {
-        "part": dropped["part"],
-        "row": dropped["row"],
-        "stage": ["dedupe"] * len(found),
-        "drop_reason": [reason for _, _, reason in found],
-        "detail": [f"same as {source}" for source in sources],
-    }
-    return pa.table(given, DROPS)
+    return pa.table([*dropped.columns, ["dedupe"] * len(found), reasons, details], DROPS)
 
 
-def _find_candidates(part: Made, number: int, messages: Ints, bands: Ints) -> pa.Table:
-    """Return the rows of a part that share a print with another row."""
-    columns = ["evidence", "episode", "score", "source", "messages", "bands", "minhash"]
-    table, rows = _read_kept(part, columns)
-    table = table.append_column("part", pa.array(np.full(len(rows), number)))
-    table = table.append_column("row", pa.array(rows))
+def _find_candidates(parts: Sequence[Made], number: int, repeated: Mapping[str, Ints]) -> pa.Table:
+    """Return the rows of a part that share a print, with the places of their prints among the repeated ones."""
+    table = _read_kept(parts, number, ["evidence", "episode", "score", "source", "minhash", *repeated])
     table = table.append_column("size", pc.list_value_length(table["messages"]))
-    prompts: list[str | None] = [None] * len(rows)
-    is_candidate = np.zeros(len(rows), bool)
-    for name, repeated in (("messages", messages), ("bands", bands)):
-        places, has_any = _match(table[name], repeated)
-        table = table.set_column(table.schema.get_field_index(name), name, places)
-        is_candidate |= has_any
-    if has_any.any():
-        # The bands come last.
-        given, _ = _read_kept(part, ["prompt", "verifier_spec"])
-        for at in np.flatnonzero(has_any).tolist():
-            (prompts[at],) = map(_read_prompt, given.slice(at, 1).to_pylist())
-    table = table.append_column("prompt", pa.array(prompts, pa.string()))
-    return table.select(_CANDIDATE.names).cast(_CANDIDATE).filter(pa.array(is_candidate))
+    is_candidate = np.zeros(len(table), bool)
+    for column, prints in repeated.items():
+        places, is_repeated = _find_places(table[column], prints)
+        sizes = pc.list_value_length(table[column]).to_numpy()
+        counts = np.bincount(np.repeat(np.arange(len(sizes)), sizes)[is_repeated], minlength=len(sizes))
+        offsets = pa.array(np.append(0, np.cumsum(counts)), pa.int32())
+        lists = pa.ListArray.from_arrays(offsets, pa.array(places[is_repeated], pa.int32()))
+        table = table.set_column(table.schema.get_field_index(column), column, lists)
+        is_candidate |= counts > 0
+    asked = _read_kept(parts, number, ["prompt", "verifier_spec"]).filter(pa.array(is_candidate)).to_pylist()
+    table = table.filter(pa.array(is_candidate))
+    return table.append_column("prompt", pa.array(map(_read_prompt, asked), pa.string()))
 
 
 class _Index:
-    """The rows that are kept, by the place of a print."""
+    """The rows that are kept, by the places of their prints."""
 
     def __init__(self, prints: int) -> None:
         # Numbers of rows, from 1; 0 is free.
@@ -189,7 +189,7 @@ class _Index:
         self.used[free] += 1
 
     def find(self, places: Ints) -> NDArray[np.int32]:
-        """Return the rows that have any of these prints, print by print, each in order."""
+        """Return the rows that have any of these prints: print by print, and in order."""
         rows = np.sort(self.rows[places], axis=1).ravel()
         return rows[rows > 0] - 1
 
@@ -198,10 +198,13 @@ def _compare(rows: pa.Table, messages: _Index, bands: _Index) -> Iterator[tuple[
     """Yield the number of each duplicate row, that of the better row, and the reason."""
     sizes = rows["size"].to_numpy()
 
-    @lru_cache(maxsize=CACHED)
-    def read_words(row: int) -> frozenset[str]:
+    def read_digest(row: int) -> NDArray[np.uint32]:
+        return np.frombuffer(rows["minhash"][row].as_buffer(), np.uint32)
+
+    @lru_cache(maxsize=CACHED_PROMPTS)
+    def read_words(row: int) -> Set[str]:
         words = _PROMPT_WORD.findall(rows["prompt"][row].as_py().lower())
-        return frozenset(word for word in words if not _VARIABLE.fullmatch(word))
+        return {word for word in words if not _VARIABLE.fullmatch(word)}
 
     def find_same_session(row: int, others: NDArray[np.int32]) -> int | None:
         """Return the row that shares most messages, if that is at least half of the shorter session."""
@@ -219,12 +222,7 @@ def _compare(rows: pa.Table, messages: _Index, bands: _Index) -> Iterator[tuple[
                 return int(other)
         return None
 
-    def read_digest(row: int) -> NDArray[np.uint32]:
-        return np.frombuffer(rows["minhash"][row].as_buffer(), np.uint32)
-
-    order = ("score", "evidence", "size"), ("source", "episode")
-    best_first = [(name, "descending") for name in order[0]] + [(name, "ascending") for name in order[1]]
-    for row in pc.sort_indices(rows, best_first).to_pylist():
+    for row in pc.sort_indices(rows, [*ORDER.items()]).to_pylist():
         said, asked = (rows[name][row].values.to_numpy() for name in ("messages", "bands"))
         original, reason = find_same_session(row, messages.find(said)), SAME_SESSION
         if original is None:
@@ -251,30 +249,16 @@ def _differ_in_task(words: Set[str], other_words: Set[str]) -> bool:
 
 def _find_worst(parts: Sequence[Made], drops: pa.Table, max_samples: int, seed: int) -> pa.Table:
     """Return all rows but the best `max_samples` of those that are left."""
-    left: list[tuple[Ints, NDArray[np.float64]]] = []
-    for number, part in enumerate(parts):
-        table, rows = _read_kept(part, ["score"])
-        is_left = ~np.isin(rows, drops.filter(pc.equal(drops["part"], number))["row"].to_numpy())
-        left.append((rows[is_left], table["score"].to_numpy()[is_left]))
-    scores = np.concatenate([np.empty(0), *(some for _, some in left)])
-    if len(scores) <= max_samples:
-        return DROPS.empty_table()
-    cut = np.partition(scores, -max_samples)[-max_samples]
-    worse, equal = [], []
-    for number, (part, (rows, some)) in enumerate(zip(parts, left, strict=True)):
-        worse.append(pa.table({"part": np.full(np.sum(some < cut), number), "row": rows[some < cut]}))
-        if (some == cut).any():
-            table, numbers = _read_kept(part, ["session_id", "source", "episode"])
-            table = table.append_column("row", pa.array(numbers)).filter(pa.array(np.isin(numbers, rows[some == cut])))
-            names = zip(table["session_id"].to_pylist(), table["episode"].to_pylist(), strict=True)
-            tickets = [
-                hashlib.sha256(f"{seed}:{session}:{episode}".encode()).hexdigest() for session, episode in names
-            ]
-            table = table.append_column("ticket", pa.array(tickets, pa.string()))
-            equal.append(table.append_column("part", pa.array(np.full(len(tickets), number))))
-    lots = pa.concat_tables(equal).sort_by([(name, "ascending") for name in ("ticket", "source", "episode")])
-    worse.append(lots.slice(max_samples - int(np.sum(scores > cut))).select(["part", "row"]))
-    dropped = pa.concat_tables(worse)
-    why = {"stage": ["choose"] * len(dropped), "drop_reason": [OVER_MAX_SAMPLES] * len(dropped)}
-    given = {"part": dropped["part"], "row": dropped["row"], **why, "detail": [None] * len(dropped)}
-    return pa.table(given, DROPS)
+    left = []
+    for number in range(len(parts)):
+        table = _read_kept(parts, number, ["score", "session_id", "episode"])
+        dropped = drops.filter(pc.equal(drops["part"], number))["row"]
+        table = table.filter(pc.invert(pc.is_in(table["row"], dropped)))
+        names = zip(table["session_id"].to_pylist(), table["episode"].to_pylist(), strict=True)
+        digests = [hashlib.sha256(f"{seed}:{name}:{episode}".encode()).digest() for name, episode in names]
+        lots = pa.array([int.from_bytes(digest[:8]) for digest in digests], pa.uint64())
+        left.append(table.select(["part", "row", "score"]).append_column("lot", lots))
+    rows = pa.concat_tables(left)
+    worst = rows.take(pc.sort_indices(rows, [("score", "descending"), ("lot", "ascending")])[max_samples:])
+    why = ["choose"] * len(worst), [OVER_MAX_SAMPLES] * len(worst), [None] * len(worst)
+    return pa.table([worst["part"], worst["row"], *why], DROPS)

@@ -25,7 +25,6 @@ REJECTS = "rejects"
 FILE_BYTES = 256_000_000
 # A reader holds a row group in memory, and many small ones take long to read.
 GROUP_BYTES = 16_000_000
-READ_ROWS = 256
 # The rows that are rejected by a comparison with others: the numbers of the part and of the row there, and why.
 DROPS = pa.schema(
     [("part", pa.int64()), ("row", pa.int64()), *((name, pa.string()) for name in ("stage", "drop_reason", "detail"))]
@@ -129,7 +128,7 @@ def write_files(
 def read_part(file: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Yield tables of a part with these columns or all; a damaged part is removed, so that it is made again."""
     try:
-        yield from read_tables(file, READ_ROWS, columns)
+        yield from read_tables(file, columns=columns)
     except SourceError as error:
         file.unlink(missing_ok=True)
         raise SourceError(
@@ -138,8 +137,8 @@ def read_part(file: Path, columns: Sequence[str] | None = None) -> Iterator[pa.T
 
 
 def _reject(rows: pa.Table, why: pa.Table) -> pa.Table:
-    """Return rows as rejects; what they say already comes first in the detail."""
-    detail = pc.binary_join_element_wise(rows["detail"], why["detail"], ", ", null_handling="skip")
+    """Return rows as rejects; what their details say already comes first."""
+    detail = pc.coalesce(pc.binary_join_element_wise(rows["detail"], why["detail"], ", "), rows["detail"])
     for name, column in (("stage", why["stage"]), ("drop_reason", why["drop_reason"]), ("detail", detail)):
         if name in rows.column_names:
             rows = rows.set_column(rows.schema.get_field_index(name), name, column)

@@ -207,10 +207,22 @@ def make_output(work: Path, *folders: str) -> Path:
     return finished
 
 
+def flush(path: Path) -> None:
+    """Wait until a file or the names in a folder are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def publish_folder(finished: Path, out: Path, report: object = None) -> None:
     """Write the report, rename WORK/out to `out` in place of an earlier output, and remove WORK."""
     if report is not None:
         (finished / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    # Afterwards, nothing is left to write it again from.
+    for path in (*finished.rglob("*"), finished):
+        flush(path)
     if out.exists():
         # Files may have appeared there during the run.
         _refuse_foreign(out)

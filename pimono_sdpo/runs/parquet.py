@@ -34,11 +34,6 @@ def read_rows(files: Iterable[Path], columns: Sequence[str] | None = None, rows:
             yield from iterate_rows(table, Features.from_arrow_schema(table.schema))
 
 
-def write_rows(path: Path, rows: list[Json], schema: pa.Schema) -> None:
-    """Write rows to a file."""
-    pq.write_table(pa.Table.from_pylist(rows, schema), path)
-
-
 def link_or_copy(source: Path, target: Path) -> None:
     """Create a hard link to a file, or copy it if the file system has no hard links."""
     try:

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.llm.calls import Json
-from pimono_sdpo.runs.parquet import write_atomically, write_rows
+from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.text import replace_surrogates
 from pimono_sdpo.traces.events import decode_json
@@ -106,9 +106,10 @@ def draw_turns(source: str, records: str, options: Options, out: Path, request: 
             {"turn_id": f"{stem}_{order}", **turn}
             for order, turn in enumerate(turns[start : start + SHARD_ROWS], start=1)
         ]
-        write_rows(out / TURNS / f"{stem}.parquet", rows, DUEL_TURN.arrow_schema)
+        pq.write_table(pa.Table.from_pylist(rows, DUEL_TURN.arrow_schema), out / TURNS / f"{stem}.parquet")
     hidden = read_records(scans, {turn[KEY] for turn in turns})
-    write_rows(out / RECORDS / f"{RECORDS}-00000.parquet", hidden, PULL_REQUEST.arrow_schema)
+    table = pa.Table.from_pylist(hidden, PULL_REQUEST.arrow_schema)
+    pq.write_table(table, out / RECORDS / f"{RECORDS}-00000.parquet")
     # Written last: it marks the folder as complete.
     write_atomically(out / REPORT, (json.dumps(report, indent=2) + "\n").encode())
     return report

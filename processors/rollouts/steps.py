@@ -6,16 +6,16 @@ writes  STEP, with `problem` and `detail` if the row should not be learned
 Runs are dropped as `infra_error`, `not_tested` or `tests_failed`. Rows are dropped for the reasons of
 `find_problem` and `processors.rollouts.noise`, and as `write_failed_tests`, `tool_failed`, `loop`,
 `after_loop`, `no_recovery` (with `good_recovery`: the action does not correct a failed one),
-`redacted` (a placeholder for a secret) or `repeat` (of another row in the same shard).
+`redacted` (a placeholder for a secret) or, when all are made, `repeat` (of an earlier row).
 """
 
-import hashlib
 from collections.abc import Mapping
 from functools import partial
 from itertools import takewhile
 from typing import Literal, cast
 
-from datasets import Features, Value
+import xxhash
+from datasets import Features, List, Value
 
 from pimono_sdpo.options import option, options
 from pimono_sdpo.schema import ROLLOUT, STEP, Turn
@@ -38,6 +38,7 @@ from processors.rollouts.noise import Passing, find_action_noise
 Granularity = Literal["step", "trajectory"]
 PROBLEM = {"problem": Value("string"), "detail": Value("string")}
 RUN = Features({**ROLLOUT, "split": Value("string")})
+PRINTED = Features({**STEP, "prints": List(Value("int64"))})
 SESSION_CONTEXT = 8
 PLACEHOLDER = "[REDACTED:"
 
@@ -155,14 +156,10 @@ def _check(steps: list[Json], at: int, loop: int, tools: list[Json], rules: Rule
     return ("no_recovery", "") if rules.good_recovery and not corrects else None
 
 
-def drop_repeat(row: Row, seen: set[bytes]) -> str | None:
-    """Drop rows that repeat prompt and completion of an earlier row; `seen` has the digests of earlier rows."""
+def hash_action(row: Row) -> Json:
+    """Hash the prompt and the completion of a row, to find rows that repeat an earlier one."""
     text = dump_json([row["prompt"], row["completion"]])
-    digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
-    if digest in seen:
-        return "repeat"
-    seen.add(digest)
-    return None
+    return {"prints": [xxhash.xxh3_64_intdigest(text.encode("utf-8", "replace")) - 2**63]}
 
 
 def drop_problems(row: Row) -> str | None:
