@@ -161,7 +161,8 @@ def of_real_traces(work: Path) -> Golden:
         for name in ("filter", "steps"):
             out = work / f"{name}-{harness}"
             arguments = (name, TRACES / harness, "--out", out)
-            done = CliRunner().invoke(app, [str(one) for one in arguments])
+            # The odd sessions hold types of entries that no reader knows, which --strict refuses.
+            done = CliRunner().invoke(app, [str(one) for one in arguments], env={"PIMONO_STRICT": ""})
             # Some folders give no rows.
             if done.exit_code == 0 or (out / "rejects").exists():
                 golden[out.name] = hashes(out)

@@ -30,7 +30,7 @@ from pimono_sdpo.llm.calls import Json, format_dollars, sum_costs
 from pimono_sdpo.llm.chat import Chat, map_rows, open_chat
 from pimono_sdpo.llm.settings import CallSection, Gate, Settings
 from pimono_sdpo.runs import parquet
-from pimono_sdpo.runs.engine import Part, Piece, hash_files, read_made, run_shards, sum_counts
+from pimono_sdpo.runs.engine import Part, Piece, hash_files, read_made, run_here, run_shards, sum_counts
 from pimono_sdpo.runs.finish import hash_file
 from pimono_sdpo.runs.folders import lock
 from pimono_sdpo.runs.parquet import write_atomically
@@ -341,7 +341,7 @@ class Duel:
                         files=(path,),
                     )
                     parts.append(part)
-            finished = run_shards(parts, out, is_stopped=lambda: chat.stopped is not None)
+            finished = run_shards(parts, out, engine=partial(run_here, is_stopped=lambda: chat.stopped is not None))
         counts = sum_counts(finished)
         return Outcome(
             sum(one.rows for one in finished),

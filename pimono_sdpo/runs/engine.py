@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -96,10 +95,6 @@ class Made:
     counts: Json
     error: str | None
 
-    def is_of(self, made_from: Json) -> bool:
-        """Return whether the part is finished and was made from this."""
-        return self.error is None and self.made_from == made_from
-
 
 def hash_files(files: Iterable[Path]) -> str:
     """Hash sizes and contents of files and of all files in folders.
@@ -131,82 +126,13 @@ def read_made(file: Path) -> Made | None:
         return None
 
 
-Engine = Callable[[Sequence[Part], Path, Callable[[int], object]], Iterator[tuple[Part, str | None]]]
-
-
-def run_shards(
-    parts: Sequence[Part],
-    folder: Path,
-    *,
-    desc: str | None = None,
-    unit: str = "row",
-    engine: Engine | None = None,
-    only: tuple[int, int] | None = None,
-    is_stopped: Callable[[], bool] = lambda: False,
-) -> list[Made]:
-    """Make every part that is not finished, with a progress bar if there is a `desc`; return all of them in order.
-
-    With `only` (i, n), make each n-th part from the i-th on, while other processes make the others. Once `is_stopped`,
-    no further part begins. ShardError is raised after all other parts are finished.
-    """
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        expected = {part.path(folder) for part in parts}
-        for path in folder.iterdir() if only is None else ():
-            if path.suffix == UNFINISHED or (path.suffix == ".parquet" and path not in expected):
-                path.unlink()
-    chosen = parts if only is None else parts[only[0] - 1 :: only[1]]
-    if changed := sum(_is_of_other_code(part, folder) for part in chosen):
-        tqdm.write(f"The code has changed: {changed} finished parts are made again.", sys.stderr)
-    done: set[str] = set()
-    failed: dict[str, str] = {}
-    total, hidden = sum(part.units for part in chosen), True if desc is None else None
-    run = engine or partial(run_here, is_stopped=is_stopped)
-    with (
-        _Bar(total=total, unit=unit, desc=desc, disable=hidden, miniters=1) as bar,
-        hide_bars() if desc is not None else nullcontext(),
-    ):
-        for part, failure in run(chosen, folder, bar.update):
-            if failure is not None:
-                failed[part.name] = failure
-                continue
-            done.add(part.name)
-            bar.set_postfix(shards=f"{len(done)}/{len(chosen)}")
-    if failed:
-        first = next(failed[part.name] for part in chosen if part.name in failed)
-        raise ShardError(
-            f"{len(failed)} of {len(chosen)} shards failed ({first}); finished ones are kept in "
-            f"`{folder.parent.name}`, and the same command repeats only what failed."
-        )
-    return [made for part in chosen if part.name in done and (made := read_made(part.path(folder)))]
-
-
-def _is_of_other_code(part: Part, folder: Path) -> bool:
-    made = read_made(part.path(folder))
-    return made is not None and made.made_from["options"] == part.options and made.made_from["code"] != part.code
-
-
-@contextmanager
-def hide_bars() -> Iterator[None]:
-    """Hide the bars and warnings of `datasets` while we show a bar or a message of our own."""
-    were_enabled, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
-    disable_progress_bars()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if were_enabled:
-            enable_progress_bars()
-
-
 def make_part(part: Part, folder: Path, progress: Callable[[int], object] = lambda _: None) -> str | None:
     """Write the file of a part unless it is finished; return None, or a clause that says what failed."""
     unfinished = folder / f".{part.name}-{uuid4().hex}{UNFINISHED}"
     try:
         made_from = part.describe()
         made = read_made(part.path(folder))
-        if made is not None and made.is_of(made_from):
+        if made is not None and made.error is None and made.made_from == made_from:
             progress(part.units)
             return None
         _write(part, made_from, unfinished, progress)
@@ -243,6 +169,86 @@ def _write(part: Part, made_from: Json, file: Path, progress: Callable[[int], ob
         writer.add_key_value_metadata({MADE: json.dumps(footer)})
 
 
+def run_here(
+    parts: Sequence[Part],
+    folder: Path,
+    progress: Callable[[int], object],
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[Part, str | None]]:
+    """Make the parts in this process, one after the other; once `is_stopped`, no further one begins."""
+    for part in parts:
+        if is_stopped():
+            return
+        yield part, make_part(part, folder, progress)
+
+
+Engine = Callable[[Sequence[Part], Path, Callable[[int], object]], Iterator[tuple[Part, str | None]]]
+
+
+def run_shards(
+    parts: Sequence[Part],
+    folder: Path,
+    *,
+    desc: str | None = None,
+    unit: str = "row",
+    engine: Engine = run_here,
+    only: tuple[int, int] | None = None,
+) -> list[Made]:
+    """Make every part that is not finished, with a progress bar if there is a `desc`; return all of them in order.
+
+    With `only` (i, n), make each n-th part from the i-th on, while other processes make the others. ShardError is
+    raised after all other parts are finished.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        expected = {part.path(folder) for part in parts}
+        for path in folder.iterdir() if only is None else ():
+            if path.suffix == UNFINISHED or (path.suffix == ".parquet" and path not in expected):
+                path.unlink()
+    chosen = parts if only is None else parts[only[0] - 1 :: only[1]]
+    if changed := sum(_is_of_other_code(part, folder) for part in chosen):
+        tqdm.write(f"The code has changed: {changed} finished parts are made again.", sys.stderr)
+    done: set[str] = set()
+    failed: dict[str, str] = {}
+    total, hidden = sum(part.units for part in chosen), True if desc is None else None
+    with (
+        _Bar(total=total, unit=unit, desc=desc, disable=hidden, miniters=1) as bar,
+        hide_bars() if desc is not None else nullcontext(),
+    ):
+        for part, failure in engine(chosen, folder, bar.update):
+            if failure is not None:
+                failed[part.name] = failure
+                continue
+            done.add(part.name)
+            bar.set_postfix(shards=f"{len(done)}/{len(chosen)}")
+    if failed:
+        first = next(failed[part.name] for part in chosen if part.name in failed)
+        raise ShardError(
+            f"{len(failed)} of {len(chosen)} shards failed ({first}); finished ones are kept in "
+            f"`{folder.parent.name}`, and the same command repeats only what failed."
+        )
+    return [made for part in chosen if part.name in done and (made := read_made(part.path(folder)))]
+
+
+def _is_of_other_code(part: Part, folder: Path) -> bool:
+    made = read_made(part.path(folder))
+    return made is not None and made.made_from["options"] == part.options and made.made_from["code"] != part.code
+
+
+@contextmanager
+def hide_bars() -> Iterator[None]:
+    """Hide the bars and warnings of `datasets` while we show a bar or a message of our own."""
+    were_enabled, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
+    disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if were_enabled:
+            enable_progress_bars()
+
+
 def add_counts(total: Json, more: Mapping[str, Any]) -> Json:
     """Add nested dicts of numbers to `total`, and return it.
 
@@ -263,16 +269,3 @@ def sum_counts(parts: Iterable[Made]) -> Json:
     for made in parts:
         add_counts(total, made.counts)
     return total
-
-
-def run_here(
-    parts: Sequence[Part],
-    folder: Path,
-    progress: Callable[[int], object],
-    is_stopped: Callable[[], bool] = lambda: False,
-) -> Iterator[tuple[Part, str | None]]:
-    """Make the parts in this process, one after the other."""
-    for part in parts:
-        if is_stopped():
-            return
-        yield part, make_part(part, folder, progress)
