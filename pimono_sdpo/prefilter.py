@@ -15,7 +15,9 @@ import re2
 
 # For the states of an automaton; RE2 discards them all when the memory is full.
 MAX_MEMORY = 64 * 2**20
-PATTERNS_PER_SET = 10
+# Measured on sessions: with fewer, more automata read each text, with more, their states take longer to build.
+PATTERNS_PER_SET = 12
+LENGTH_PER_SET = 6000
 # Larger counts of a repeat are widened to {least,}, with these limits for `least`.
 MAX_COUNT = 4
 MAX_LEAST = 24
@@ -89,20 +91,36 @@ class Prefilter:
     def __init__(self, patterns: Sequence[re.Pattern[str]]) -> None:
         options = re2.Options()
         options.max_mem = MAX_MEMORY
-        self._sets = [re2.Set.SearchSet(options) for _ in range(0, len(patterns), PATTERNS_PER_SET)]
-        for number, pattern in enumerate(patterns):
-            self._sets[number % len(self._sets)].Add(widen_pattern(pattern))
-        for automaton in self._sets:
+        widened = [widen_pattern(pattern) for pattern in patterns]
+        self._sets: list[tuple[Any, list[int]]] = []
+        for numbers in _group([len(pattern) for pattern in widened]):
+            automaton = re2.Set.SearchSet(options)
+            for number in numbers:
+                automaton.Add(widened[number])
             automaton.Compile()
+            self._sets.append((automaton, numbers))
 
     def candidates(self, text: str) -> list[int]:
         """Return the indexes of the patterns that may match, in order."""
         encoded = text.encode()
         indexes: list[int] = []
-        for at, automaton in enumerate(self._sets):
-            if numbers := automaton.Match(encoded):
-                indexes += [number * len(self._sets) + at for number in numbers]
+        for automaton, numbers in self._sets:
+            if found := automaton.Match(encoded):
+                indexes += [numbers[at] for at in found]
         return sorted(indexes)
+
+
+def _group(lengths: Sequence[int]) -> list[list[int]]:
+    """Divide patterns of these lengths into sets: the longest first, each into the shortest set that has room."""
+    groups: list[list[int]] = []
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        totals = [(sum(lengths[one] for one in group), group) for group in groups if len(group) < PATTERNS_PER_SET]
+        total, group = min(totals, key=lambda pair: pair[0], default=(LENGTH_PER_SET, []))
+        if total + lengths[number] > LENGTH_PER_SET:
+            group = []
+            groups.append(group)
+        group.append(number)
+    return groups
 
 
 class Guarded:

@@ -333,7 +333,7 @@ def is_drawn_body(match: re.Match[str]) -> bool:
     if re.fullmatch(r"prod_[A-Za-z0-9]{14}", match[0]):
         # A product of Stripe.
         return False
-    longest = max(re.split(r"[-_.]", match["value"]), key=len)
+    longest = max(re.split(r"[-_.]", _value_of(match)), key=len)
     is_mixed = re.search(r"[a-z]", longest) and re.search(r"[A-Z]", longest)
     return is_random(longest, 12 if is_mixed else 20)
 

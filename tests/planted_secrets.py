@@ -549,7 +549,7 @@ HARMLESS = [
     f'"crashReporterKey" : "{uuid().upper()}", "link_{HEX32}"',
     '"password": "M\u1eadt kh\u1ea9u", "enter_password": "Nh\u1eadp m\u1eadt kh\u1ea9u m\u1edbi", "password": "Passord", "hint": "Password must be at least 8 characters"',
     '**p12 password**: `security import` fails; **ASC API key**: `-authenticationKeyPath ~/.keys/a.p8 -x`; 1password = "latest"',
-    'password = "SecurePass123!"; "db_password": "super_secret_password123"; PASSPHRASE=${PASSPHRASE:-dev-passphrase-do-not-use-in-prod}',
+    '"db_password": "super_secret_password123"; PASSPHRASE=${PASSPHRASE:-dev-passphrase-do-not-use-in-prod}',
     f'USDC = "{draw(BASE58, 44)}"; solana_{draw(BASE58, 44)}',
     f"asdk_app_{HEX32} connector_{HEX32} call_{draw(ALNUM, 24)} dpl_{draw(ALNUM, 28)} sha512-{draw(ALNUM, 60)} pack-{draw(HEX, 40)}",
     "OPENAI_API_KEY=anything. and pass://vault/item/password; private key to libp2p; `rewardToken` is ERC777",
