@@ -6,14 +6,15 @@ tests/harness/write_tested.py writes it.
 """
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.stats import wilson_interval
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.harness.blocks import COMMON_TOOLS
 from pimono_sdpo.traces.parse import Trace
@@ -24,6 +25,7 @@ Counts = dict[str, int]
 TESTED: dict[str, Json] = json.loads(Path(__file__).with_name("tested.json").read_text(encoding="utf-8"))
 UNREAD, UNKNOWN = "unread", "unknown "
 _NAME = re.compile(r"[\w./:-]{0,80}")
+_DEVIATIONS = NormalDist().inv_cdf(0.975)
 # A report lists no more unknown types of a session than that; a fuzzed file may have thousands.
 _MOST = 20
 
@@ -44,9 +46,13 @@ def _count_understood(trace: Trace) -> Counts:
     harness = find_harness(trace.harness)
     known = {*TESTED.get(trace.harness, {}).get("kinds", ())}
     unknown = Counter({kind: count for kind, count in trace.kinds.items() if kind not in known})
-    calls = [event.tool_name for event in trace.events if event.kind == "tool_call"]
     known_tools = COMMON_TOOLS | harness.tools.keys()
-    codes = [event.exit_code for event in trace.events if event.kind == "tool_result" and event.tool_name == "bash"]
+    calls, codes = list[str](), list[int | None]()
+    for event in trace.events:
+        if event.kind == "tool_call":
+            calls.append(event.tool_name)
+        elif event.kind == "tool_result" and event.tool_name == "bash":
+            codes.append(event.exit_code)
     named = Counter[str]()
     for kind, count in unknown.most_common(_MOST):
         named[UNKNOWN + _shorten_name(kind)] += count
@@ -131,8 +137,12 @@ def _find_limit(tested: Mapping[str, Counts], version: str, measure: str) -> flo
 
 
 def _exceeds(part: int, whole: int, tested: float) -> bool:
-    """Check whether a share is larger than a tested one by more than chance."""
-    return part > tested * whole and wilson_interval(part, whole).low > tested
+    """Check whether a share is larger than a tested one by more than chance: the score test at 95 %.
+
+    >>> _exceeds(6, 20, 0.25), _exceeds(10, 20, 0.25), _exceeds(1, 10_000, 0.0)
+    (False, True, True)
+    """
+    return part - tested * whole > _DEVIATIONS * math.sqrt(whole * tested * (1 - tested))
 
 
 def _rank(version: str) -> tuple[int, ...]:

@@ -190,15 +190,18 @@ def _find_active(objects: list[Entry]) -> set[int]:
     while step >= 0:
         path.add(step)
         step = parents[step]
-    # What has the id of an answer or a call on the path belongs to it, unless a proxy gives one id to several: below
-    # an abandoned prompt, only a copy counts, which a continued session has of all lines.
-    shown: dict[str, list[object]] = {}
-    for at in path:
-        for own in _list_ids(objects[at], "id") | _find_block_ids(objects[at], "tool_use_id"):
-            shown.setdefault(own, []).append(_content_of(objects[at]))
+    answered = [*path]
     for at, parent in parents.items():
         if parent == leaf or (parent > leaf and parent in path):
             path.add(at)
+    if path.issuperset(parents):
+        return {*range(len(objects))}
+    # What has the id of an answer or a call on the path belongs to it, unless a proxy gives one id to several: below
+    # an abandoned prompt, only a copy counts, which a continued session has of all lines.
+    shown: dict[str, list[object]] = {}
+    for at in answered:
+        for own in _list_ids(objects[at], "id") | _find_block_ids(objects[at], "tool_use_id"):
+            shown.setdefault(own, []).append(_content_of(objects[at]))
     abandoned = prompts - path
 
     def belongs(at: int) -> bool:
@@ -433,15 +436,13 @@ def read_version(objects: list[Entry]) -> str:
 def list_kinds(objects: list[Entry]) -> Iterator[str]:
     """Yield the type of each line, and those of its attachment or the blocks of its message."""
     for entry in objects:
-        kind = to_text(entry.get("type"))
-        if kind in {"user", "assistant"}:
-            content = _content_of(entry)
-            yield kind
-            if isinstance(content, list):
-                yield from (f"{kind}:{block.get('type')}" for block in content if isinstance(block, dict))
-        else:
-            attachment = entry.get("attachment")
-            yield f"{kind}/{attachment.get('type')}" if isinstance(attachment, dict) else kind
+        kind, attachment = entry.get("type", ""), entry.get("attachment")
+        yield f"{kind}/{attachment.get('type')}" if isinstance(attachment, dict) else f"{kind}"
+        content = to_object(entry.get("message")).get("content")
+        if isinstance(content, list):
+            for block in content:
+                if isinstance(block, dict):
+                    yield f"{kind}:{block.get('type')}"
 
 
 _TEXTS = describe_list(TEXT)

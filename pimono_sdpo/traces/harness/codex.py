@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -53,7 +54,9 @@ _STREAMED = {
     "mcp_tool_call": "McpToolCall", "web_search": "WebSearch",
 }  # fmt: skip
 _RAN = frozenset({*_ENDED.values(), "DynamicToolCall"})
-_COMPLETED = frozenset({"item_completed", "item.completed", *_ENDED})
+_OPENED = frozenset({"item_completed", "item.completed"})
+_COMPLETED = _OPENED | _ENDED.keys()
+_SCANNED = frozenset({"message", "user_message", "turn_aborted"}) | _CALLS | _RESULTS | _COMPLETED
 _SCRIPT, _WAIT = "exec", "wait"
 # The kinds of content that a version recorded for which it did not know better, and for typed text.
 _UNKNOWN, _USER_TEXT = "unknown", "user.text"
@@ -114,6 +117,8 @@ class _Script:
 class _State:
     """What was read so far, and the messages of the items and of the events."""
 
+    # Of each line what it wraps, and the type of that.
+    lines: list[tuple[Entry, str]] = field(default_factory=list)
     item_texts: dict[str, set[str]] = field(default_factory=dict)
     typed_texts: set[str] = field(default_factory=set)
     # The texts that repeat a typed one, and the typed ones that they repeat.
@@ -164,7 +169,7 @@ def read_header(objects: list[Entry]) -> tuple[str, str]:
     bare = [entry for entry in objects if "type" not in entry and "instructions" in entry]
     contexts = [_unwrap_payload(entry) for entry in objects if entry.get("type") == "turn_context"]
     threads = (entry.get("thread_id") for entry in objects if entry.get("type") == "thread.started")
-    session_id = blocks.find_text([*(meta.get("id") for meta in (*metas, *bare)), *threads])
+    session_id = blocks.find_text(chain((meta.get("id") for meta in (*metas, *bare)), threads))
     if folder := blocks.find_text(entry.get("cwd") for entry in (*metas, *contexts)):
         return session_id, folder
     texts = (blocks.join_text(_unwrap_payload(entry).get("content")) for entry in objects)
@@ -176,14 +181,15 @@ def read(objects: list[Entry]) -> list[Event]:
     """Return the events in file order; turns that were rolled back are marked."""
     state = _scan(objects)
     events = state.steps.events
-    for position, entry in enumerate(objects):
-        before = len(events)
-        for event in _read_entry(position, entry, state):
+    for position, (entry, (payload, kind)) in enumerate(zip(objects, state.lines, strict=True)):
+        before, timestamp = len(events), to_text(entry.get("timestamp"))
+        for event in _read_entry(position, entry, payload, kind, state):
             state.steps.add(event)
         for at in range(before, len(events)):
-            events[at].timestamp = to_text(entry.get("timestamp"))
+            events[at].timestamp = timestamp
             state.active.append(at)
-            state.requests += [at] if events[at].kind == "user" else []
+            if events[at].kind == "user":
+                state.requests.append(at)
     return blocks.finish_events(events)
 
 
@@ -212,6 +218,10 @@ def _scan(objects: list[Entry]) -> _State:
     for position, entry in enumerate(objects):
         payload = _unwrap_payload(entry)
         kind = to_text(payload.get("type"))
+        state.lines.append((payload, kind))
+        if kind not in _SCANNED:
+            state.is_subagent |= entry.get("type") == "session_meta" and "subagent" in to_object(payload.get("source"))
+            continue
         call_id = to_text(payload.get("call_id"))
         if kind == "message":
             text = _strip_image_tags(blocks.join_text(payload.get("content")))
@@ -237,8 +247,6 @@ def _scan(objects: list[Entry]) -> _State:
                 _assign(item, state, [*open_scripts.values()] or [*cells.values()])
         elif kind == "turn_aborted":
             open_scripts, cells = {}, {}
-        elif entry.get("type") == "session_meta":
-            state.is_subagent |= "subagent" in to_object(payload.get("source"))
     state.typed_texts.discard("")
     requests = state.item_texts.setdefault("user", set())
     # An event repeats a whole item, or a part of one that is too long to match by chance.
@@ -323,9 +331,7 @@ def _strip_image_tags(text: str) -> str:
     return _IMAGE_TAG.sub("", text).strip()
 
 
-def _read_entry(position: int, entry: Entry, state: _State) -> Iterator[Event]:
-    payload = _unwrap_payload(entry)
-    kind = to_text(payload.get("type"))
+def _read_entry(position: int, entry: Entry, payload: Entry, kind: str, state: _State) -> Iterator[Event]:
     if item := state.items.get(position):
         yield from _read_item(item, state)
     elif entry.get("type") == "event_msg":
@@ -699,18 +705,21 @@ def read_version(objects: list[Entry]) -> str:
     return blocks.find_text(_unwrap_payload(entry).get("cli_version") for entry in objects)
 
 
-def list_kinds(objects: list[Entry]) -> Iterator[str]:
-    """Yield the type of each line and of what it wraps, and those of its item or the blocks of its message."""
+def list_kinds(objects: list[Entry]) -> list[str]:
+    """Return the type of each line and of what it wraps, and those of its item or the blocks of its message."""
+    kinds = []
     for entry in objects:
-        kind, payload = to_text(entry.get("type")), _unwrap_payload(entry)
-        inner = to_text(payload.get("type"))
-        yield f"{kind}/{inner}" if inner and payload is not entry else kind
+        kind = to_text(entry.get("type"))
+        inner, payload = "", to_object(entry.get("payload")) if kind in _WRAPPERS else entry
+        if payload is not entry:
+            inner = to_text(payload.get("type"))
+        kinds.append(f"{kind}/{inner}" if inner else kind)
+        inner = inner or kind
         if inner == "message":
-            content = payload.get("content")
-            if isinstance(content, list):
-                yield from (f"message:{block.get('type')}" for block in content if isinstance(block, dict))
-        elif inner in {"item_completed", "item.completed"}:
-            yield f"{inner}:{to_object(_open(payload.get('item'), _ITEM)).get('type')}"
+            kinds += [f"message:{block.get('type')}" for block in blocks.to_blocks(payload.get("content"))]
+        elif inner in _OPENED:
+            kinds.append(f"{inner}:{to_object(_open(payload.get('item'), _ITEM)).get('type')}")
+    return kinds
 
 
 _OPTIONS = describe_list(describe_arguments("label description", "label description"))
