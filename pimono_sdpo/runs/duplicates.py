@@ -7,7 +7,6 @@ only with the number of prints that occur in several rows.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
@@ -57,11 +56,11 @@ Ints = NDArray[np.int64]
 def add_prints(rows: pa.Table) -> tuple[pa.Table, int]:
     """Add the columns of PRINTS to rows of the filter, null for rejects; return the number of prints as well."""
     prints: list[Json] = []
-    for row in rows.select([KEPT, "fingerprints", "prompt", "verifier_spec"]).to_pylist():
+    for row in rows.select([KEPT, "fingerprints", "prompt"]).to_pylist():
         prints.append({})
         if row[KEPT]:
             minhash = RMinHash(num_perm=PERMUTATIONS, seed=0)
-            minhash.update(split_shingles(_read_prompt(row)))
+            minhash.update(split_shingles(row["prompt"][-1]["content"]))
             digest = np.array(minhash.digest(), np.uint32)
             bands = [xxhash.xxh3_64_intdigest(part.tobytes(), at) for at, part in enumerate(np.split(digest, BANDS))]
             prints[-1] = {"bands": np.array(bands, np.uint64).view(np.int64), "minhash": digest.tobytes()}
@@ -69,14 +68,6 @@ def add_prints(rows: pa.Table) -> tuple[pa.Table, int]:
     for column in PRINTS.arrow_schema:
         rows = rows.append_column(column, pa.array([one.get(column.name) for one in prints], column.type))
     return rows, sum(len(one["messages"]) + BANDS for one in prints if one)
-
-
-def _read_prompt(row: Json) -> str:
-    prompt: str = row["prompt"][-1]["content"]
-    if row["prompt"][0]["role"] == "system":
-        # Steps of a session share their conversation and differ by the call that failed.
-        return json.dumps(json.loads(row["verifier_spec"])["failed_call"]) + prompt
-    return prompt
 
 
 def choose_rows(parts: Sequence[Made], work: Path, max_samples: int | None, seed: int, dedupe: bool) -> pa.Table:
@@ -170,9 +161,9 @@ def _find_candidates(parts: Sequence[Made], number: int, repeated: Mapping[str, 
         lists = pa.ListArray.from_arrays(offsets, pa.array(places[is_repeated], pa.int32()))
         table = table.set_column(table.schema.get_field_index(column), column, lists)
         is_candidate |= counts > 0
-    asked = _read_kept(parts, number, ["prompt", "verifier_spec"]).filter(pa.array(is_candidate)).to_pylist()
-    table = table.filter(pa.array(is_candidate))
-    return table.append_column("prompt", pa.array(map(_read_prompt, asked), pa.string()))
+    prompts = _read_kept(parts, number, ["prompt"]).filter(pa.array(is_candidate))["prompt"].to_pylist()
+    asked = pa.array([prompt[-1]["content"] for prompt in prompts], pa.string())
+    return table.filter(pa.array(is_candidate)).append_column("prompt", asked)
 
 
 class _Index:
