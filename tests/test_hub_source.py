@@ -7,6 +7,7 @@ from time import sleep
 
 import pytest
 
+from pimono_sdpo.runs.folders import PARTS
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from tests.exports import is_intact, write_export
 from tests.loopback_hub import TOKEN, LoopbackHub, run_client
@@ -124,12 +125,12 @@ def test_a_killed_run_downloads_only_missing_files(
     command = [sys.executable, "-m", "pimono_sdpo", "filter", "lab/traces", "--out", "rows"]
     environment = loopback_hub.env(tmp_path)
     running = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
-    done = tmp_path / ".rows.partial" / "done"
-    while running.poll() is None and not (done / "00000.json").exists():
+    done = tmp_path / ".rows.partial" / PARTS
+    while running.poll() is None and not (done / "00000.parquet").exists():
         sleep(0.005)
     running.kill()
     running.wait()
-    finished = {path.stem for path in done.glob("*.json")}
+    finished = {path.stem for path in done.glob("[0-9]*.parquet")}
     assert "00000" in finished
     loopback_hub.requests.clear()
     again = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True)
