@@ -43,6 +43,7 @@ from pimono_sdpo.training.rewards import (
     hash_own,
     refuse_unsound,
     scoring_of,
+    set_response_template,
 )
 from pimono_sdpo.training.rows import FILTERED, Fitted, LeftOut, filter_source, fit_rows, load_report
 from pimono_sdpo.training.token_budget import (
@@ -280,8 +281,9 @@ class SDPO(Method):
         """Load the tokenizer and the reward, and set the wording of the feedback."""
         super().load_model()
         job = self.job
-        end_ids = models.end_ids(self.model_args, self.revision)
-        self.scoring = scoring_of(job.reward, job.gate, job.grade, self.tokenizer, end_ids)
+        set_response_template(self.tokenizer)
+        end_ids = {self.tokenizer.eos_token_id, *models.end_ids(self.model_args, self.revision)}
+        self.scoring = scoring_of(job.reward, job.gate, job.grade, end_ids)
         mode: Mode = job.feedback or ("trace" if self.scoring.feedback is None else "both")
         self.feedback = Feedback(self.args.feedback_template, mode, tokens=job.feedback_tokens)
 

@@ -75,7 +75,7 @@ def test_a_collapse_is_caught_and_the_best_adapter_is_what_remains(base: Path, t
         stop_on="divergence",
     )
     tokenizer = AutoTokenizer.from_pretrained(base)
-    prepared = prepare(args, model_args, rows(RARE, asked[:256]), scoring(tokenizer), "rollout")
+    prepared = prepare(args, model_args, rows(RARE, asked[:256]), scoring(), "rollout")
     prepared.run_steps()
     record, trainer = prepared.guards.record(), prepared.trainer
     assert record["stopped_by"] == "divergence"
