@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pimono_sdpo.filtering import FilterOptions, run_filter
+from pimono_sdpo.training import SMOKE_TEST
 from pimono_sdpo.version import __version__
 from tests.exports import write_samples
 from tests.loopback_hub import LoopbackHub, run_client, run_python
@@ -120,6 +121,17 @@ def test_what_cannot_run_there_is_found_before_anything_leaves(
     assert not loopback_hub.store.repos
     assert not loopback_hub.store.buckets
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "is_said"),
+    [((), True), (("--config", "qwen3_4b"), True), (("--reward", "verifiers"), False), (("--method", "sft"), False)],
+)
+def test_the_first_line_says_that_the_reward_is_a_smoke_test(
+    loopback_hub: LoopbackHub, rows: Path, words: tuple[str, ...], is_said: bool
+) -> None:
+    done = launch(loopback_hub, rows.parent, "--on", "hf:abacus", *words)
+    assert (done.stdout.splitlines()[:1] == [SMOKE_TEST]) == is_said, done.stdout + done.stderr
 
 
 def test_private_rows_do_not_go_to_a_public_dataset(loopback_hub: LoopbackHub, rows: Path) -> None:
