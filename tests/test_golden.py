@@ -143,7 +143,9 @@ def of_real_traces(work: Path) -> Golden:
         for name in ("filter", "steps"):
             out = work / f"{name}-{harness}"
             arguments = (name, TRACES / harness, "--out", out)
-            done = CliRunner().invoke(app, [str(one) for one in arguments])
+            # The odd sessions have invented types, which a strict run refuses.
+            strict = {"PIMONO_STRICT": "0"} if harness == "odd" else {}
+            done = CliRunner(env=strict).invoke(app, [str(one) for one in arguments])
             # Some folders give no rows.
             if done.exit_code == 0 or (out / "rejects").exists():
                 golden[out.name] = hashes(out)
