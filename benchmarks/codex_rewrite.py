@@ -1,4 +1,4 @@
-"""What is found again in Codex sessions that are rewritten as Codex writes them since code mode.
+"""Rewrite Codex sessions in the form of code mode, and count how much of them is found again.
 
     python -m benchmarks.codex_rewrite FOLDER [--out FOLDER]
 
@@ -144,7 +144,7 @@ class Rewriter:
             "response_item",
             {"type": "custom_tool_call", "call_id": call_id, "name": "exec", "input": "\n".join(sources)},
         )
-        # What runs at the same time ends in any order.
+        # Calls that run at the same time end in any order.
         yield from self.random.sample(items, len(items))
         status = "failed" if error else "completed"
         texts = [f"Script {status}\nWall time 0.1 seconds\nOutput:\n", *printed]

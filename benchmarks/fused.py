@@ -1,4 +1,4 @@
-"""What the stages of the filter cost by one fused `Dataset.map` per table, beside the same function called directly.
+"""Measure the stages of the filter in one fused `Dataset.map` per table, beside the same function called directly.
 
     python -m benchmarks.fused [--corpus FOLDER] [--sessions 600] [--megabytes 80]
                                      [--repeat 7]

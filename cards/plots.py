@@ -69,8 +69,8 @@ def draw_intervals(
                 drawn.append(_line(place(row.low), middle, place(row.high), middle, COLOUR))
             if row.value is not None:
                 drawn.append(f'<circle cx="{place(row.value):.1f}" cy="{middle:.1f}" r="4" fill="{COLOUR}"/>')
-            told = "missing" if row.value is None else f"{row.value:.3g}"
-            drawn.append(_text(WIDTH - MARGIN + 8, middle + 4, told, "start", GREY, 11))
+            label = "missing" if row.value is None else f"{row.value:.3g}"
+            drawn.append(_text(WIDTH - MARGIN + 8, middle + 4, label, "start", GREY, 11))
         top = bottom + ROW
     size = f'viewBox="0 0 {WIDTH} {top:g}" width="{WIDTH}" height="{top:g}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">'

@@ -150,8 +150,7 @@ def _find_engine(name: EngineName, workers: int) -> Engine:
 def _redact_names(source: Source) -> Source:
     """Redact file names like texts, since they are in the report and the card."""
     shards = tuple(replace(s, path=redact_text(s.path, "")[0]) for s in source.shards)
-    others = tuple(redact_text(name, "")[0] for name in source.others)
-    return replace(source, name=redact_text(source.name, "")[0], shards=shards, others=others)
+    return replace(source, name=redact_text(source.name, "")[0], shards=shards)
 
 
 def _advise(report: Json) -> str:

@@ -1,4 +1,4 @@
-"""What earlier versions had, and what to use instead; an entry is deleted after one release."""
+"""Commands and options of earlier versions, and the replacement of each; an entry is deleted after one release."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -55,7 +55,7 @@ EVIDENCE = Features(
         "counts": COUNTS,
         # Not among the counts of a row, because the layouts of an export format the same JSON differently.
         "volume": columns(int64="bytes_parsed"),
-        # What the reader understood, by harness, version and measure (`traces.drift`).
+        # Counts of entries and calls that the reader understood, by harness, version and measure (`traces.drift`).
         "drift": List(columns(string="name", int64="count")),
         "fingerprints": List(Value("int64")),
     }

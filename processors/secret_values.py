@@ -51,7 +51,7 @@ _UNSPOKEN = re.compile(
     r"[^aeiouy]{2})|[jqvz](?![aeiouyz])|[bcdfghklmprstvwz][jqx]"
 )
 _BEGINNING = re.compile(r"(?:[A-Z]{2,6}|[a-z][a-z0-9]{1,11})[-_](?:[a-z][a-z0-9]{0,11}[-_])*")
-# What is hardly drawn; random letters are rarely divided so.
+# A word with a number behind it, or a date; random letters seldom form one.
 _WORD = re.compile(r"(?=.{2,15}\Z)(?:[A-Z]?[a-z]{2,}(?:[A-Z][a-z]+)*|[A-Z]{2,})?\d{0,4}|20\d{6}(?:\d{6})?")
 # A word of an identifier, as in `rtl8822b_set_FwMacIdConfig_cmd`.
 _NAME_PART = re.compile(r"[a-z]{2,}\d{0,4}[a-z]?|(?:[A-Z][a-z]+)+|[A-Z]+\d{0,3}")
@@ -149,7 +149,7 @@ def is_secret_value(name: str, value: str, quoted: bool, tight: bool) -> bool:
     if is_password:
         # Labels begin with capitals; everything without quotes may be code: an identifier, a call, an attribute.
         return not (is_word and value[0].isupper()) if quoted else _is_literal(value)
-    # What a machine draws holds no words.
+    # A random value contains no words.
     if len(value) < 6 or is_word or is_joined_words(value) or _CONSTANT.fullmatch(value):
         return False
     return quoted or (_is_literal(value) and not _TECHNICAL.fullmatch(value))

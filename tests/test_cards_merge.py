@@ -1,4 +1,4 @@
-"""What a second push does to a card on which its owner has written."""
+"""A second push keeps the text that its owner has written on a card."""
 
 import yaml
 

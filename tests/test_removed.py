@@ -1,4 +1,4 @@
-"""What was removed answers with one sentence that names the replacement."""
+"""Removed commands and options answer with one sentence that names the replacement."""
 
 from pathlib import Path
 

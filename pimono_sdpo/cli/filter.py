@@ -98,6 +98,7 @@ def count_table(sessions: int, kept: int, dropped: dict[str, int]) -> str:
 
 def summarize(report: Json, out: Path) -> str:
     """Summarise a report in a few lines."""
+    from pimono_sdpo.left_out import describe_left_out
 
     score = report["score"]
     lines = [
@@ -108,8 +109,6 @@ def summarize(report: Json, out: Path) -> str:
     if broken:
         lines.append("broken lines: " + _list_counts(broken))
     lines += report["drift"]
-    from pimono_sdpo.left_out import describe_left_out
-
     lines += describe_left_out(report)
     upstream = report["input"].get("upstream") or {}
     if upstream.get("commits_behind"):

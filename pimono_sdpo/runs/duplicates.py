@@ -43,7 +43,7 @@ BANDS = 16
 PLACES = 8
 # Prints in memory at a time, of 8 bytes each, and prompts whose words are.
 PASS_PRINTS, CACHED_PROMPTS = 2**24, 1024
-# What a part stores of each row to find its duplicates.
+# The columns that a part stores to find the duplicates of its rows.
 PRINTS = Features({"messages": List(Value("int64")), "bands": List(Value("int64")), "minhash": Value("binary")})
 # The column with a print of each row that may repeat an earlier one.
 REPEATS = "prints"

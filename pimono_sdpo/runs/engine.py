@@ -41,7 +41,7 @@ class _Bar(tqdm):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Piece:
-    """What a part yields: a table, counts to be added up, and how many units are done.
+    """A piece of the output of a part: a table, counts to be added up, and how many units are done.
 
     With an `error` the part is written, but the next run makes it again.
     """

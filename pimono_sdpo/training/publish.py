@@ -114,7 +114,7 @@ def open_checkpoints(bucket: str | None, args: Any, mode: str, overwrite: bool) 
 STUDENT = "default"
 TEXTS = ("README.md", "run.json", "report.json")
 PUBLISHED = (*WEIGHTS, *TEXTS, "training.html", "tokenizer*", "*.jinja")
-# What an earlier version published.
+# Files that an earlier version published.
 PLOTS = (*PICTURES, "training.svg")
 
 

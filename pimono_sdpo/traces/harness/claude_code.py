@@ -53,7 +53,7 @@ _DECODER = msgspec.json.Decoder(
 )
 
 
-# What stands behind the last answer to a question, and between an answer and what the user wrote beside it.
+# The text after the last answer to a question, and the text between an answer and the note of the user on it.
 _ANSWERED = re.compile(r"\.\s+(?:You can now continue\b|Read the answers\b).*|\.?\s*\Z", re.DOTALL)
 _BESIDE = re.compile(r"\s(?:user )?notes: ")
 _SHOWN = re.compile(r"\s+selected \w{1,20}:")
@@ -196,8 +196,8 @@ def _find_active(objects: list[Entry]) -> set[int]:
             path.add(at)
     if path.issuperset(parents):
         return {*range(len(objects))}
-    # What has the id of an answer or a call on the path belongs to it, unless a proxy gives one id to several: below
-    # an abandoned prompt, only a copy counts, which a continued session has of all lines.
+    # An entry with the id of an answer or a call on the path belongs to it, unless a proxy gives one id to several:
+    # below an abandoned prompt, only a copy counts, which a continued session has of all lines.
     shown: dict[str, list[object]] = {}
     for at in answered:
         for own in _list_ids(objects[at], "id") | _find_block_ids(objects[at], "tool_use_id"):
@@ -302,7 +302,7 @@ def _read_assistant(entry: Entry, state: _State) -> Iterator[Event]:
         is_next = known.lines == state.lines
         new = _skip_repeated(content, known.blocks if is_next else [], known.blocks + known.earlier)
         said = blocks.join_text(new)
-        # What a line of the user stands before belongs to another answer, unless this one has only begun to think.
+        # An entry after a line of the user belongs to another answer, unless this one has only begun to think.
         has_begun = any(known.texts) or any(block.get("type") == "tool_use" for block in known.blocks)
         if new and (known.prompts != state.prompts or (said and has_begun and not is_next)):
             state.ended.append(known)

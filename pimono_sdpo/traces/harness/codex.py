@@ -143,7 +143,7 @@ class _State:
     # Commands of scripts that had not ended with the script, and the terminals of those that then did.
     pending: Counter[str] = field(default_factory=Counter)
     ended: dict[str, Entry] = field(default_factory=dict)
-    # What could be chosen from in answer to each question.
+    # The choices that each question offered.
     options: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -681,7 +681,7 @@ def _read_result(payload: Entry, state: _State) -> Iterator[Event]:
         code, failed = ended if code is None and not running else code, failed or broke
     failed = failed or (code is None and bool(_FAILED.match(text)))
     yield from _build_result(call_id, text, code, failed, is_shell, state)
-    # What the user wrote in reply to questions that the agent waited for.
+    # The text that the user wrote in reply to questions for which the agent waited.
     answers = [to_object(one).get("answers") for one in to_object(inner.get("answers")).values()]
     said = [one for given in answers for one in blocks.list_texts(given) if one not in state.options.get(call_id, ())]
     if said:

@@ -24,7 +24,7 @@ _TOKEN = re.compile(
 _ESCAPE = re.compile(r"\\(?:u\{([0-9a-fA-F]{1,6})\}|u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(\r?\n)|(.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "0": "\0"}
 _WORDS = {"true": "true", "false": "false", "null": "null", "undefined": "null"}
-# What is called in a loop or under a condition is not certain; callbacks of these are given the results.
+# Calls in a loop or under a condition may not have run; the callbacks of these functions only receive results.
 _AFTER = re.compile(
     r"\.(?:forEach|then|catch|finally|filter|find|some|every|join)\s*\(\s*(?:async\s*)?\(?[\w$,\s\[\]{}]*\)?\s*\Z"
 )
