@@ -66,7 +66,7 @@ def test_other_tools_are_described_from_their_use() -> None:
         ("ok", []),
     ]
     assert named(describe_tools(odd, "the agent")) == {
-        "ok": {"type": "object", "properties": {"n": {}}, "required": []}
+        "ok": {"type": "object", "properties": {"n": {}}, "required": ["n"]}
     }
 
 
