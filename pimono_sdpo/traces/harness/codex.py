@@ -57,8 +57,8 @@ _RAN = frozenset({*_ENDED.values(), "DynamicToolCall"})
 _OPENED = frozenset({"item_completed", "item.completed"})
 _COMPLETED = _OPENED | _ENDED.keys()
 _SCANNED = frozenset({"message", "user_message", "turn_aborted"}) | _CALLS | _RESULTS | _COMPLETED
-# The events that tell what no item does.
-_TOLD = frozenset({"error", "agent_message", "user_message", "turn_aborted", "thread_rolled_back"})
+# What else is read; lines that wrap something without a type may be a compaction.
+_READ = _SCANNED | {"", "agent_message", "error", "thread_rolled_back", "turn.failed", "web_search_call"}
 _SCRIPT, _WAIT = "exec", "wait"
 # The kinds of content that a version recorded for which it did not know better, and for typed text.
 _UNKNOWN, _USER_TEXT = "unknown", "user.text"
@@ -120,7 +120,8 @@ class _State:
     """What was read so far, and the messages of the items and of the events."""
 
     # Of each line what it wraps, and the type of that.
-    lines: list[tuple[Entry, str]] = field(default_factory=list)
+    payloads: list[Entry] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
     item_texts: dict[str, set[str]] = field(default_factory=dict)
     typed_texts: set[str] = field(default_factory=set)
     # The texts that repeat a typed one, and the typed ones that they repeat.
@@ -183,10 +184,13 @@ def read(objects: list[Entry]) -> list[Event]:
     """Return the events in file order; turns that were rolled back are marked."""
     state = _scan(objects)
     events = state.steps.events
-    for position, (entry, (payload, kind)) in enumerate(zip(objects, state.lines, strict=True)):
+    for position, (entry, payload, kind) in enumerate(zip(objects, state.payloads, state.kinds, strict=True)):
         before, timestamp = len(events), to_text(entry.get("timestamp"))
-        for event in _read_entry(position, entry, payload, kind, state):
-            state.steps.add(event)
+        if kind in _READ:
+            for event in _read_entry(position, entry, payload, kind, state):
+                state.steps.add(event)
+        else:
+            events.append(Event(0, "other"))
         for at in range(before, len(events)):
             events[at].timestamp = timestamp
             state.active.append(at)
@@ -220,7 +224,8 @@ def _scan(objects: list[Entry]) -> _State:
     for position, entry in enumerate(objects):
         payload = _unwrap_payload(entry)
         kind = to_text(payload.get("type"))
-        state.lines.append((payload, kind))
+        state.payloads.append(payload)
+        state.kinds.append(kind)
         if kind not in _SCANNED:
             if entry.get("type") == "session_meta":
                 state.is_subagent |= "subagent" in to_object(payload.get("source"))
@@ -367,9 +372,6 @@ def _read_entry(position: int, entry: Entry, payload: Entry, kind: str, state: _
 
 def _read_event(payload: Entry, kind: str, state: _State) -> Iterator[Event]:
     """Read what only events contain: interruptions, errors, and messages that no item repeats."""
-    if kind not in _TOLD:
-        yield Event(0, "other")
-        return
     message = to_text(payload.get("message"))
     text = _strip_image_tags(message)
     if kind == "error":
