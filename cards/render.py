@@ -37,6 +37,11 @@ RANGES = (
     ("defeat", f"< {REFINED_SCORE:g}"),
     ("parse_fail", "none"),
 )
+TEACHERS = {
+    "ema": "the model's own moving average",
+    "base": "the base model without the adapter",
+    "live": "the model itself",
+}
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
 # Descriptions of the columns, by the kind of rows.
@@ -121,7 +126,7 @@ def render_model_card(report: Json | None, run: Json) -> str:
         steps = arguments["max_steps"]
     batch = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
     return _render(
-        "sdpo_card" if method == "sdpo" else "recorded_card",
+        "model_card",
         data,
         name=name,
         base=base if on_hub else base.rstrip("/").rpartition("/")[2],
@@ -129,7 +134,8 @@ def render_model_card(report: Json | None, run: Json) -> str:
         report=report,
         run=run,
         arguments=arguments,
-        objective=arguments.get("method", "sdpo"),
+        objective=arguments.get("method", method),
+        teacher=TEACHERS.get(arguments.get("teacher_model_kind"), ""),
         preflight=run.get("preflight") or {},
         steps=steps,
         completions=steps * batch * run["hardware"]["count"] // arguments.get("num_iterations", 1),

@@ -111,6 +111,7 @@ def describe_jobs() -> str:
         NOTE,
         "# Options of the training jobs\n",
         "Options that this project adds to those of TRL. All options of "
+        "[`SDFTConfig`](https://huggingface.co/docs/trl/sdft_trainer), "
         "[`SDPOConfig`](https://huggingface.co/docs/trl/sdpo_trainer), `SFTConfig`, `DPOConfig` "
         "and `ModelConfig` can be given, too, on the command line or in a recipe.\n",
         "`--config NAME` selects a [recipe](recipes.md) or a YAML file.\n",
@@ -339,11 +340,10 @@ def describe_modules() -> str:
 def list_job_options() -> str:
     """Return the options of the jobs that `train --on` checks, as JSON."""
     from pimono_sdpo.training import arguments
-    from pimono_sdpo.training.run import METHODS
 
     known = {}
-    for method in ("sdpo", "sft", "dpo"):
-        parser = arguments.open_parser(METHODS[method].OPTIONS, METHODS[method].CONFIG)
+    for method in arguments.TYPES:
+        parser = arguments.open_parser(method)
         found: dict[str, dict[str, Any]] = {"config": {}}
         for action in parser._actions[1:]:
             kind = getattr(action.type, "__name__", None)

@@ -16,7 +16,7 @@ from typing import Any
 from datasets import load_dataset
 
 from rewards.answers import text_of
-from rewards.verifiers.reward import self_test
+from rewards import self_test
 from rewards.verifiers.rubric import VerifierResult, failed, passed
 
 CHECK = re.compile(r"```(?:bash|sh)\n[^`]*\b(?:pytest|npm test|cargo test|go test|tsc)\b")

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pimono_sdpo.errors import PimonoError
 
 _STEP = "use `--unit episode`, the default: one row for each request, with its failures and corrections"
-_RECIPE = "use qwen3_4b for one GPU of 24 GB, or gemma4_12b, the reference run"
+_RECIPE = "use qwen3_4b for one GPU of 24 GB, cpu for a CPU, or gemma4_12b, the reference run"
 _VERIFIER = "use tool_calls, or tests for rows with tests"
 _ONLY = "give each machine `--only I/N` with the same --out, then run the command once without it"
 # A command, an option of a command, or a value of an option.
@@ -24,6 +24,8 @@ REMOVED = {
     "recipe exercises": _RECIPE,
     "recipe gemma4_12b_full": _RECIPE,
     "recipe small": _RECIPE,
+    **dict.fromkeys(("recipe qwen3_4b_sft", "recipe qwen3_4b_dpo"), _RECIPE),
+    **dict.fromkeys(("recipe tiny", "recipe tiny_sft", "recipe tiny_dpo", "recipe demo"), _RECIPE),
     "verifier next_call": _VERIFIER,
     "verifier replay": _VERIFIER,
 }

@@ -147,7 +147,8 @@ def _describe_rows(folder: Path, name: str, options: Json) -> Json:
 
 
 MEASURES = {
+    "sdft": {"divergence": "divergence from the teacher"},
     "sdpo": {"reward": "mean reward", "pass_rate": "pass rate"},
     "sft": {"loss": "loss per token", "token_accuracy": "token accuracy"},
-    "dpo": {"log_ratio": "log-ratio", "preferred": "pairs with the chosen answer likelier"},
+    "dpo": {"log_ratio": "log-ratio"},
 }

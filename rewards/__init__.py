@@ -18,8 +18,9 @@ how to write one:
 """
 
 from rewards.answers import text_of
+from rewards.attacks import self_test
 from rewards.trace_grounding import trace_grounding_reward
-from rewards.verifiers.reward import VerifierReward, self_test
+from rewards.verifiers.reward import VerifierReward
 from rewards.verifiers.rubric import BadSpec, Rubric, RubricResult, Verifier, VerifierResult
 
 __all__ = [

@@ -1,6 +1,9 @@
 """Check whether an answer addresses the failure it was asked about: a smoke test, not a grade.
 
-columns  reward_terms, privileged_context / range 0 to 1, or None without a concrete term
+columns  reward_terms, privileged_context, tools, verifier_spec / range 0 to 1, or None without a concrete term
+
+Where a row has `tools`, an answer must have the form of one next step (`rewards.form`), and a sentence
+of its own besides the call.
 
 It gives no reward for lists of terms, copies, refusals and empty calls, in any language. A sentence
 earns its terms with enough own words around them, which occur in neither the prompt nor the context.
@@ -11,6 +14,7 @@ correct one, and opening the file that the failure names is always a success. Gr
 a row has what they need.
 """
 
+import json
 import re
 import tomllib
 from bisect import bisect_left
@@ -23,12 +27,14 @@ from typing import Any, NamedTuple
 
 from pimono_sdpo.failures import CATEGORIES
 from rewards.answers import Answer, Call, Conversation, parse_answer, text_of
+from rewards.form import find_problem
 
 __all__ = ["text_of", "trace_grounding_reward"]
 
 GROUNDING_WEIGHT = 0.7
 ACTION_WEIGHT = 0.3  # an action that names a term, in addition to sentences that do
 ACTION_ONLY = 0.45  # the same action without such sentences
+CALL_ONLY = 0.3  # the same where the row has tools, below the usual threshold of 0.35
 OTHER_ACTION = 0.1  # an action without a term
 BREADTH = (0.0, 0.6, 0.8, 1.0)  # by number of terms
 MAX_TERMS_PER_SENTENCE = 2
@@ -47,6 +53,8 @@ def trace_grounding_reward(
     completions: Sequence[str | Conversation],
     reward_terms: Sequence[Sequence[str] | None] | None = None,
     privileged_context: Sequence[str | None] | None = None,
+    tools: Sequence[Sequence[Any] | None] | None = None,
+    verifier_spec: Sequence[str | None] | None = None,
     **_: object,
 ) -> list[float | None]:
     """Score each completion by its own sentences that use concrete terms of its row; None for a row without terms.
@@ -58,12 +66,19 @@ def trace_grounding_reward(
     >>> trace_grounding_reward([ask], ["enoent src/cli.ts"], [["enoent", "src/cli.ts"]])
     [0.0]
     """
-    terms = reward_terms or [None] * len(completions)
-    contexts = privileged_context or [None] * len(completions)
-    return [
-        _score(text_of(completion, "assistant"), row_terms or (), (text_of(prompt), context or ""))
-        for prompt, completion, row_terms, context in zip(prompts, completions, terms, contexts, strict=True)
-    ]
+    empty = [None] * len(completions)
+    columns = (reward_terms or empty, privileged_context or empty, tools or empty, verifier_spec or empty)
+    rewards = []
+    for prompt, completion, row_terms, context, row_tools, spec in zip(prompts, completions, *columns, strict=True):
+        score = _score(text_of(completion, "assistant"), row_terms or (), (text_of(prompt), context or ""))
+        if score and row_tools:
+            decoded = json.loads(spec or "{}")
+            if find_problem(completion, row_tools, decoded if isinstance(decoded, dict) else {}):
+                score = 0.0
+            elif score == ACTION_ONLY:
+                score = CALL_ONLY
+        rewards.append(score)
+    return rewards
 
 
 def _score(text: str, reward_terms: Sequence[str], references: tuple[str, str]) -> float | None:

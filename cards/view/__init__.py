@@ -22,9 +22,14 @@ Json = dict[str, Any]
 REWARD = "self_distillation/reward_mean"
 # The curves of a method: the metric logged at each step, and its title.
 CURVES = {
+    "sdft": (
+        ("self_distillation/kl", "divergence from the teacher (nats per token)"),
+        ("self_distillation/entropy", "entropy (nats per token)"),
+        ("completions/mean_length", "completion length (tokens)"),
+    ),
     "sdpo": (
         (REWARD, "mean reward"),
-        ("sdpo/distillation_loss", "distillation loss"),
+        ("self_distillation/kl", "divergence from the teacher (nats per token)"),
         ("completions/mean_length", "completion length (tokens)"),
     ),
     "sft": (("loss", "loss"), ("mean_token_accuracy", "token accuracy"), ("entropy", "entropy (nats per token)")),
@@ -123,14 +128,15 @@ def _build_rollouts(run: Json) -> list[Json]:
     rows = []
     for number, rollout in enumerate(run["rollouts"], 1):
         reward = rollout["reward"]
-        success = reward is not None and reward >= run["arguments"]["success_reward_threshold"]
+        # Without a reward there are no successes.
+        success = reward is None or reward >= run["arguments"]["success_reward_threshold"]
         texts = {"Answer": rollout["completion"], "Feedback": rollout["feedback"]}
         rows.append(
             {
                 **{name: [] for name in ("terms", "categories", "history", "words")},
                 "id": str(number),
                 "kept": success,
-                "outcome": "success" if success else "below the threshold",
+                "outcome": "answer" if reward is None else "success" if success else "below the threshold",
                 "score": reward,
                 "prompt": rollout["prompt"],
                 "where": rollout["step"],

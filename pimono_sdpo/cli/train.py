@@ -1,12 +1,16 @@
 """Train a LoRA adapter on rows, on this machine or on Hugging Face Jobs.
 
-pimono-sdpo train rows --config tiny --model-name-or-path build/demo/tiny-gemma4
-pimono-sdpo train rows --method sft --config qwen3_4b_sft --max-steps 20
+pimono-sdpo train rows --config cpu
+pimono-sdpo train rows --max-steps 20
 pimono-sdpo train rows --on hf:a10g-large --time-limit 3h
 
+The method follows from the columns of the rows, and the first line says which it is and why: SFT for
+recorded answers, DPO for pairs of them, SDPO for rows with tests, and SDFT (on-policy
+self-distillation, without a reward) for rows with feedback alone.
+
 All options of the jobs are accepted after ROWS, with dashes or underscores; `pimono-sdpo train rows
--- --help` lists them. Without --config, the reference recipe of the method is used; the first lines
-name the recipe and the model. Nothing leaves this machine unless a repository, a bucket or a Space
+-- --help` lists them. Without --config, the recipe qwen3_4b is used, for one GPU of 24 GB; cpu is for
+a CPU. Nothing leaves this machine unless a repository, a bucket or a Space
 is given, also by HUB_MODEL_ID or TRACKIO_SPACE_ID.
 
 With --on hf:FLAVOR, the rows are pushed to a private dataset, the installed version of this package
@@ -21,7 +25,7 @@ from typing import Literal
 from pimono_sdpo.errors import TrainingInputError, require_extra
 from pimono_sdpo.options import argument, option, options
 
-METHODS = Literal["sdpo", "rft", "grpo", "sft", "dpo"]
+METHODS = Literal["auto", "sdft", "sdpo", "rft", "grpo", "sft", "dpo"]
 
 
 @options
@@ -32,10 +36,10 @@ class Options:
         "Folder of rows, or Hub dataset id, followed by any options of the job.", passes_options=True
     )
     method: METHODS = option(
-        "Learn from the teacher's distribution (sdpo), from the successful rollouts (rft), from "
-        "rewards relative to the mean of their group (grpo), from recorded answers (sft) or from "
-        "pairs of them (dpo).",
-        default="sdpo",
+        "Learn from a teacher that reads the rows' feedback (sdft), or also the rewards of the answers (sdpo), from "
+        "the successful answers (rft), from rewards relative to the mean of their group (grpo), from recorded answers "
+        "(sft) or from pairs of them (dpo); by default what the columns of the rows suit.",
+        default="auto",
     )
     on: str = option(
         "Where to train: here, or hf:FLAVOR for a machine of Hugging Face Jobs, such as hf:a10g-large.", default="here"

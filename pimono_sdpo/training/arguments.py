@@ -1,22 +1,61 @@
 """Parse the arguments of the training jobs from recipe, command line and environment."""
 
 import os
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
-import yaml
 from trl import DPOConfig, ModelConfig, SFTConfig, TrlParser
+from trl.experimental.sdft import SDFTConfig
 from trl.experimental.sdpo import SDPOConfig
 
 from cards.lint import check_licence
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.filter_options import SplitBy, Unit
 from pimono_sdpo.removed import refuse_removed
-from pimono_sdpo.training.guards import LOSS, GuardOptions
-from pimono_sdpo.training.options import argument, check_numbers, checked_recipe, find_recipe, refuse_unknown
-from pimono_sdpo.training.rewards import Mode
+from pimono_sdpo.training.options import (
+    argument,
+    check_numbers,
+    checked_recipe,
+    find_recipe,
+    read_recipe,
+    refuse_unknown,
+    section_of,
+    split_options,
+)
+
+Mode = Literal["rollout", "trace", "both", "none"]
+GUARDS = ("reward_collapse", "entropy_collapse", "not_finite")
+# How the teacher is shown what went wrong in a recorded session.
+TRACE_TEMPLATE = (
+    "\nAnother agent has worked on this before. What its tools reported and its user corrected:\n\n{feedback_raw}\n\n"
+)
+
+
+@dataclass
+class GuardOptions:
+    """The options of the guards (callbacks.py), mixed into a configuration of TRL."""
+
+    METHOD: ClassVar[str]
+
+    stop_on: str = argument(
+        f"Guards that end the training, separated by commas, or all: {', '.join(GUARDS)}.", default=""
+    )
+    guard_window: int = argument("Number of logged values in the moving mean of the reward.", default=10)
+
+    def __post_init__(self) -> None:
+        """Check the guards; raises ValueError."""
+        super().__post_init__()  # type: ignore[misc] # of TRL's configuration
+        if unknown := self.stopping() - {*GUARDS}:
+            raise ValueError(
+                f"--stop_on names {', '.join(sorted(unknown))}; give some of {', '.join(GUARDS)}, or all."
+            )
+
+    def stopping(self) -> set[str]:
+        """Return the guards that end the training."""
+        names = {name.strip() for name in self.stop_on.split(",")} - {""}
+        return {*GUARDS} if names == {"all"} else names
 
 
 @dataclass
@@ -24,31 +63,35 @@ class GuardedSDPOConfig(GuardOptions, SDPOConfig):  # type: ignore[misc] # TRL s
     """SDPOConfig with guards, and the methods `rft` and `grpo` (trainer.py)."""
 
     METHOD = "sdpo"
-    WATCHED_LOSS = LOSS
 
     method: Literal["sdpo", "rft", "grpo"] = argument(
         "What is learned from the rollouts: the teacher's distribution (sdpo), the successful ones "
         "themselves (rft), or the reward relative to the mean of its group (grpo).",
         default="sdpo",
     )
-    loss_type: Literal["dapo", "grpo", "bnpo", "dr_grpo"] = argument(
-        "By what the sum of the policy loss over tokens is divided, see TRL's GRPOConfig.", default="dapo"
-    )
-    scale_rewards: Literal["group", "batch", "none"] = argument(
-        "Divide the advantages by the standard deviation of the rewards of a prompt, of the batch, or not.",
-        default="group",
-    )
-    importance_sampling_level: Literal["token", "sequence"] = argument(
-        "Weight the policy loss by the ratio of probabilities of each token, or of the whole completion.",
-        default="token",
-    )
     diagnostics_warning_interval: int = argument(
-        "Also let TRL warn, at every Nth step, about what flat_groups and dead_reprompts detect; 0 for never.",
-        default=0,
+        "Let TRL warn when as many steps in a row have nothing to learn from; 0 for never.", default=10
     )
     sample_at_once: int | None = argument(
         "Completions that a process samples at a time; all of a step by default, fewer need less memory."
     )
+
+
+@dataclass
+class GuardedSDFTConfig(GuardOptions, SDFTConfig):  # type: ignore[misc] # TRL ships no types
+    """SDFTConfig with guards and a budget of the teacher's prompt."""
+
+    METHOD = "sdft"
+
+    teacher_model_kind: Literal["base", "live", "ema"] = argument(
+        "The teacher: the model without the adapter, the model itself, or its moving average.", default="ema"
+    )
+    teacher_prompt_template: str = argument(
+        "Wording of the teacher's prompt.",
+        default="{prompt}\n" + TRACE_TEMPLATE.replace("feedback_raw", "privileged_context"),
+    )
+    max_reprompt_len: int = argument("Maximum tokens of the teacher's prompt; contexts are shortened.", default=4096)
+    sample_at_once: int | None = argument("Completions that a process samples at a time; all of a step by default.")
 
 
 @dataclass
@@ -72,7 +115,14 @@ class CommonArguments:
     mode: Literal["preflight", "smoke", "train"] = argument("What to do, see above.", default="train")
     dataset: str | None = argument("Rows to train on: a folder, or a Hub dataset id.")
     dataset_config: str | None = argument("Configuration of the dataset, such as steps.")
-    eval_split: str | None = argument("Split whose rows are scored before and after training, such as test.")
+    eval_split: str | None = argument(
+        "Split whose rows are scored before and after training; by default test, or else the sessions of --held_out."
+    )
+    held_out: float = argument(
+        "Share of the sessions that is kept out of training where the rows have no split test; 0 for none.",
+        default=0.1,
+    )
+    eval_rows: int = argument("Held-out rows that are scored, at most.", default=32)
     flavor: str | None = argument(
         "Flavor of HF Jobs for which memory and cost are estimated; this machine by default."
     )
@@ -97,8 +147,8 @@ class DPOArguments(CommonArguments):
 
 
 @dataclass
-class SDPOArguments(CommonArguments):
-    """The arguments of SDPO: source of the rows, rewards, feedback, rollouts of the preflight."""
+class SDFTArguments(CommonArguments):
+    """The arguments of SDFT and SDPO: source of the rows, declared tools, completions."""
 
     source: str | None = argument("Traces to filter when there is no --dataset: a path or a Hub id.")
     unit: Unit = argument("What a row is made from (with --source).", default="session")
@@ -110,18 +160,26 @@ class SDPOArguments(CommonArguments):
         "Hold out whole repositories, or sessions of one (with --source).", default="repository"
     )
     max_samples: int | None = argument("Keep the best N rows (with --source).")
-    reward: str = argument(
-        "What scores a completion: verifiers (named by --gate and --grade), trace_grounding (a smoke test: a "
-        "fluent wrong answer scores like a right one), or a function of your own as module:name, in the current "
-        "folder or installed.",
-        default="trace_grounding",
-    )
-    gate: list[str] = argument("Verifiers that must pass, such as tool_calls.", default=[])
-    grade: list[str] = argument("Verifiers that count, with weights such as syntax=0.5.", default=[])
     tools: str | None = argument(
         "Tools that the chat template declares to the model, such as pi or repo_agent; none by default."
     )
     generations: int | None = argument("Train for this many completions, rounded up to whole steps.")
+    preflight_rows: int = argument(
+        "Rows for which the preflight samples completions; with 0, --mode preflight loads no weights.", default=4
+    )
+
+
+@dataclass
+class SDPOArguments(SDFTArguments):
+    """The arguments of SDPO, RFT and GRPO: rewards and feedback."""
+
+    reward: str | None = argument(
+        "What scores a completion: verifiers (named by --gate and --grade), trace_grounding (a smoke test: a "
+        "fluent wrong answer scores like a right one), or a function of your own as module:name, in the current "
+        "folder or installed; by default the tests of the rows, or else trace_grounding."
+    )
+    gate: list[str] = argument("Verifiers that must pass, such as tool_calls.", default=[])
+    grade: list[str] = argument("Verifiers that count, with weights such as syntax=0.5.", default=[])
     feedback: Mode | None = argument(
         "What the teacher of a failed completion reads: the verifiers' feedback (rollout), the "
         "row's context (trace), both or none; defaults to both with verifiers, else trace."
@@ -129,14 +187,22 @@ class SDPOArguments(CommonArguments):
     feedback_tokens: int = argument(
         "Maximum tokens of the verifiers' feedback; longer texts are shortened.", default=256
     )
-    eval_generations: int = argument("Completions per row of --eval_split.", default=4)
-    preflight_rows: int = argument(
-        "Rows for which the preflight samples completions; with 0, --mode preflight loads no weights.", default=4
+    teacher_wording: Literal["own", "trl"] = argument(
+        "Wording of the teacher's prompt: our own, about failed completions, or TRL's, also about successful ones.",
+        default="own",
     )
+    eval_generations: int = argument("Completions per held-out row.", default=4)
 
 
+# The arguments of the job and the configuration of TRL, by the section of the method.
+TYPES: dict[str, tuple[type[CommonArguments], type[GuardOptions]]] = {
+    "sdft": (SDFTArguments, GuardedSDFTConfig),
+    "sdpo": (SDPOArguments, GuardedSDPOConfig),
+    "sft": (CommonArguments, GuardedSFTConfig),
+    "dpo": (DPOArguments, GuardedDPOConfig),
+}
 ABOUT = """\
---mode preflight check rows, lengths and memory, and with SDPO the rewards of a few rollouts and
+--mode preflight check rows, lengths and memory, and where completions are sampled a few of them, with
                  the time, print the result and stop
 --mode smoke     train for at most 2 steps, push nothing, log to this machine
 --mode train     train; with --hub_model_id or HUB_MODEL_ID, publish the adapter
@@ -160,12 +226,6 @@ class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
         """Raise TrainingInputError with the message of argparse."""
         raise TrainingInputError(f"The arguments cannot be used ({' '.join(message.split())}); see --help.")
 
-    def set_defaults_with_config(self, **config: Any) -> list[str]:
-        """Set the values of a recipe as defaults, after a check."""
-        refuse_removed("train", [f"--{name}={value}" for name, value in config.items()])
-        super().set_defaults_with_config(**checked_recipe(config, self))
-        return []
-
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse and check the numbers before the libraries divide by them."""
         parsed, rest = super().parse_known_args(args, namespace)
@@ -175,30 +235,31 @@ class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
 
 
 def parse_job(
-    argv: list[str], options: type[CommonArguments], config: type, description: str | None, default_recipe: str
+    method: str, argv: list[str], recipe: str, description: str | None = None
 ) -> tuple[Any, Any, ModelConfig, str]:
-    """Return the arguments of the job, of TRL and of the model, and the recipe's file name."""
+    """Return the arguments of the job, of TRL and of the model, and the recipe's file name.
+
+    `recipe` is used unless `argv` has --config.
+    """
     refuse_removed("train", argv)
-    recipe_parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    recipe_parser.add_argument("--config", default=default_recipe)
+    found, rest = split_options(argv, config=recipe)
+    path, parser = find_recipe(found["config"]), open_parser(method, description)
+    values = read_recipe(found["config"], method)
+    refuse_removed("train", [f"--{name}={value}" for name, value in values.items()])
     try:
-        parsed, rest = recipe_parser.parse_known_args(argv)
-    except ArgumentError as error:
-        raise TrainingInputError(f"{error}; give the name or the path of a recipe.") from error
-    parser, recipe = open_parser(options, config, description), find_recipe(parsed.config)
-    try:
-        job, args, model_args, *unknown = parser.parse_args_and_config(
-            ["--config", str(recipe), *rest], return_remaining_strings=True
+        parser.set_defaults_with_config(**checked_recipe(values, parser))
+        job, args, model_args, *unknown = parser.parse_args_into_dataclasses(
+            args=rest, return_remaining_strings=True, look_for_args_file=False
         )
-    except (ValueError, ImportError, OSError, yaml.YAMLError) as error:
+    except (ValueError, ImportError, OSError) as error:
         # TRL raises ValueError when its arguments contradict each other.
         reason = " ".join(str(error).split()).rstrip(".")
         raise TrainingInputError(
-            f"The arguments of `{recipe.name}` and the command line cannot be used: {reason}."
+            f"The arguments of `{path.name}` and the command line cannot be used: {reason}."
         ) from error
     refuse_unknown(unknown[-1], parser)
     job.license = check_licence(job.license)
-    run_name = args.run_name = args.run_name or recipe.stem
+    run_name = args.run_name = args.run_name or path.stem
     if run_name != Path(run_name).name or ".." in run_name or "\\" in run_name:
         raise TrainingInputError(
             f"The run name `{run_name}` is not a folder name; leave out slashes and "
@@ -207,13 +268,13 @@ def parse_job(
     if args.output_dir == "trainer_output":
         args.output_dir = str(Path("outputs") / f"{run_name}{'-smoke' * (job.mode == 'smoke')}")
     args.hub_model_id = args.hub_model_id or os.environ.get("HUB_MODEL_ID") or None
-    return job, args, model_args, recipe.name
+    return job, args, model_args, path.name
 
 
-def open_parser(options: type[CommonArguments], config: type, description: str | None = None) -> SentenceParser:
+def open_parser(method: str, description: str | None = None) -> SentenceParser:
     """Return the parser of the arguments of the job, of TRL and of the model."""
     return SentenceParser(
-        (options, config, ModelConfig),
+        (*TYPES[section_of(method)], ModelConfig),
         # The default lists every option of TRL.
         usage="%(prog)s [--OPTION VALUE]...",
         formatter_class=_HelpFormatter,

@@ -24,7 +24,6 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
-import yaml
 from datasets import load_dataset
 from httpx2 import HTTPError
 from huggingface_hub import HfApi, JobInfo, JobStage, Volume, get_token
@@ -35,20 +34,22 @@ from pimono_sdpo.own_code import list_own_files
 from pimono_sdpo.push import hub_errors, push_folder, require_adapter_of
 from pimono_sdpo.push_options import PushOptions
 from pimono_sdpo.traces.hub import explain_error, retry_hub
-from pimono_sdpo.training.console import say
+from pimono_sdpo.training import say
 from pimono_sdpo.training.options import (
-    SMOKE_TEST,
+    DEFAULT_RECIPE,
     check_columns,
     check_folder,
     check_numbers,
     checked_recipe,
+    choose,
     find_flavor,
-    find_recipe,
     find_shipped,
     is_local,
     read_options,
+    read_recipe,
     refuse_unknown,
     seconds_of,
+    split_options,
 )
 from pimono_sdpo.version import __version__
 
@@ -87,9 +88,13 @@ def launch(
     """
     check_folder(rows)
     argv = [part for word in argv for part in (word.split("=", 1) if word[:2] == "--" else [word])]
+    given, _ = split_options(argv, dataset_config=None)
+    choice = choose(method, *_read_columns(rows, given["dataset_config"]))
+    method = choice.method
     options = _parse_options(method, argv)
-    if method in ("sdpo", "rft", "grpo") and _find_reward(options) == "trace_grounding":
-        say(SMOKE_TEST)
+    recipe = options.config or DEFAULT_RECIPE
+    values = {**read_recipe(recipe, method), **{name: value for name, value in vars(options).items() if value}}
+    say(choice.sentence(recipe, values.get("model_name_or_path"), values.get("reward", choice.reward)))
     limit = options.time_limit or DEFAULT_LIMIT
     api = HfApi()
     with hub_errors("No job can be submitted"):
@@ -160,20 +165,24 @@ def launch(
 def check_rows(rows: str, method: str, options: Namespace) -> None:
     """Raise TrainingInputError unless the rows can be loaded and have the columns that the method reads."""
     for split in filter(None, ("train", options.eval_split)):
-        try:
-            # In a folder the rows have no configuration yet.
-            config = None if Path(rows).is_dir() else options.dataset_config
-            loaded = load_dataset(rows, config, split=split, streaming=True)
-            columns = [*next(iter(loaded), ())]
-        except (OSError, ValueError, HTTPError) as error:
-            reason = str(error).split("\n")[0].rstrip(".")
-            raise TrainingInputError(
-                f"The split `{split}` of `{rows}` cannot be loaded ({reason}); check the name, the network and "
-                "HF_TOKEN."
-            ) from error
-        if not columns:
-            raise TrainingInputError(f"The split `{split}` of `{rows}` has no rows; give other rows.")
-        check_columns(method, columns, rows)
+        check_columns(method, _read_columns(rows, options.dataset_config, split)[0], rows)
+
+
+def _read_columns(rows: str, config: str | None, split: str = "train") -> tuple[list[str], list[str | None] | None]:
+    """Return the columns of rows, and the `verifier_spec` of each; raises TrainingInputError for unusable rows."""
+    try:
+        # In a folder the rows have no configuration yet.
+        loaded = load_dataset(rows, None if Path(rows).is_dir() else config, split=split, streaming=True)
+        columns = [*next(iter(loaded), ())]
+        specs = [row["verifier_spec"] for row in loaded] if "verifier_spec" in columns else None
+    except (OSError, ValueError, HTTPError) as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise TrainingInputError(
+            f"The split `{split}` of `{rows}` cannot be loaded ({reason}); check the name, the network and HF_TOKEN."
+        ) from error
+    if not columns:
+        raise TrainingInputError(f"The split `{split}` of `{rows}` has no rows; give other rows.")
+    return columns, specs
 
 
 def _submit(api: HfApi, namespace: str, **job: Any) -> JobInfo:
@@ -212,7 +221,7 @@ def _parse_options(method: str, argv: list[str]) -> Namespace:
     try:
         config = parser.parse_known_args(argv)[0].config
         if config is not None:
-            parser.set_defaults(**checked_recipe(_read_recipe(config), parser))
+            parser.set_defaults(**checked_recipe(read_recipe(config, method), parser))
         options, unknown = parser.parse_known_args(argv)
     except ArgumentError as error:
         raise TrainingInputError(f"The arguments cannot be used ({error}); see --help.") from error
@@ -231,29 +240,6 @@ def _parse_options(method: str, argv: list[str]) -> Namespace:
             )
     seconds_of(options.time_limit or DEFAULT_LIMIT)
     return options
-
-
-def _read_recipe(name: str) -> dict[str, Any]:
-    path = find_recipe(name)
-    try:
-        recipe = yaml.safe_load(path.read_text())
-    except (ValueError, yaml.YAMLError) as error:
-        raise TrainingInputError(
-            f"The recipe `{path}` cannot be read ({' '.join(str(error).split())}); correct it."
-        ) from error
-    if not isinstance(recipe, dict):
-        raise TrainingInputError(
-            f"The recipe `{path}` is not a mapping; write a line `option: value` for each option."
-        )
-    # Variables that TRL sets in the job.
-    recipe.pop("env", None)
-    return recipe
-
-
-def _find_reward(options: Namespace) -> str:
-    """Return the reward of a job, by its options or its recipe."""
-    recipe = _read_recipe(options.config) if options.config else {}
-    return str(options.reward or recipe.get("reward", "trace_grounding"))
 
 
 def find_package(wheel: Path | None, folder: Path) -> str:

@@ -1,29 +1,36 @@
-"""Check and load the base model, tokenizer, quantisation, LoRA layers and adapter of a run."""
+"""Check and load the base model, tokenizer, quantisation, LoRA layers and adapter, and estimate the GPU memory.
+
+Weights are counted module by module from the model's config, without loading any. The rest follows
+from tensor shapes; its constants were fitted to peaks that PyTorch's memory tracker measured for the
+12B model (48 layers, fused attention, gradient checkpointing). The tests compare with those peaks.
+"""
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets.exceptions import DatasetsError
 from httpx2 import HTTPError
-from huggingface_hub import ModelCard, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, ModelCard, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError
-from peft import LoraConfig, PeftConfig, PeftModel
+from peft import LoraConfig, PeftConfig, inject_adapter_in_model
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.traces.hub import explain_error
-from pimono_sdpo.training.options import is_local
-from pimono_sdpo.training.output import ADAPTER, LOCAL_FILE, PROBE_FILE, WEIGHTS, read_finished
+from pimono_sdpo.training.options import find_flavor, is_local
 
+WEIGHTS = ("adapter_model.safetensors", "adapter_config.json")
+# Logits for which the loss is computed at a time: 128 MiB in float32, 128 tokens of a vocabulary of 262,144.
+CHUNK_ELEMENTS = 2**25
 # The text layers only: `all-linear` would also wrap the image and audio embedders, which get no
 # gradient here, and PEFT has no default for this model type. Text layers are in `language_model` in a
 # multimodal checkpoint and in `model.layers` in a text-only one.
@@ -186,46 +193,173 @@ def open_adapter(name: str, model_args: ModelConfig) -> Path:
     return folder
 
 
-# The prompt on which the trained model is compared with its adapter, loaded in another process.
-PROBE = "The test run ends in `ENOENT`: which file is missing, and what do you do next?"
-SETTINGS = ("dtype", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")
+GIB = 2**30
+WITHOUT_BFLOAT16 = ("T4", "V100", "P100")
+# The memory of a GPU as PyTorch reports it, in GiB, by out-of-memory errors in these issues on GitHub. It is
+# less than the nominal size that the Hub lists: error correction and the driver take the rest.
+REPORTED = {
+    "T4": 14.56,  # Zheng-Chong/CatVTON#133
+    "L4": 22.03,  # ArcInstitute/evo2#190
+    "A10G": 21.99,  # aws-samples/amazon-sagemaker-llm-fine-tuning-remote-decorator#2
+    "L40S": 44.40,  # QwenLM/Qwen3-VL#2097, of an L40, which has the same memory
+    "A100": 79.14,  # lianqi1008/Control-GIC#6
+    "RTX PRO 6000": 94.97,  # antirez/ds4#431
+}
+PER_HOUR = {"minute": 60, "hour": 1, "second": 3600}
+# CUDA's own context and kernels.
+CONTEXT = int(0.6 * GIB)
+# NF4: 64 weights share one absmax, which nested quantisation stores in 8 bits (256 share a float).
+NF4 = 0.5 + 4 / 64
+NESTED = 0.5 + 1 / 64 + 4 / (64 * 256)
+# Tensors of completion x vocabulary in the dtype of the logits: student, teacher, and the gradient,
+# which is assembled from chunks; and tensors of a chunk in float32 (trainer.py).
+LOGIT_COPIES, CHUNK_COPIES = 4, 6
+# The policy loss needs all logits in float32 at once, with log-softmax and gradient.
+POLICY_COPIES = 3
+# TRL computes the log-probabilities of SFT and DPO in tiles, with log-softmax and gradient.
+TILE_TOKENS, TILE_COPIES = 256, 4
+# Activations of a token in one layer, as multiples of hidden size and MLP size.
+BACKWARD_WIDTHS = (14, 8)
+FORWARD_WIDTHS = (7, 3)
 
 
-def probe_logits(model: Any, tokenizer: Any) -> torch.Tensor:
-    """Return the float32 logits of the token that would follow PROBE, shape (vocabulary,)."""
-    was_training = model.training
-    # With another layout a CPU adds in another order, and the logits differ by rounding.
-    keep_layout(model)
-    limit_threads(model)
-    model.eval()
-    inputs = tokenizer(PROBE, return_tensors="pt").to(model.device)
-    with torch.no_grad():
-        logits: torch.Tensor = model(**inputs).logits[0, -1].float().cpu().contiguous()
-    model.train(was_training)
-    return logits
+@dataclass(frozen=True)
+class Hardware:
+    """Memory of one GPU in GiB, and dollars per hour of the machine; None if unknown."""
+
+    name: str
+    gib: float | None
+    dollars_per_hour: float | None
+    bfloat16: bool = True
 
 
-def write_probe(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Save the logits of the trained model."""
-    save_file({"logits": probe_logits(model, tokenizer)}, folder / PROBE_FILE)
+def hardware_of(flavor: str | None) -> Hardware:
+    """Return the hardware of a flavor of HF Jobs, or of this machine."""
+    if flavor is None and not torch.cuda.is_available():
+        return Hardware("this machine without a GPU", None, None)
+    if flavor is None:
+        properties = torch.cuda.get_device_properties(0)
+        # On GPUs older than Ampere, PyTorch emulates bfloat16 in float32, which is many times slower.
+        return Hardware(properties.name, round(properties.total_memory / GIB, 1), None, properties.major >= 8)
+    with translate_errors(
+        f"The Hub cannot be asked about --flavor {flavor}", "leave it out to use the figures of this machine"
+    ):
+        item = find_flavor(HfApi(), flavor)
+    dollars = item.unit_cost_usd * PER_HOUR[item.unit_label]
+    if item.accelerator is None:
+        return Hardware(flavor, None, dollars)
+    model, size = item.accelerator.model.upper(), re.match(r"([\d.]+) GB", item.accelerator.vram)
+    # For other models the nominal size of one GPU; the Hub lists that of all GPUs together.
+    nominal = float(size[1]) * 1e9 / GIB / int(item.accelerator.quantity) if size else None
+    return Hardware(flavor, REPORTED.get(model, nominal), dollars, model not in WITHOUT_BFLOAT16)
 
 
-def load_adapter(folder: Path) -> tuple[Any, Any]:
-    """Load the base model of a run, quantised as in the run, with its adapter; return model and tokenizer."""
-    run = read_finished(folder)
-    # run.json has no paths of this machine, since it is published.
-    local = read_json(folder / LOCAL_FILE) or run
-    name, revision = str(local["base_model"]), run["base_model_revision"]
-    settings = ModelConfig(**{key: run["arguments"][key] for key in SETTINGS})
-    what = f"The base model `{name}` cannot be loaded with the adapter of `{folder}`"
-    with translate_errors(what, "check both"):
-        base = AutoModelForCausalLM.from_pretrained(name, **model_init_kwargs(settings, revision))
-        model = PeftModel.from_pretrained(base, str(folder / ADAPTER))
-        return model, AutoTokenizer.from_pretrained(name, revision=revision or "main")
+def advise(args: Any, model_args: ModelConfig) -> str:
+    """Return the options that would lower the peak and are not used yet."""
+    batch = "a smaller --per_device_train_batch_size with more --gradient_accumulation_steps"
+    used = {
+        "--load_in_4bit true (NF4)": model_args.load_in_4bit,
+        "--use_bnb_nested_quant true": model_args.use_bnb_nested_quant,
+        "--gradient_checkpointing true": args.gradient_checkpointing,
+        "--precompute_ref_log_probs true": getattr(args, "precompute_ref_log_probs", True),
+        batch: args.per_device_train_batch_size == 1,
+        "a smaller --sample_at_once": getattr(args, "sample_at_once", 1) == 1,
+    }
+    for name in ("max_completion_length", "max_prompt_length", "max_reprompt_len", "max_length"):
+        used[f"a smaller --{name}"] = not hasattr(args, name)
+    return ", ".join(flag for flag, is_used in used.items() if not is_used)
 
 
-def largest_difference(folder: Path) -> float:
-    """Return the largest difference between the logits of the reloaded adapter and those saved after training."""
-    model, tokenizer = load_adapter(folder)
-    saved = load_file(folder / PROBE_FILE)["logits"]
-    return float((probe_logits(model, tokenizer) - saved).abs().max())
+def read_config(model_args: ModelConfig, revision: str | None, trust_remote_code: bool) -> Any:
+    """Return the config of a model; raises TrainingInputError when it cannot be read."""
+    name = model_args.model_name_or_path
+    with translate_errors(f"The config of `{name}` cannot be read", "give a causal language model"):
+        return AutoConfig.from_pretrained(name, revision=revision or "main", trust_remote_code=trust_remote_code)
+
+
+def estimate_sampling(args: Any, model_args: ModelConfig, config: Any, prompt_tokens: int) -> dict[str, int]:
+    """Return the bytes at the peak of one process by purpose, with fused attention."""
+    base, lora, cache = weights(config, model_args)
+    backward, forward = _bytes_per_token(args, model_args, config)
+    width = element_size(model_args, config)
+    batch, completion = args.per_device_train_batch_size, args.max_completion_length
+    logits = batch * completion * config.get_text_config().vocab_size
+    weight = getattr(args, "distillation_weight", 1.0)
+    policy = POLICY_COPIES * 4 * logits if weight < 1 else 0
+    teacher_tokens = batch * (args.max_reprompt_len + completion) if weight else 0
+    sampled = batch * args.steps_per_generation
+    cached = sum(size * min(prompt_tokens + completion, window) for size, window in cache)
+    return {
+        "base weights": base,
+        "LoRA, its gradient, Adam, EMA teacher": (4 * lora * (6 if args.teacher_model_kind == "ema" else 4)),
+        "student": batch * (prompt_tokens + completion) * backward,
+        "teacher": teacher_tokens * forward,
+        "logits": LOGIT_COPIES * logits * width + CHUNK_COPIES * 4 * min(logits, CHUNK_ELEMENTS) + policy,
+        "generation cache": min(sampled, args.sample_at_once or sampled) * cached * width,
+        "CUDA context": CONTEXT,
+    }
+
+
+def estimate_supervised(
+    args: Any, model_args: ModelConfig, config: Any, longest: int, *, pairs: bool, adapter: bool
+) -> dict[str, int]:
+    """Return the bytes at the peak by purpose, for rows of at most `longest` tokens; DPO has two answers a row."""
+    base, lora, _ = weights(config, model_args)
+    backward, forward = _bytes_per_token(args, model_args, config)
+    tokens = args.per_device_train_batch_size * longest * (2 if pairs else 1)
+    return {
+        "base weights": base,
+        # Weights, gradient and the two moments of Adam; with an adapter, also the reference.
+        "LoRA, its gradient, Adam": 4 * lora * (5 if pairs and adapter else 4),
+        "sequences": tokens * backward,
+        "reference": tokens * forward if pairs else 0,
+        "logits": TILE_COPIES * TILE_TOKENS * config.get_text_config().vocab_size * 4,
+        "CUDA context": CONTEXT,
+    }
+
+
+def _bytes_per_token(args: Any, model_args: ModelConfig, config: Any) -> tuple[int, int]:
+    """Return the bytes of a token's activations with and without a backward pass."""
+    text = config.get_text_config()
+    hidden, layers = text.hidden_size, text.num_hidden_layers
+    mlp = getattr(text, "intermediate_size", None) or 4 * hidden
+    backward = BACKWARD_WIDTHS[0] * hidden + BACKWARD_WIDTHS[1] * mlp
+    backward = layers * hidden + backward if args.gradient_checkpointing else layers * backward
+    width = element_size(model_args, config)
+    return backward * width, (FORWARD_WIDTHS[0] * hidden + FORWARD_WIDTHS[1] * mlp) * width
+
+
+def weights(config: Any, model_args: ModelConfig) -> tuple[int, int, list[tuple[int, int]]]:
+    """Measure the modules of a model, without loading weights.
+
+    Returns the bytes of the base model as it is loaded, the number of LoRA parameters, and for each
+    layer the number of cached elements (keys and values) per token, and how many tokens are cached.
+    """
+    text = config.get_text_config()
+    layer_types = getattr(text, "layer_types", None) or []
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    head = model.get_output_embeddings()
+    quantised, cache = 0, list[tuple[int, int]]()
+    for name, module in model.named_modules():
+        if name.endswith("k_proj"):
+            sliding = len(cache) < len(layer_types) and layer_types[len(cache)] == "sliding_attention"
+            window = text.sliding_window if sliding else sys.maxsize
+            # Keys and values have the same shape, even if a layer shares one projection for both.
+            cache.append((2 * module.out_features, window))
+        if isinstance(module, torch.nn.Linear) and module is not head:
+            quantised += module.weight.numel()
+    element = element_size(model_args, config)
+    in_4bit = NESTED if model_args.use_bnb_nested_quant else NF4
+    size = in_4bit if model_args.load_in_4bit else 1 if model_args.load_in_8bit else element
+    others = sum(parameter.numel() for parameter in model.parameters()) - quantised
+    inject_adapter_in_model(lora_config(model_args), model, low_cpu_mem_usage=True)
+    lora = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return int(quantised * size + others * element), lora, cache
+
+
+def element_size(model_args: ModelConfig, config: Any) -> int:
+    """Return the bytes per element of weights that are not quantised; dtype `auto` is that of the config."""
+    name = model_args.dtype
+    dtype = config.dtype if name == "auto" else getattr(torch, str(name or "float32"))
+    return torch.tensor([], dtype=dtype or torch.float32).element_size()

@@ -1,31 +1,33 @@
-"""Find and check options, recipes, rows and flavors before torch is imported or anything is downloaded."""
+"""Choose the method for rows, and check options, recipes, rows and flavors, before torch is imported."""
 
 import json
 import math
 import re
-from argparse import ArgumentParser
-from collections.abc import Sequence
+from argparse import ArgumentError, ArgumentParser
+from collections.abc import Collection, Sequence
 from dataclasses import field
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import yaml
 from huggingface_hub import HfApi
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.removed import refuse_removed
 
-SMOKE_TEST = (
-    "rows of traces have only a smoke-test reward: with trace_grounding, a fluent wrong answer scores like a right one"
-)
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 # The command that writes the rows of a method, and the columns that the method reads.
 READS = {
+    "sdft": ("filter", ("prompt", "privileged_context")),
     "sdpo": ("filter", ("prompt", "privileged_context", "reward_terms")),
     "sft": ("steps", ("prompt", "completion")),
     "dpo": ("pairs", ("prompt", "chosen", "rejected")),
 }
+SAMPLING = ("sdpo", "rft", "grpo")
+SMOKE_TEST = "trace_grounding"
+DEFAULT_RECIPE = "qwen3_4b"
 # The libraries check few ranges, and some only after the weights are loaded. No number may be negative
 # unless its default is, or it is a bound of a reward; these may not be 0 either, unless their default is:
 POSITIVE = (
@@ -33,10 +35,64 @@ POSITIVE = (
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "num_generations"),
     *("max_length", "max_prompt_length", "max_completion_length", "max_reprompt_len", "steps_per_generation"),
     *("generation_batch_size", "teacher_sync_steps", "max_samples", "eval_generations", "generations"),
-    *("feedback_tokens", "sample_at_once", "guard_window", "num_train_epochs"),
+    *("feedback_tokens", "sample_at_once", "guard_window", "num_train_epochs", "eval_rows"),
 )
 # And these are shares of at most 1.
-SHARES = ("top_p", "min_p", "lora_dropout", "distillation_alpha", "teacher_update_rate", "label_smoothing")
+SHARES = ("top_p", "min_p", "lora_dropout", "distillation_alpha", "teacher_update_rate", "label_smoothing", "held_out")
+
+
+class Choice(NamedTuple):
+    """The method for rows, what scores its completions, and a clause that says why.
+
+    reward   verifiers or trace_grounding for methods that sample and score; None for the others
+    grade    the verifiers that count
+    """
+
+    method: str
+    reward: str | None
+    grade: tuple[str, ...]
+    why: str
+
+    def sentence(self, recipe: str, model: str | None, reward: str | None) -> str:
+        """Return the first line of a training; `reward` is the one that is used."""
+        smoke = ""
+        if self.method in SAMPLING and reward == SMOKE_TEST:
+            smoke = "smoke test, a fluent wrong answer scores like a right one: "
+        scored = f", reward {reward}" if self.method in SAMPLING else ""
+        return f"{smoke}method {self.method}{scored}, recipe {recipe}, model {model}: {self.why}"
+
+
+def choose(method: str, columns: Collection[str], specs: Sequence[str | None] | None) -> Choice:
+    """Return the method for rows and its reward; `auto` follows from the columns.
+
+    specs   the `verifier_spec` of each row, None if there are none
+
+    >>> choose("auto", ["prompt", "privileged_context"], ["{}", None])[:2]
+    ('sdft', None)
+    """
+    scored = sum(map(has_tests, specs or ()))
+    counted = f"{scored} of {len(specs)} rows have tests" if specs else "the rows have no tests"
+    if method == "auto" and {"chosen", "rejected"} <= {*columns}:
+        return Choice("dpo", None, (), "the rows have a chosen and a rejected answer")
+    if method == "auto" and "completion" in columns:
+        return Choice("sft", None, (), "the rows have recorded answers")
+    if method == "auto":
+        method = "sdpo" if scored * 2 > len(specs or ()) else "sdft"
+    if method not in SAMPLING:
+        why = "as asked for" if method != "sdft" else f"{counted}, and sdft needs no reward"
+        return Choice(method, None, (), why)
+    if scored:
+        return Choice(method, "verifiers", ("tests",), f"{counted}, which grade the answers")
+    return Choice(method, SMOKE_TEST, (), f"{counted}, so nothing can grade the answers")
+
+
+def has_tests(spec: str | None) -> bool:
+    """Return whether the `verifier_spec` of a row has tests, which decide whether an answer is right."""
+    try:
+        decoded = json.loads(spec or "{}")
+    except (TypeError, ValueError):  # the reward reports it with its row
+        return False
+    return isinstance(decoded, dict) and bool(decoded.get("tests"))
 
 
 def argument(help: str, *, default: Any = None) -> Any:
@@ -61,8 +117,25 @@ def read_options(method: str) -> dict[str, Any]:
     They come from a file that `make docs` writes: TRL's own parser takes seconds to import, and may
     not be installed.
     """
-    by_method: dict[str, Any] = json.loads(Path(__file__).with_name("options.json").read_text())
-    return by_method.get(method, by_method["sdpo"])  # type: ignore[no-any-return]
+    by_method: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("options.json").read_text())
+    return by_method[section_of(method)]
+
+
+def split_options(argv: list[str], **defaults: str | None) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of some options, and the other arguments; raises TrainingInputError."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", default=default)
+    try:
+        parsed, rest = parser.parse_known_args(argv)
+    except ArgumentError as error:
+        raise TrainingInputError(f"{error}; see --help.") from error
+    return vars(parsed), rest
+
+
+def section_of(method: str) -> str:
+    """Return the name of the section of a recipe, and of the trainer, for a method."""
+    return "sdpo" if method in SAMPLING else method
 
 
 def find_shipped(name: str) -> Path:
@@ -81,6 +154,23 @@ def find_recipe(name: str) -> Path:
     refuse_removed(f"recipe {name.removesuffix('.yaml')}")
     known = ", ".join(sorted(path.stem for path in recipes.glob("*.yaml")))
     raise TrainingInputError(f"There is no recipe `{name}`; give the path of a YAML file or one of {known}.")
+
+
+def read_recipe(name: str, method: str) -> dict[str, Any]:
+    """Return the options of a recipe: those at its top, and those in the section of the method, such as `sft:`."""
+    path = find_recipe(name)
+    try:
+        recipe = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise TrainingInputError(
+            f"The recipe `{path}` cannot be read ({' '.join(str(error).split())}); correct it."
+        ) from error
+    if not isinstance(recipe, dict):
+        raise TrainingInputError(
+            f"The recipe `{path}` is not a mapping; write a line `option: value` for each option."
+        )
+    sections = {section: recipe.pop(section) for section in READS if isinstance(recipe.get(section), dict)}
+    return {**recipe, **sections.get(section_of(method), {})}
 
 
 def is_local(name: str) -> bool:
@@ -102,7 +192,7 @@ def check_folder(dataset: str) -> None:
 
 def check_columns(method: str, columns: Sequence[str], dataset: str) -> None:
     """Raise TrainingInputError unless the rows have the columns that the method reads."""
-    command, needed = READS.get(method, READS["sdpo"])
+    command, needed = READS[section_of(method)]
     if missing := [name for name in needed if name not in columns]:
         raise TrainingInputError(
             f"`{dataset}` has no column {' and '.join(missing)}, only {', '.join(columns)}; give rows that "

@@ -1,9 +1,10 @@
-"""Find the reward of a training by its name, test it on adversarial completions, and build the teacher's feedback.
+"""Find the reward of a training by its name, test it on answers that must not win, and build the teacher's feedback.
 
 TRL shows the teacher `privileged_context` as "feedback from your unsuccessful earlier attempt", even
 for a completion that succeeded. In the paper (Reinforcement Learning via Self-Distillation,
 arXiv:2601.20802), feedback is about the completion just sampled, and empty when it succeeded.
-`FeedbackBuilder` follows the paper and uses a template for each kind of text.
+`FeedbackBuilder` follows the paper and uses a template for each kind of text; with
+`--teacher-wording trl` it leaves both as they are in TRL.
 """
 
 import json
@@ -12,39 +13,41 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Literal
+from string import Formatter
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
+from jinja2 import TemplateError
 from trl.chat_template_utils import add_response_schema, supports_tool_calling
 from trl.experimental.sdpo.sdpo_trainer import SuccessfulRolloutTeacherContextBuilder
 
 from pimono_sdpo.errors import OwnCodeError, TrainingInputError
 from pimono_sdpo.own_code import OwnReward, import_own
 from pimono_sdpo.stage import source_hash
-from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, special_tokens
-from pimono_sdpo.training.tracking import keep_rollouts, log_rollouts
+from pimono_sdpo.training import say
+from pimono_sdpo.training.arguments import TRACE_TEMPLATE, GuardedSDPOConfig, Mode, SDPOArguments
+from pimono_sdpo.training.callbacks import note_rollouts
+from pimono_sdpo.training.options import SMOKE_TEST
+from pimono_sdpo.training.rows import Wording
+from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, special_tokens, templated_ids
+from pimono_sdpo.training.trainer import read_messages
+from rewards.attacks import attacks, self_test
 from rewards.trace_grounding import trace_grounding_reward
-from rewards.verifiers.reward import VerifierReward, add_tools, self_test
+from rewards.verifiers.reward import VerifierReward, add_tools
 from rewards.verifiers.rubric import MAX_PARTIAL, BadSpec, build_rubric
 from rewards.verifiers.tool_calls import is_json
 
-Mode = Literal["rollout", "trace", "both", "none"]
 Reward = Callable[..., list[float | None]]
 # Returns a reward's feedback on each completion of its last call; None or "" for none.
 RewardFeedback = Callable[[], Sequence[str | None]]
 
-TRACE_TEMPLATE = (
-    "\nAnother agent has worked on this before. What its tools reported and its user corrected:\n\n{feedback_raw}\n\n"
-)
 # The builder formats the feedback itself; TRL must not add a template of its own.
 PASS_THROUGH = "{feedback_raw}"
 # Joined, two texts can need a token or two more than separately.
 SEAM_TOKENS = 8
 TRIED_ROWS = 8
-# The rewards that give feedback.
-VERIFYING = ("verifiers", "outcome")
 # A sampled token that is half a character decodes to U+FFFD, which is encoded as three byte tokens.
 TOKENS_READ_BACK = 3
 THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
@@ -58,12 +61,14 @@ class Feedback:
     mode     rollout: the reward's feedback on this completion; trace: the row's context; both: the
              reward's feedback, if any, followed by the context; none: nothing
     tokens   limit of the reward's feedback, in tokens of the model; longer texts lose their middle
+    as_trl   whether wording and use are those of TRL: the row's context, also for successes
     """
 
     rollout_template: str
     mode: Mode = "trace"
     trace_template: str = TRACE_TEMPLATE
     tokens: int = 256
+    as_trl: bool = False
 
     @property
     def asks_reward(self) -> bool:
@@ -78,6 +83,45 @@ class Feedback:
         if self.mode in ("trace", "both") and _is_text(trace):
             text += self.trace_template.format(feedback_raw=trace)
         return text
+
+
+def feedback_of(job: SDPOArguments, args: GuardedSDPOConfig) -> Feedback:
+    """Return the feedback of a job; raises TrainingInputError for templates that cannot be filled."""
+    mode: Mode = job.feedback or ("both" if job.reward == "verifiers" else "trace")
+    as_trl = job.teacher_wording == "trl"
+    if as_trl and mode not in ("trace", "none"):
+        raise TrainingInputError("--teacher_wording trl knows only the row's context; give --feedback trace.")
+    trace = args.feedback_template if as_trl else TRACE_TEMPLATE
+    feedback = Feedback(args.feedback_template, mode, trace, job.feedback_tokens, as_trl)
+    templates = {
+        "reprompt_template": (args.reprompt_template, {"prompt", "solution", "feedback"}),
+        "solution_template": (args.solution_template, {"successful_previous_attempt"}),
+        "feedback_template": (feedback.rollout_template, {"feedback_raw"}),
+    }
+    for name, (template, allowed) in templates.items():
+        try:
+            fields = {field for _, field, *_ in Formatter().parse(template) if field is not None}
+        except ValueError:
+            fields = set()
+        if not fields or not fields <= allowed:
+            needed = " ".join(f"{{{field}}}" for field in sorted(allowed))
+            raise TrainingInputError(f"{name} cannot be filled; put {needed} in it, and no other braces.")
+    return feedback
+
+
+def word_reprompt(args: GuardedSDPOConfig, feedback: Feedback) -> Wording:
+    """Return the wording of the teacher's prompt, with an empty demonstration and one character of feedback."""
+
+    def format_reprompt(prompt: str, context: str) -> str:
+        text: str = args.reprompt_template.format(
+            prompt=prompt,
+            solution=args.solution_template.format(successful_previous_attempt=""),
+            feedback=feedback.format("-", context),
+        )
+        return text
+
+    rollout = feedback.tokens + SEAM_TOKENS if feedback.asks_reward else 0
+    return Wording(format_reprompt, TOKENS_READ_BACK * int(args.max_completion_length) + rollout)
 
 
 class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[misc] # untyped
@@ -107,7 +151,7 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
             ]
         succeeded = (rewards >= trainer.args.success_reward_threshold).tolist()
         formatted = [
-            None if success else self.feedback.format(text, trace)
+            None if success and not self.feedback.as_trl else self.feedback.format(text, trace)
             for success, text, trace in zip(succeeded, reward_texts, feedbacks or [None] * len(prompts), strict=True)
         ]
         ids, tokenizer = output["completion_ids"], trainer.processing_class
@@ -116,14 +160,11 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         self.demonstrations = dict(
             gather_object([(self._trl_demonstration(text), self._demonstration(raw)) for text, raw in pairs])
         )
-        if trainer.accelerator.is_main_process:
-            rollouts = [
-                {"prompt": prompt, "completion": text, "reward": reward, "feedback": feedback}
-                for prompt, text, reward, feedback in zip(prompts, texts, rewards.tolist(), formatted, strict=True)
-            ]
-            keep_rollouts(trainer.state, rollouts)
-            if "trackio" in trainer.args.report_to:
-                log_rollouts(trainer.state.global_step + 1, rollouts)
+        rollouts = [
+            {"prompt": prompt, "completion": text, "reward": reward, "feedback": feedback}
+            for prompt, text, reward, feedback in zip(prompts, texts, rewards.tolist(), formatted, strict=True)
+        ]
+        note_rollouts(trainer, rollouts)
         context: dict[str, torch.Tensor] = super().build(output, prompts, rewards, formatted)
         has_feedback = [_is_text(text) and not success for success, text in zip(succeeded, reward_texts, strict=True)]
         for name, flags in (("rollout_feedback_fraction", has_feedback), ("success_rate", succeeded)):
@@ -132,7 +173,9 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         return context
 
     def _build_reprompt_text(self, prompt_text: str, solution_text: str, feedback_text: str) -> str:
-        demonstration = self.demonstrations.get(solution_text, solution_text)
+        demonstration = (
+            solution_text if self.feedback.as_trl else self.demonstrations.get(solution_text, solution_text)
+        )
         text: str = super()._build_reprompt_text(prompt_text, demonstration, feedback_text)
         return text
 
@@ -246,16 +289,36 @@ def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:
         )
 
 
-def refuse_unsound(scoring: Scoring, rows: Dataset, threshold: float) -> int:
-    """Test the reward on the first rows with completions that must not win; return the number of rows.
+def try_attacks(
+    scoring: Scoring, rows: Dataset, threshold: float, tokenizer: Any, template: dict[str, Any], name: str
+) -> dict[str, int]:
+    """Try the reward on answers that must not win, as the model would write them; return how many were tried.
 
-    Raises TrainingInputError when one of them wins.
+    Raises TrainingInputError when one of them wins; a smoke test only says so.
     """
     tested = list(rows.select(range(min(TRIED_ROWS, len(rows)))))
-    if findings := self_test(scoring.reward, tested, threshold=threshold):
-        raise TrainingInputError(
-            f"The reward can be won without solving the task ({len(findings)} wins on {len(tested)} rows; the first, "
-            f"`{findings[0].case}` on row {findings[0].row + 1}, gets {findings[0].reward:g}); give another reward or "
-            "a higher success_reward_threshold."
+
+    def render(prompt: Any, message: dict[str, Any]) -> tuple[list[dict[str, Any]], list[int]]:
+        start = templated_ids(tokenizer, prompt, **template)
+        try:
+            whole = templated_ids(tokenizer, [*prompt, message], prompt=False, **template)
+        except (TemplateError, TypeError):  # raised by templates that know no calls
+            return [message], []
+        if whole[: len(start)] != start or ("tool_calls" in message and not supports_tool_calling(tokenizer)):
+            return [message], []
+        return read_messages(tokenizer, [start], [whole[len(start) :]], template.get("tools"))[0], whole[len(start) :]
+
+    findings = self_test(scoring.reward, tested, threshold, render)
+    if findings:
+        first = findings[0]
+        wins = (
+            f"{len(findings)} answers that solve nothing win on {len(tested)} rows; the first, `{first.case}` on row "
+            f"{first.row + 1}, gets {first.reward:g}"
         )
-    return len(tested)
+        if name != SMOKE_TEST:
+            raise TrainingInputError(
+                f"The reward can be won without solving the task ({wins}); give another reward or a higher "
+                "success_reward_threshold."
+            )
+        say(f"this reward is a smoke test: {wins}")
+    return {"rows": len(tested), "answers": sum(1 for row in tested for _ in attacks(row)), "wins": len(findings)}

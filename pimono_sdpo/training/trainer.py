@@ -1,13 +1,12 @@
-"""TRL's SDPO trainer with a float32 loss, metrics of collapse, and the methods `grpo` and `rft`.
+"""TRL's SDFT and SDPO trainers with a float32 loss, and the methods `grpo` and `rft` on SDPO's rollouts.
 
 TRL computes the loss in the dtype of the logits. In bfloat16 the gradient of a small gap between
 student and teacher is then mostly rounding error. Here the loss is computed in float32 for chunks of
 CHUNK_ELEMENTS logits; the backward pass recomputes them, so that no full float32 copy is kept.
 
-All methods use the same rollouts, rewards and checkpoints. `--method sdpo` distils; `grpo` uses only
-TRL's policy loss; `rft` (rejection-sampling fine-tuning) uses the negative log-likelihood of the
-completions that reach success_reward_threshold. `--num_iterations` is the number of updates per batch
-of rollouts.
+`grpo` uses only TRL's policy loss; `rft` (rejection-sampling fine-tuning) uses the negative
+log-likelihood of the completions that reach success_reward_threshold. `--num_iterations` is the
+number of updates per batch of rollouts.
 """
 
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 from trl.chat_template_utils import parse_response
+from trl.experimental.sdft import SDFTTrainer
 from trl.experimental.sdpo import SDPOTrainer
 from trl.experimental.sdpo.loss_utils import (
     apply_importance_sampling_clipping,
@@ -23,45 +23,25 @@ from trl.experimental.sdpo.loss_utils import (
     compute_sampled_token_self_distillation_loss,
     compute_topk_self_distillation_loss,
 )
-from trl.experimental.sdpo.sdpo_trainer import DistillationLogits
+from trl.trainer.base_trainer import _BaseTrainer
 from trl.trainer.utils import selective_log_softmax
 
-from pimono_sdpo.training.guards import ENTROPY, GAP, KL
+from pimono_sdpo.training.callbacks import ENTROPY, KL, note_rollouts
+from pimono_sdpo.training.models import CHUNK_ELEMENTS
 
-# 128 MiB in float32: 128 tokens of a vocabulary of 262,144.
-CHUNK_ELEMENTS = 2**25
 Tensor = torch.Tensor
 Batch = dict[str, Any]
 
 
-class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no types
-    """SDPOTrainer whose `args` are a GuardedSDPOConfig."""
+class Float32Loss(_BaseTrainer):  # type: ignore[misc] # TRL ships no types
+    """The distillation loss of SDFTTrainer and SDPOTrainer in float32; inherit from it before the trainer."""
 
     def compute_loss(
         self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        """Return the loss of a micro-batch by `args.method`, a scalar in float32."""
-        inputs = trim(inputs)
-        if self.args.method != "rft":
-            loss: Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-            return loss
-        succeeded = inputs["rewards"] >= self.args.success_reward_threshold
-        mask = inputs["completion_mask"] * succeeded.unsqueeze(1)
-        log_probs = self._log_probs(model, inputs)
-        mean = -(log_probs * mask).sum() / mask.sum().clamp(min=1)
-        self._log_self_distillation_metric("train", self.accelerator.gather(mean).mean().item())
-        scaled: Tensor = mean / self.current_gradient_accumulation_steps
-        return scaled
-
-    def _calculate_rewards(
-        self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
-    ) -> Tensor:
-        """Give the rewards messages with the tool calls that TRL parses, as its GRPO trainer does."""
-        if isinstance(completions[0], list):
-            tools = (self.chat_template_kwargs or {}).get("tools")
-            completions = read_messages(self._tokenizer, self._tokenize_prompts(prompts), completion_ids_list, tools)
-        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        return rewards
+        """Return the loss of a micro-batch, a scalar in float32."""
+        loss: Tensor = super().compute_loss(model, trim(inputs), return_outputs, num_items_in_batch)
+        return loss
 
     def _generate_transformers(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
         """Sample `sample_at_once` completions at a time, so that their caches fit into memory."""
@@ -106,15 +86,8 @@ class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no typ
             parts = [{name: value[start : start + size] for name, value in batch.items()} for start in starts]
             return torch.cat([self._log_probs(self.model, part) for part in parts])
 
-    def _compute_policy_loss(self, inputs: Batch, student_logits: Tensor) -> Tensor:
-        scaled = student_logits.float() / self.temperature
-        loss: Tensor = super()._compute_policy_loss(inputs, scaled)
-        return loss
-
-    def _compute_self_distillation_loss(
-        self, model: Any, inputs: Batch, distillation_logits: DistillationLogits
-    ) -> Tensor:
-        """Return TRL's mean over rows of the mean over tokens, and log the loss and the metrics of collapse."""
+    def _compute_self_distillation_loss(self, model: Any, inputs: Batch, distillation_logits: Any) -> Tensor:
+        """Return TRL's mean over rows of the mean over tokens, and log the loss, entropy and divergence."""
         mode, d = "train" if model.training else "eval", distillation_logits
         mask = d.loss_mask
         parts = list(chunks(d.student_logits, d.teacher_logits, d.completion_ids))
@@ -129,7 +102,7 @@ class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no typ
         loss_sum, tokens, *measure_sums = self.accelerator.gather(local.unsqueeze(0)).sum(0).tolist()
         self._log_self_distillation_metric(mode, loss_sum / max(tokens, 1.0))
         if tokens:
-            for name, total in zip((ENTROPY, KL, GAP), measure_sums, strict=True):
+            for name, total in zip((ENTROPY, KL), measure_sums, strict=True):
                 self._metrics[mode][name].append(total / tokens)
         by_row: Tensor = (losses * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
         return by_row.mean()
@@ -150,16 +123,60 @@ class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no typ
         return losses, log_probs
 
     @torch.no_grad()
-    def _measure(self, student: Tensor, teacher: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the metrics of each token that guards.py monitors, over the whole vocabulary, in nats.
-
-        They are the student's entropy, the KL divergence of student from teacher, and the teacher's minus
-        the student's log-probability of the sampled token.
-        """
+    def _measure(self, student: Tensor, teacher: Tensor, _ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ENTROPY and KL of each token, over the whole vocabulary."""
         log_probs, gap = (torch.log_softmax(x.float() / self.temperature, dim=-1) for x in (student, teacher))
         probs, gap = log_probs.exp(), gap.sub_(log_probs)
-        entropy, divergence = -(probs * log_probs).sum(-1), -(probs * gap).sum(-1)
-        return entropy, divergence, gap.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        return -(probs * log_probs).sum(-1), -(probs * gap).sum(-1)
+
+
+class ContextTrainer(Float32Loss, SDFTTrainer):  # type: ignore[misc] # TRL ships no types
+    """SDFTTrainer whose `args` are a GuardedSDFTConfig."""
+
+    def _prepare_training_batch(self, inputs: list[Batch]) -> Batch:
+        """Sample completions as TRL does, and note some of them for the run log and the dashboard."""
+        batch: Batch = super()._prepare_training_batch(inputs)
+        texts = self.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+        rollouts = [
+            {"prompt": row["prompt"], "completion": text, "reward": None, "feedback": row["privileged_context"]}
+            for row, text in zip(inputs, texts, strict=True)
+        ]
+        note_rollouts(self, rollouts)
+        return batch
+
+
+class DistillationTrainer(Float32Loss, SDPOTrainer):  # type: ignore[misc] # TRL ships no types
+    """SDPOTrainer whose `args` are a GuardedSDPOConfig."""
+
+    def compute_loss(
+        self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Tensor:
+        """Return the loss of a micro-batch by `args.method`, a scalar in float32."""
+        if self.args.method != "rft":
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        inputs = trim(inputs)
+        succeeded = inputs["rewards"] >= self.args.success_reward_threshold
+        mask = inputs["completion_mask"] * succeeded.unsqueeze(1)
+        log_probs = self._log_probs(model, inputs)
+        mean = -(log_probs * mask).sum() / mask.sum().clamp(min=1)
+        self._log_self_distillation_metric("train", self.accelerator.gather(mean).mean().item())
+        scaled: Tensor = mean / self.current_gradient_accumulation_steps
+        return scaled
+
+    def _calculate_rewards(
+        self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
+    ) -> Tensor:
+        """Give the rewards messages with the tool calls that TRL parses, as its GRPO trainer does."""
+        if isinstance(completions[0], list):
+            tools = (self.chat_template_kwargs or {}).get("tools")
+            completions = read_messages(self._tokenizer, self._tokenize_prompts(prompts), completion_ids_list, tools)
+        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        return rewards
+
+    def _compute_policy_loss(self, inputs: Batch, student_logits: Tensor) -> Tensor:
+        scaled = student_logits.float() / self.temperature
+        loss: Tensor = super()._compute_policy_loss(inputs, scaled)
+        return loss
 
 
 def read_messages(

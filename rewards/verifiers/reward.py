@@ -8,25 +8,21 @@ advantages: the mean of its group, the completions of the same prompt and spec i
 group has no verdict, it gets the mean of the batch, at most MAX_PARTIAL, or NEUTRAL without any
 verdict. Groups that are distributed over processes are averaged per process. Train with
 `success_reward_threshold=1.0`: partial credit is not success.
-
-`self_test` tries a reward on answers that must not win before a training uses it: empty answers,
-copies, lists of terms, refusals.
 """
 
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from pimono_sdpo.errors import TrainingInputError
 from rewards.answers import Conversation, list_calls, text_of
 from rewards.verifiers.rubric import MAX_PARTIAL, BadSpec, Rubric, RubricResult, error
 
-Reward = Callable[..., Sequence[float | None]]
 NEUTRAL = 0.5
 MAX_CACHED = 20_000
 NO_VERDICT = RubricResult(None, ())
@@ -137,65 +133,3 @@ def _decode_spec(spec: str) -> dict[str, Any]:
             f"A `verifier_spec` is not the JSON text of an object: {str(spec)[:80]!r}; write a dict with json.dumps."
         )
     return decoded
-
-
-REPETITIONS = 10
-REFUSALS = ("I'm sorry, but I can't help with that.", "I cannot fix this without more information.")
-
-
-class Finding(NamedTuple):
-    """A case that wins although it must not."""
-
-    row: int
-    case: str
-    reward: float
-
-
-def self_test(reward: Reward, rows: Sequence[Mapping[str, Any]], threshold: float = 1.0) -> list[Finding]:
-    """Return the cases that win, none for a sound reward.
-
-    `rows` are dataset rows with `prompt`. `threshold` is the trainer's `success_reward_threshold`. The
-    reward is called with one case at a time, so that no case influences another.
-    """
-    findings = []
-    for number, row in enumerate(rows):
-        for case, text in attacks(row):
-            score = _score(reward, row, text)
-            if score is not None and score >= threshold:
-                findings.append(Finding(number, case, score))
-    return findings
-
-
-def attacks(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the names and texts of answers that must not win."""
-    prompt = text_of(row["prompt"])
-    context = row.get("privileged_context") or ""
-    terms = [str(term) for term in row.get("reward_terms") or context.split()[:30]]
-    yield "empty", ""
-    yield "blank", " \n\t\n"
-    yield "prompt_copy", prompt
-    yield "context_copy", context
-    yield "prompt_and_context_copy", f"{prompt}\n\n{context}"
-    yield "term_list", ", ".join(terms)
-    yield "term_lines", "\n".join(f"- {term}" for term in terms)
-    yield from ((f"refusal_{number}", refusal) for number, refusal in enumerate(REFUSALS, 1))
-    yield "ten_times_the_length", f"{prompt}\n{context}\n" * REPETITIONS
-    spec = json.loads(row.get("verifier_spec") or "{}")
-    files = spec.get("files") if isinstance(spec, dict) else None
-    for path, text in list(files.items())[:1] if isinstance(files, dict) else []:
-        # Answers that delete the code without a replacement.
-        lines = text.splitlines()
-        minus = "\n".join(f"-{line}" for line in lines)
-        call = {"name": "write", "arguments": {"path": path, "content": ""}}
-        diff = f"--- a/{path}\n+++ b/{path}\n@@ -1,{len(lines)} +0,0 @@\n{minus}\n"
-        yield "code_deleted", "```python\npass\n```"
-        yield "code_deleted_by_a_diff", diff
-        yield "code_deleted_by_a_write", f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
-
-
-def _score(reward: Reward, row: Mapping[str, Any], completion: str) -> float | None:
-    columns = {name: [value] for name, value in row.items() if name != "prompt"}
-    is_chat = not isinstance(row["prompt"], str)
-    answer: Any = [{"role": "assistant", "content": completion}] if is_chat else completion
-    (score,) = reward(prompts=[row["prompt"]], completions=[answer], **columns)
-    return score

@@ -6,7 +6,9 @@ range  0 to 1, or None without a verdict
     a graded verifier failed       from GATE_SHARE (0 without gates) up to MAX_PARTIAL
     all that applied passed        1.0, and only then; at most MAX_PARTIAL if a graded verifier
                                    that passed has a score below 1.0
-    any `error`, or none applied   None: it counts neither for nor against the model
+    any `error`, or nothing graded None: it counts neither for nor against the model; a verifier that
+                                   was skipped is never a pass, and gates alone grade only in a rubric
+                                   without graded verifiers
 """
 
 import inspect
@@ -167,9 +169,9 @@ class Rubric:
         graded = [(_run(verifier, completion, spec), weight) for verifier, weight in self.graded]
         results += [result for result, _ in graded]
         statuses = {result.status for result in results} - {"skipped"}
-        if "error" in statuses or not statuses:
-            return RubricResult(None, tuple(results))
         credits = [(_credit(result), weight) for result, weight in graded if result.status != "skipped"]
+        if "error" in statuses or not statuses or (graded and not credits):
+            return RubricResult(None, tuple(results))
         if "failed" not in statuses and all(credit == 1.0 for credit, _ in credits):
             return RubricResult(1.0, tuple(results))
         share = sum(credit * weight for credit, weight in credits) / sum(weight for _, weight in credits)
