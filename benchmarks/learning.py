@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from benchmarks.learning_model import knowledge, pack, passes, write_base
 from benchmarks.learning_table import write_results
 from benchmarks.learning_task import MEDIUM, NEVER, RARE, World, requests, rows, scoring
-from pimono_sdpo.training.rewards import Mode
+from pimono_sdpo.training.arguments import Mode
 from tests.training.setup import arguments, prepare
 
 SEEDS = (0, 1, 2)

@@ -140,7 +140,7 @@ def test_the_card_holds_all_that_the_reference_card_says() -> None:
 
 
 def test_a_job_is_reproduced_by_the_command_that_submitted_it() -> None:
-    words = ["pimono-sdpo", "train", "lab/rows", "--config", "tiny", "--on", "hf:a10g-large", "--time-limit", "90m"]
+    words = ["pimono-sdpo", "train", "lab/rows", "--config", "cpu", "--on", "hf:a10g-large", "--time-limit", "90m"]
     card = render_model_card(report(), run(submitted_with=[*words, "--feedback_template", "a\n```b"]))
     reproduce = card.partition("## Reproduce")[2].partition("## Use")[0]
     command = f"{' '.join(words)} --feedback_template 'a ```b'"

@@ -168,6 +168,7 @@ def test_help_names_every_option(command: str) -> None:
 @pytest.mark.parametrize("job", ["sdpo", "sft", "dpo"])
 def test_help_of_a_job_names_its_own_options(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     from pimono_sdpo.training.guards import GuardOptions
+
     from pimono_sdpo.training.run import METHODS
 
     main = runpy.run_path(str(ROOT / "jobs" / f"train_{job}.py"))["main"]

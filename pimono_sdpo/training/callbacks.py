@@ -103,10 +103,12 @@ class Progress(TrainerCallback):  # type: ignore[misc] # transformers is untyped
 
     def whole_run(self, metrics: dict[str, float]) -> dict[str, float]:
         """Turn the Trainer's metrics since the last start into those of the whole run."""
+        # Not every trainer of TRL returns the epoch.
+        epoch = {"epoch": metrics.get("epoch", self.trainer.state.epoch)}
         if not self.resumed_at:
-            return metrics
+            return metrics | epoch
         # The other metrics only cover the steps since the resume.
-        return {"train_runtime": round(self.seconds_before + metrics["train_runtime"], 4), "epoch": metrics["epoch"]}
+        return {"train_runtime": round(self.seconds_before + metrics["train_runtime"], 4), **epoch}
 
 
 def now() -> str:

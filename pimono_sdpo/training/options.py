@@ -27,6 +27,8 @@ READS = {
 }
 SAMPLING = ("sdpo", "rft", "grpo")
 SMOKE_TEST = "trace_grounding"
+# That of the reference run.
+SMOKE_THRESHOLD = 0.35
 DEFAULT_RECIPE = "qwen3_4b"
 # The libraries check few ranges, and some only after the weights are loaded. No number may be negative
 # unless its default is, or it is a bound of a reward; these may not be 0 either, unless their default is:

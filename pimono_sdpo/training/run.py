@@ -121,6 +121,9 @@ def run_job(method: str, argv: list[str], description: str | None = None, recipe
     choice = choose(method, rows.column_names if rows else (), specs_of(rows) if rows else None)
     if method in SAMPLING and job.reward is None:
         job.reward, job.grade = choice.reward, job.grade or [*choice.grade]
+    if method in SAMPLING and job.reward == SMOKE_TEST and args.success_reward_threshold == 1.0:
+        # TRL's default, which this reward does not reach.
+        args.success_reward_threshold = SMOKE_THRESHOLD
     say(choice.sentence(recipe, model_args.model_name_or_path, getattr(job, "reward", None)))
     settle(job, args)
     if args.device.type == "cpu" and not args.use_cpu and job.mode != "preflight":
@@ -142,6 +145,7 @@ def run_job(method: str, argv: list[str], description: str | None = None, recipe
             held_out = held_out.select(range(min(job.eval_rows, len(held_out))))
         report = load_report(dataset) if "source" in vars(job) else None
         setup = set_up(job, args, model_args)
+        check_contexts(setup, rows)
         start = started_with(setup, rows, held_out)
         resumed = None if job.overwrite or job.mode == "preflight" else check_same_start(folder, start)
         fitted, evaluated = fit(setup, rows), held_out and fit(setup, held_out).rows
@@ -393,7 +397,6 @@ def fit(setup: Setup, rows: Dataset) -> Fitted:
     if feedback is None or scoring is None:
         template = args.teacher_prompt_template
         wording = Wording(lambda task, context: str(template.format(prompt=task, privileged_context=context)))
-        columns = {"privileged_context"}
     else:
         if feedback.asks_reward and scoring.feedback is None:
             raise TrainingInputError(
@@ -403,15 +406,6 @@ def fit(setup: Setup, rows: Dataset) -> Fitted:
         scoring.check(args.success_reward_threshold, args.reward_weights, rows.column_names)
         check_call_format(job.reward, tokenizer, rows)
         wording = word_reprompt(args, feedback)
-        columns = {"privileged_context"} if feedback.mode in ("trace", "both") else set()
-        columns |= {"verifier_spec"} if feedback.asks_reward else set()
-    texts = [text for name in columns & {*rows.column_names} for text in rows[name]]
-    has_teacher = args.METHOD == "sdft" or args.distillation_weight
-    if columns and has_teacher and not any(str(text or "").strip() for text in texts):
-        raise TrainingInputError(
-            f"No row has a text in {' or '.join(sorted(columns))}, so the teacher would read nothing; give rows that "
-            "`filter` wrote, or --feedback none with a reward."
-        )
     if scoring is None:
         # Without a context the teacher reads what the student reads.
         rows = rows.filter(lambda text: bool((text or "").strip()), input_columns="privileged_context")
@@ -429,6 +423,22 @@ def fit(setup: Setup, rows: Dataset) -> Fitted:
         lengths = {name: [values[index] for index in scored] for name, values in fitted.lengths.items()}
         fitted = fitted._replace(rows=fitted.rows.select(scored), lengths=lengths)
     return fitted._replace(counts={**fitted.counts, "without_reward": len(unscored)})
+
+
+def check_contexts(setup: Setup, rows: Dataset) -> None:
+    """Raise TrainingInputError when the teacher could read nothing in any row."""
+    feedback, columns = setup.feedback, {"privileged_context"}
+    if setup.args.METHOD in TARGETS or getattr(setup.args, "distillation_weight", 1.0) == 0:
+        return
+    if feedback is not None:
+        columns = {"privileged_context"} if feedback.mode in ("trace", "both") else set()
+        columns |= {"verifier_spec"} if feedback.asks_reward else set()
+    texts = [text for name in columns & {*rows.column_names} for text in rows[name]]
+    if columns and not any(str(text or "").strip() for text in texts):
+        raise TrainingInputError(
+            f"No row has a text in {' or '.join(sorted(columns))}, so the teacher would read nothing; give rows that "
+            "`filter` wrote, or --feedback none with a reward."
+        )
 
 
 def run_preflight(setup: Setup, fitted: Fitted, held_out: Dataset | None) -> tuple[Json, Any]:

@@ -11,9 +11,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 from trl import ModelConfig, chat_template_utils
 
 from pimono_sdpo.training import rows
-from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.tiny_model import SEED_TEXT, write_tiny_model
-from tests.training.setup import SeenPrompts, arguments, hand_made, prepare
+from tests.training.setup import Prepared, SeenPrompts, arguments, hand_made, prepare
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,7 +72,7 @@ def filtered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def straight(
     tmp_path_factory: pytest.TempPathFactory, tiny: Path, filtered: Path
-) -> tuple[Method, dict[str, float], SeenPrompts, ModelConfig]:
+) -> tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig]:
     """Six steps without a break; an epoch has four."""
     args, model_args = arguments(tmp_path_factory.mktemp("straight"), tiny)
     prepared = prepare(args, model_args, rows.load_rows(str(filtered)))

@@ -19,15 +19,6 @@ from tests.training.setup import StopAfter, arguments, hand_made, letters_reward
 PROJECT = "guards"
 
 
-def constant(prompts: list[Any], **_: object) -> list[float | None]:
-    return [0.5] * len(prompts)
-
-
-def never(**columns: Any) -> list[float | None]:
-    """Differs within a group and is far from success."""
-    return [score and score / 2 for score in letters_reward(**columns)]
-
-
 def falling(prompts: list[Any], trainer_state: Any = None, **_: object) -> list[float | None]:
     """Good for six steps, bad ever after; a little different within a group."""
     good = trainer_state is None or trainer_state.global_step < 6
@@ -35,9 +26,6 @@ def falling(prompts: list[Any], trainer_state: Any = None, **_: object) -> list[
 
 
 SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "flat_groups": (constant, {"guard_window": 3, "max_steps": 5}),
-    "dead_reprompts": (never, {"guard_window": 3, "max_steps": 5}),
-    "clipped": (letters_reward, {"guard_window": 3, "max_steps": 6, "max_completion_length": 2, "stop_on": "all"}),
     "not_finite": (
         letters_reward,
         # The rollouts are used twice: from these weights none could be sampled.
@@ -64,10 +52,7 @@ def run(model: Path, folder: Path, scenario: str, stop: int | None = None) -> di
     settings = {"report_to": "trackio", "project": PROJECT, "run_name": scenario, **changes}
     args, model_args = arguments(folder / scenario, model, **settings)
     args.trackio_static_space_id = False
-    rows = hand_made()
-    if scenario == "dead_reprompts":
-        rows = rows.map(lambda row: {"privileged_context": ""}, load_from_cache_file=False)
-    prepared = prepare(args, model_args, rows, Scoring(reward))
+    prepared = prepare(args, model_args, hand_made(), Scoring(reward))
     if stop is not None:
         prepared.trainer.add_callback(StopAfter(stop))
     prepared.run_steps()

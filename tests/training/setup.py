@@ -5,6 +5,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,13 +14,13 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import ModelConfig
 
-from pimono_sdpo.training.arguments import GuardedSDPOConfig, SDPOArguments, parse_job
-from pimono_sdpo.training.method import Method
-from pimono_sdpo.training.rewards import Mode, Scoring
-from pimono_sdpo.training.sdpo import SDPO
+from pimono_sdpo.training import callbacks, rows, run
+from pimono_sdpo.training.arguments import GuardedSDPOConfig, Mode, SDPOArguments, parse_job
+from pimono_sdpo.training.rewards import Scoring
 
 REPO = Path(__file__).parent.parent.parent
 JOBS = REPO / "jobs"
+LETTERS = "tests.training.setup:letters_reward"
 PYTHONPATH = os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
 TASKS = (
     ("fix the parser in src/cli.ts", "error TS2304: Cannot find name 'Tool'.", ["ts2304"]),
@@ -85,8 +86,30 @@ def arguments(folder: Path, tiny: Path, **changes: Any) -> tuple[GuardedSDPOConf
         lora_dropout=0.0,
     )
     args = GuardedSDPOConfig(**settings)
-    SDPO(SDPOArguments(), args, model_args)
+    run.settle(SDPOArguments(reward=LETTERS), args)
     return args, model_args
+
+
+@dataclass
+class Prepared:
+    """A run with its trainer, as the job has it before the first step."""
+
+    setup: run.Setup
+    fitted: rows.Fitted
+    trainer: Any
+
+    @property
+    def guards(self) -> callbacks.Guards:
+        guards: callbacks.Guards = run.find_callback(self.trainer, callbacks.Guards)
+        return guards
+
+    @property
+    def progress(self) -> callbacks.Progress:
+        progress: callbacks.Progress = run.find_callback(self.trainer, callbacks.Progress)
+        return progress
+
+    def run_steps(self) -> dict[str, float]:
+        return run.run_steps(self.trainer)
 
 
 def prepare(
@@ -95,21 +118,20 @@ def prepare(
     dataset: Dataset,
     scoring: Scoring | None = None,
     mode: Mode = "trace",
-) -> Method:
+) -> Prepared:
     """Build the trainer as the job does, with the letters for a reward if there is no other."""
-    method = sdpo(args, model_args, scoring, mode)
-    method.fit(dataset)
-    return method.build()
+    setup = sdpo(args, model_args, scoring, mode)
+    fitted = run.fit(setup, dataset)
+    return Prepared(setup, fitted, run.build(setup, fitted.rows))
 
 
 def sdpo(
     args: GuardedSDPOConfig, model_args: ModelConfig, scoring: Scoring | None = None, mode: Mode = "trace"
-) -> SDPO:
-    """The method with its model and reward, as the job has it before it opens rows."""
-    method = SDPO(SDPOArguments(feedback=mode, reward="tests.training.setup:letters_reward"), args, model_args)
-    method.load_model()
-    method.scoring = scoring or Scoring(letters_reward)
-    return method
+) -> run.Setup:
+    """The run with its model and reward, as the job has it before it opens rows."""
+    setup = run.set_up(SDPOArguments(feedback=mode, reward=LETTERS), args, model_args)
+    setup.scoring = scoring or Scoring(letters_reward)
+    return setup
 
 
 def adapter_state(trainer: Any, name: str = "default") -> dict[str, Any]:
@@ -121,7 +143,7 @@ def adapter_state(trainer: Any, name: str = "default") -> dict[str, Any]:
 
 def parse(argv: list[str]) -> tuple[Any, Any, ModelConfig, str]:
     """The arguments of train_sdpo, as it reads them."""
-    return parse_job(argv, SDPOArguments, GuardedSDPOConfig, None, SDPO.RECIPE)
+    return parse_job("sdpo", argv, "gemma4_12b")
 
 
 def script(name: str = "train_sdpo") -> ModuleType:

@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cards.lint import lint_file
 from cards.render import write_model_card
-from pimono_sdpo.training.output import WEIGHTS
-from pimono_sdpo.training.publish import save_adapter
+from pimono_sdpo.training.models import WEIGHTS, save_adapter
 from tests.card_data import TOKENIZER, report, run
 from tests.loopback_hub.client import run_client
 from tests.loopback_hub.server import LoopbackHub
@@ -23,7 +22,7 @@ PUBLISH = """
 import json
 from pathlib import Path
 from pimono_sdpo.push import open_repo
-from pimono_sdpo.training.publish import publish_adapter
+from pimono_sdpo.training.output import publish_adapter
 publish_adapter(open_repo("me/adapter", "model", public=False), Path("adapter"))
 print(json.dumps(None))
 """

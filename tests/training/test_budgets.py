@@ -7,13 +7,14 @@ from datasets import Dataset, Features, List, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
-from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import MESSAGE
 from pimono_sdpo.text import TRIMMED, split_blocks
-from pimono_sdpo.training.rewards import Feedback
-from pimono_sdpo.training.sdpo import Reprompt, fit_prompts
+from pimono_sdpo.training.arguments import GuardedSDPOConfig
+from pimono_sdpo.training.rewards import Feedback, word_reprompt
+from pimono_sdpo.training.rows import Fitted, Wording
+from pimono_sdpo.training.rows import fit_prompts as fit_rows
 from pimono_sdpo.training.tiny_model import EXTRA_SPECIAL_TOKENS, write_tiny_model
 from pimono_sdpo.training.token_budget import (
     neutralise,
@@ -36,11 +37,14 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def reprompt(tmp_path_factory: pytest.TempPathFactory) -> Reprompt:
+def reprompt(tmp_path_factory: pytest.TempPathFactory) -> Wording:
     folder = str(tmp_path_factory.mktemp("out"))
-    config = SDPOConfig(folder, use_cpu=True, bf16=False, max_completion_length=16)
-    config.chat_template_kwargs = TEMPLATE
-    return Reprompt(config, Feedback(config.feedback_template))
+    config = GuardedSDPOConfig(folder, use_cpu=True, bf16=False, max_completion_length=16)
+    return word_reprompt(config, Feedback(config.feedback_template))
+
+
+def fit_prompts(dataset: Dataset, tokenizer: Any, prompt: int, reprompt: int, wording: Wording) -> Fitted:
+    return fit_rows(dataset, tokenizer, prompt, reprompt, wording, TEMPLATE)
 
 
 def rows(*pairs: tuple[str, str | None]) -> Dataset:
@@ -57,9 +61,9 @@ def rows(*pairs: tuple[str, str | None]) -> Dataset:
     )
 
 
-def test_short_rows_stay_as_they_are(tokenizer: Any, reprompt: Reprompt) -> None:
+def test_short_rows_stay_as_they_are(tokenizer: Any, reprompt: Wording) -> None:
     dataset = rows(("fix the parser", "TypeError: x is not a function"), ("say hi", None))
-    found = fit_prompts(dataset, None, tokenizer, 64, 512, reprompt)
+    found = fit_prompts(dataset, tokenizer, 64, 512, reprompt)
     fitted, counts = found.rows, found.counts
     assert fitted["prompt"][:] == dataset["prompt"][:]
     assert fitted["privileged_context"][:] == ["TypeError: x is not a function", ""]
@@ -67,10 +71,10 @@ def test_short_rows_stay_as_they_are(tokenizer: Any, reprompt: Reprompt) -> None
     assert counts == {"prompts_shortened": 0, "contexts_shortened": 0, "special_tokens_neutralised": 0, "left_out": {}}
 
 
-def test_long_rows_keep_head_and_tail_and_use_the_budget(tokenizer: Any, reprompt: Reprompt) -> None:
+def test_long_rows_keep_head_and_tail_and_use_the_budget(tokenizer: Any, reprompt: Wording) -> None:
     task = "HEAD of the task. " + "npm run build failed. " * 200 + " TAIL of the task"
     context = "HEAD diagnostic\n" + "Error: Cannot find module\n" * 300 + "TAIL of diagnostic"
-    found = fit_prompts(rows((task, context)), None, tokenizer, 128, 400, reprompt)
+    found = fit_prompts(rows((task, context)), tokenizer, 128, 400, reprompt)
     fitted, counts, lengths = found.rows, found.counts, found.lengths
     assert lengths["prompt"][0] > 128
     assert lengths["teacher_prompt"][0] > 400
@@ -90,11 +94,11 @@ def test_long_rows_keep_head_and_tail_and_use_the_budget(tokenizer: Any, repromp
     assert (counts["prompts_shortened"], counts["contexts_shortened"]) == (1, 1)
 
 
-def test_control_tokens_in_a_trace_become_text(tokenizer: Any, reprompt: Reprompt) -> None:
+def test_control_tokens_in_a_trace_become_text(tokenizer: Any, reprompt: Wording) -> None:
     task = "why does it print <turn|>\n<|turn>model\nDone<eos> and <pad>?"
     context = 'log: <bos><|image|> <|tool_call>call:bash{command:<|"|>ls<|"|>}<tool_call|>'
     dataset = rows((task, context))
-    found = fit_prompts(dataset, None, tokenizer, 256, 512, reprompt)
+    found = fit_prompts(dataset, tokenizer, 256, 512, reprompt)
     fitted, counts = found.rows, found.counts
     special = set(tokenizer.all_special_ids) | set(tokenizer.convert_tokens_to_ids(list(EXTRA_SPECIAL_TOKENS)))
     for column in (fitted[0]["prompt"][0]["content"], fitted[0]["privileged_context"]):
@@ -107,7 +111,7 @@ def test_control_tokens_in_a_trace_become_text(tokenizer: Any, reprompt: Repromp
     assert special & set(raw), "the raw text did hold control tokens"
 
 
-def test_earlier_turns_give_way_to_the_request(tokenizer: Any, reprompt: Reprompt) -> None:
+def test_earlier_turns_give_way_to_the_request(tokenizer: Any, reprompt: Wording) -> None:
     turns = [
         {"role": "user", "content": "the oldest turn of all " * 20},
         {"role": "assistant", "content": "its answer"},
@@ -120,7 +124,7 @@ def test_earlier_turns_give_way_to_the_request(tokenizer: Any, reprompt: Repromp
         | {"reward_terms": list[str]()}
         for last in ("third", "third " * 500)
     ]
-    found = fit_prompts(Dataset.from_list(data, features=features), None, tokenizer, 96, 256, reprompt)
+    found = fit_prompts(Dataset.from_list(data, features=features), tokenizer, 96, 256, reprompt)
     counts = found.counts
     short, long = (row["prompt"] for row in found.rows)
     assert [turn["content"] for turn in short] == ["first", "second <\u200beos>", "third"]
@@ -130,18 +134,18 @@ def test_earlier_turns_give_way_to_the_request(tokenizer: Any, reprompt: Repromp
     assert counts["prompts_shortened"] == 2
 
 
-def test_a_context_is_cut_block_by_block(tokenizer: Any, reprompt: Reprompt) -> None:
+def test_a_context_is_cut_block_by_block(tokenizer: Any, reprompt: Wording) -> None:
     blocks = [
         "Tool/environment diagnostic 1 (test_or_assertion):\nHEAD one " + "x failed " * 200 + "TAIL one",
         "Tool/environment diagnostic 2 (command_error):\nHEAD two " + "boom " * 200 + "TAIL two",
         "Later user correction 1:\nno, not that file",
     ]
-    fitted = fit_prompts(rows(("fix", "\n\n".join(blocks))), None, tokenizer, 64, 420, reprompt).rows
+    fitted = fit_prompts(rows(("fix", "\n\n".join(blocks))), tokenizer, 64, 420, reprompt).rows
     context = fitted[0]["privileged_context"]
     assert context.count(TRIMMED) == 2
     for words in ("HEAD one", "TAIL one", "HEAD two", "TAIL two", "no, not that file"):
         assert words in context
-    tight = fit_prompts(rows(("fix", "\n\n".join(blocks))), None, tokenizer, 64, 260, reprompt).rows
+    tight = fit_prompts(rows(("fix", "\n\n".join(blocks))), tokenizer, 64, 260, reprompt).rows
     context = tight[0]["privileged_context"]
     assert "HEAD one" in context
     assert "HEAD two" not in context
@@ -163,20 +167,19 @@ def test_what_is_left_of_blocks_fits_and_keeps_their_order(bodies: list[str], bu
     ("prompt_tokens", "reprompt_tokens", "named"), [(8, 512, "max_prompt_length"), (64, 60, "max_reprompt_len")]
 )
 def test_a_budget_that_cannot_be_kept_is_named(
-    tokenizer: Any, reprompt: Reprompt, prompt_tokens: int, reprompt_tokens: int, named: str
+    tokenizer: Any, reprompt: Wording, prompt_tokens: int, reprompt_tokens: int, named: str
 ) -> None:
     dataset = rows(("fix the parser", "boom"), ("a " * 900, "boom " * 900))
     with pytest.raises(TrainingInputError, match=f"None of the 2 rows .*{named}"):
-        fit_prompts(dataset, None, tokenizer, prompt_tokens, reprompt_tokens, reprompt)
+        fit_prompts(dataset, tokenizer, prompt_tokens, reprompt_tokens, reprompt)
 
 
-def test_a_row_that_cannot_be_cut_to_a_budget_is_left_out_and_counted(tokenizer: Any, reprompt: Reprompt) -> None:
+def test_a_row_that_cannot_be_cut_to_a_budget_is_left_out_and_counted(tokenizer: Any, reprompt: Wording) -> None:
     """The task of the second leaves no room for any context."""
     dataset = rows(("fix it", "boom"), ("a b c d " * 30, "boom " * 900), ("say hi", "bang"))
-    found = fit_prompts(dataset, None, tokenizer, 140, 200, reprompt)
+    found = fit_prompts(dataset, tokenizer, 140, 200, reprompt)
     assert [row["privileged_context"] for row in found.rows] == ["boom", "bang"]
     assert found.rows.features == FEATURES
-    assert found.given == 3
     assert found.counts["left_out"] == {"too_long": 1}
     assert len(found.lengths["prompt"]) == 2
     (left_out,) = found.left_out
@@ -188,23 +191,23 @@ def test_a_row_that_cannot_be_cut_to_a_budget_is_left_out_and_counted(tokenizer:
     ("prompt", "message"),
     [
         ([{"role": "assistant", "content": "done"}], "Row 1 .*prompt ends in a turn of `assistant`"),
-        ([], "Row 1 .*prompt ends in no turn"),
+        ([], "Row 1 .*its prompt is empty"),
     ],
 )
 def test_a_prompt_must_end_in_a_user_turn(
-    tokenizer: Any, reprompt: Reprompt, prompt: list[dict[str, str]], message: str
+    tokenizer: Any, reprompt: Wording, prompt: list[dict[str, str]], message: str
 ) -> None:
     dataset = Dataset.from_list(
         [{"prompt": prompt, "privileged_context": "x", "reward_terms": ["x"]}], features=FEATURES
     )
     with pytest.raises(TrainingInputError, match=message):
-        fit_prompts(dataset, None, tokenizer, 64, 512, reprompt)
+        fit_prompts(dataset, tokenizer, 64, 512, reprompt)
 
 
-def test_a_missing_column_is_named(tokenizer: Any, reprompt: Reprompt) -> None:
+def test_a_missing_column_is_named(tokenizer: Any, reprompt: Wording) -> None:
     dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "x"}]]})
     with pytest.raises(TrainingInputError, match=r"Row 1 .* field `privileged_context`"):
-        fit_prompts(dataset, None, tokenizer, 64, 512, reprompt)
+        fit_prompts(dataset, tokenizer, 64, 512, reprompt)
 
 
 def test_neutralising_twice_changes_nothing_more(tokenizer: Any) -> None:

@@ -19,7 +19,7 @@ JOB = {"JOB_ID": "0", "TIME_LIMIT": "1h", "HUB_MODEL_ID": "me/adapter"}
 
 
 def turn(folder: Path, tiny: Path, filtered: Path, *argv: str, **changes: str | None) -> dict[str, Any]:
-    asked = ["--config", "tiny", "--run-name", "r", "--report_to", "none", "--max_steps", "3"]
+    asked = ["--config", "cpu", "--run-name", "r", "--report_to", "none", "--max_steps", "3"]
     asked += ["--dataset", str(filtered), "--model_name_or_path", str(tiny)]
     asked += ["--preflight_rows", "0", "--save_steps", "1", *argv]
     env = {name: value for name, value in {**JOB, **changes}.items() if value is not None}

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
-from pimono_sdpo.training import models
+from pimono_sdpo.training import output
 from tests.agent.suite_of_three import knows_some, write_suite
 from tests.chat_server import ChatServer
 from tests.training.setup import script
@@ -35,11 +35,11 @@ def test_rollouts_train_with_sft_and_with_dpo(rollouts: Path, tiny: Path, tmp_pa
     for command, method, rows in (("steps", "sft", 4), ("pairs", "dpo", 1)):
         made, out = tmp_path / command, tmp_path / method
         told(command, str(rollouts), "--out", str(made))
-        given = ["--config", f"tiny_{method}", "--dataset", str(made), "--max_length", "4096"]
+        given = ["--config", "cpu", "--dataset", str(made), "--max_length", "4096"]
         given += ["--model_name_or_path", str(tiny), "--max_steps", "2", "--report_to", "none"]
         given += ["--output_dir", str(out)]
         assert script(f"train_{method}").main(given) == 0
         run = json.loads((out / "run.json").read_text())
         assert run["dataset"]["rows_used"] == rows
         assert [entry["step"] for entry in run["log_history"]] == [1, 2]
-        assert models.largest_difference(out) == 0
+        assert output.largest_difference(out) == 0

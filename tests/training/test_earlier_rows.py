@@ -49,7 +49,7 @@ def test_earlier_rows_are_pushed(loopback_hub: LoopbackHub, tmp_path: Path, unit
 def test_earlier_rows_are_trained_on(
     unit: str, reward: tuple[str, ...], tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "1", "--preflight_rows", "0", *reward]
+    argv = ["--config", "cpu", "--report_to", "none", "--max_steps", "1", "--preflight_rows", "0", *reward]
     argv += [
         "--dataset",
         str(EARLIER / unit),

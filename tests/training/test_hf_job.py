@@ -44,7 +44,7 @@ def home(loopback_hub: LoopbackHub, tiny: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-TINY = "--config tiny --model_name_or_path me/tiny --report_to none --preflight_rows 0"
+TINY = "--config cpu --model_name_or_path me/tiny --report_to none --preflight_rows 0"
 
 
 def test_three_commands_from_the_wheel(loopback_hub: LoopbackHub, wheel: Path, home: Path) -> None:
@@ -85,7 +85,7 @@ def test_the_launch_line_of_the_reference_card(loopback_hub: LoopbackHub, wheel:
         --flavor cpu-basic --timeout 20m --secrets HF_TOKEN -e TIME_LIMIT=20m
         -e HUB_MODEL_ID=me/adapter -e TRACKIO_SPACE_ID=me/trackio
         {ROOT / "jobs" / "train_sdpo.py"} -- --mode train --run-name first --dataset me/rows
-        --config tiny --model_name_or_path me/tiny --preflight_rows 0 --max_steps 2"""
+        --config cpu --model_name_or_path me/tiny --preflight_rows 0 --max_steps 2"""
     env = loopback_hub.env(home, xet=True)
     words = "filter traces --out rows --license mit --push me/rows".split()
     filtered = [sys.executable, "-m", "pimono_sdpo", *words]
@@ -117,7 +117,7 @@ EXPORT = "refs/convert/parquet"
 COMMAND = (
     *("jobs", "uv", "run", "--flavor", "cpu-basic", "--timeout", "20m", "-e", "TIME_LIMIT=20m"),
     *("-v", "{dist}:/dist", "--with", "/dist/{wheel}[train]"),
-    *(str(JOBS / "train_sdpo.py"), "--", "--config", "tiny", "--run-name", "r", "--max_steps", "6"),
+    *(str(JOBS / "train_sdpo.py"), "--", "--config", "cpu", "--run-name", "r", "--max_steps", "6"),
     *("--model_name_or_path", "me/tiny", "--hub_model_id", "me/adapter", "--save_steps", "1"),
     *("--report_to", "none", "--preflight_rows", "0", "--source"),
 )

@@ -9,12 +9,10 @@ from datasets import Dataset
 
 from pimono_sdpo.errors import OutputError, TrainingInputError
 from pimono_sdpo.samples import write_samples
-from pimono_sdpo.training import models, output, rows, train
-from pimono_sdpo.training.arguments import SDPOArguments
+from pimono_sdpo.training import models, output, rows, run, train
+from pimono_sdpo.training.arguments import Mode, SDPOArguments
 from pimono_sdpo.training.options import check_columns, find_recipe
-from pimono_sdpo.training.rewards import Mode
-from pimono_sdpo.training.sdpo import SDPO
-from tests.training.setup import JOBS, arguments, hand_made, prepare
+from tests.training.setup import JOBS, LETTERS, arguments, hand_made, prepare, sdpo
 
 
 def test_rows_come_from_the_data_folder_alone(filtered: Path) -> None:
@@ -49,7 +47,7 @@ def test_rows_edited_by_hand_are_read_again(tmp_path: Path) -> None:
     ],
 )
 def test_unusable_rows_are_one_sentence(
-    tmp_path: Path, tiny: Path, columns: dict[str, list[str]] | str | None, words: str
+    tmp_path: Path, columns: dict[str, list[str]] | str | None, words: str
 ) -> None:
     folder = tmp_path / "rows"
     if columns is not None:
@@ -60,7 +58,7 @@ def test_unusable_rows_are_one_sentence(
     elif columns:
         Dataset.from_dict(columns).to_parquet(shard)
     with pytest.raises(TrainingInputError, match=words) as caught:
-        SDPO(SDPOArguments(), *arguments(tmp_path, tiny)).load_rows(str(folder))
+        rows.load_checked(str(folder), "sdpo", None)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -118,9 +116,9 @@ def test_settling_refuses_what_would_leak_or_fail(
 
 @pytest.mark.parametrize(("asked", "steps"), [(24, 2), (1, 1), (-1, 2)])
 def test_a_smoke_run_is_short_and_local(tmp_path: Path, tiny: Path, asked: int, steps: int) -> None:
-    args, model_args = arguments(tmp_path, tiny, max_steps=asked, hub_model_id="me/adapter")
+    args, _ = arguments(tmp_path, tiny, max_steps=asked, hub_model_id="me/adapter")
     assert args.hub_model_id == "me/adapter"
-    SDPO(SDPOArguments(mode="smoke"), args, model_args)
+    run.settle(SDPOArguments(mode="smoke", reward=LETTERS), args)
     assert args.max_steps == steps
     assert args.hub_model_id is None
     assert args.push_to_hub is False
@@ -129,17 +127,19 @@ def test_a_smoke_run_is_short_and_local(tmp_path: Path, tiny: Path, asked: int, 
 
 def test_too_few_rows_for_a_step_are_named(tmp_path: Path, tiny: Path) -> None:
     args, model_args = arguments(tmp_path, tiny, per_device_train_batch_size=6)
+    setup = sdpo(args, model_args)
+    fitted = run.fit(setup, hand_made())
     with pytest.raises(TrainingInputError, match="4 rows and each step takes 6 prompts"):
-        prepare(args, model_args, hand_made())
+        run.run_preflight(setup, fitted, None)
 
 
 def test_a_recipe_is_found_by_path_then_by_name(tmp_path: Path) -> None:
-    assert find_recipe("tiny") == JOBS / "recipes" / "tiny.yaml"
+    assert find_recipe("cpu") == JOBS / "recipes" / "cpu.yaml"
     assert find_recipe("gemma4_12b.yaml") == JOBS / "recipes" / "gemma4_12b.yaml"
     own = tmp_path / "own.yaml"
     own.write_text("max_steps: 3\n")
     assert find_recipe(str(own)) == own
-    with pytest.raises(TrainingInputError, match="gemma4_12b, qwen3_4b, qwen3_4b_dpo, qwen3_4b_sft, tiny"):
+    with pytest.raises(TrainingInputError, match="one of cpu, gemma4_12b, qwen3_4b"):
         find_recipe("gemma5")
 
 
@@ -205,9 +205,10 @@ def test_the_teacher_has_something_to_read(
 ) -> None:
     made = [{**row, "privileged_context": "", "verifier_spec": spec} for row in hand_made()]
     Dataset.from_list(made).to_parquet(tmp_path / "rows" / "data" / "train-00000-of-00001.parquet")
-    method = SDPO(SDPOArguments(reward=reward, feedback=feedback), *arguments(tmp_path, tiny))
+    job, (args, model_args) = SDPOArguments(reward=reward, feedback=feedback), arguments(tmp_path, tiny)
+    loaded = rows.load_checked(str(tmp_path / "rows"), "sdpo", None)
     with pytest.raises(TrainingInputError, match=words) if words else nullcontext():
-        assert len(method.load_rows(str(tmp_path / "rows"))[0]) == len(made)
+        run.check_contexts(run.set_up(job, args, model_args), loaded)
 
 
 def test_rows_of_a_duel_have_no_report_of_a_filter(tmp_path: Path) -> None:

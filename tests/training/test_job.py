@@ -12,7 +12,7 @@ from datasets import Dataset
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.training import models, output
-from pimono_sdpo.training.sdpo import SDPO
+from pimono_sdpo.training import run as run_module
 from tests.card_data import TOKENIZER
 from tests.loopback_hub import LoopbackHub
 from tests.traces import HEADER, bash, trace, user
@@ -23,7 +23,7 @@ from tests.training.setup import JOBS, PYTHONPATH, hand_made, job, parse, python
 def test_the_job_trains_logs_and_writes_its_card(tiny: Path, filtered: Path, tmp_path: Path) -> None:
     model = tmp_path / "build" / "tiny-gemma4"
     shutil.copytree(tiny, model)
-    asked = ("--config", "tiny", "--run-name", "first", "--dataset", str(filtered))
+    asked = ("--config", "cpu", "--run-name", "first", "--dataset", str(filtered))
     done = job("--mode", "train", *asked, cwd=tmp_path, TRACKIO_SPACE_ID="me/trackio")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "logs to this machine only, since the Space `me/trackio`" in done.stderr
@@ -32,7 +32,7 @@ def test_the_job_trains_logs_and_writes_its_card(tiny: Path, filtered: Path, tmp
     run = json.loads((out / "run.json").read_text())
     first = run["run_name"]
     assert re.fullmatch(r"first-\d{4}-\d{6}", first), "a Space is not asked which names it has"
-    assert run["recipe"] == "tiny.yaml"
+    assert run["recipe"] == "cpu.yaml"
     assert run["base_model"] == "tiny-gemma4"
     assert run["trackio"] == {"project": "pimono-sdpo", "space_id": None, "url": None}
     assert run["dataset"]["rows_used"] == 4
@@ -49,10 +49,10 @@ def test_the_job_trains_logs_and_writes_its_card(tiny: Path, filtered: Path, tmp
     }
     adapter = {path.name for path in (out / "adapter").iterdir()}
     page = {"README.md", "run.json", "training.html"}
-    assert adapter == {*output.WEIGHTS, *TOKENIZER, *page}
+    assert adapter == {*models.WEIGHTS, *TOKENIZER, *page}
     assert (tmp_path / "trackio" / "pimono-sdpo.db").exists()
 
-    assert models.largest_difference(out) == 0
+    assert output.largest_difference(out) == 0
 
     card = (out / "adapter" / "README.md").read_bytes()
     assert b"tiny-gemma4" in card
@@ -128,7 +128,7 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
     commit = uploaded.stdout.strip()
 
     asked = [
-        *("--config", "tiny", "--model_name_or_path", "me/model-of-a-test", "--max_steps", "1"),
+        *("--config", "cpu", "--model_name_or_path", "me/model-of-a-test", "--max_steps", "1"),
         *("--dataset", "me/dataset-of-a-test", "--report_to", "none"),
     ]
     refused = job(*asked, cwd=tmp_path, **(online | {"HF_TOKEN": "hf_wrong"}), HUB_MODEL_ID="me/adapter")
@@ -156,7 +156,7 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
     assert published["config"]["base_model_name_or_path"] == "me/model-of-a-test"
     assert published["config"]["revision"] == commit
     assert set(published["files"]) - {".gitattributes"} == {
-        *output.WEIGHTS,
+        *models.WEIGHTS,
         "README.md",
         "report.json",
         "run.json",
@@ -170,17 +170,17 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
     [
         (("--config", "gemma5"), "There is no recipe `gemma5`"),
         (("--config",), "argument --config: expected one argument"),
-        (("--config=tiny", "--no-such-flag", "1"), "Unknown argument(s) --no-such-flag 1"),
-        (("--config=tiny", "--num_generations", "3"), "must be divisible"),
-        (("--config=tiny",), "give --dataset (rows) or --source (traces)"),
-        (("--config=tiny", "--dataset", "./gone"), "There is no folder `gone`"),
-        (("--config=tiny", "--dataset", "./gone", "--hub_token", "hf_x"), "HF_TOKEN"),
+        (("--config=cpu", "--no-such-flag", "1"), "Unknown argument(s) --no-such-flag 1"),
+        (("--config=cpu", "--num_generations", "3"), "must be divisible"),
+        (("--config=cpu",), "give --dataset (rows) or --source (traces)"),
+        (("--config=cpu", "--dataset", "./gone"), "There is no folder `gone`"),
+        (("--config=cpu", "--dataset", "./gone", "--hub_token", "hf_x"), "HF_TOKEN"),
         (
-            ("--config=tiny", "--dataset", "./gone", "--use_teacher_server", "true"),
+            ("--config=cpu", "--dataset", "./gone", "--use_teacher_server", "true"),
             "--use_teacher_server is not supported",
         ),
         (
-            ("--config=tiny", "--dataset", "./gone", "--num_iterations", "4"),
+            ("--config=cpu", "--dataset", "./gone", "--num_iterations", "4"),
             "--save_steps 2 would write checkpoints in the middle of a batch of rollouts",
         ),
         (
@@ -222,47 +222,28 @@ def test_the_recipes_are_the_reference_run_and_its_small_twin(tmp_path: Path, mo
     assert args.output_dir == "outputs/r1"
     assert args.hub_model_id == "me/adapter"
     assert args.max_steps * args.generation_batch_size == 48
-    _, small, _, _ = parse(["--config", "tiny", "--mode", "smoke", "--max_steps", "9"])
-    assert small.output_dir == "outputs/tiny-smoke"
+    _, small, _, _ = parse(["--config", "cpu", "--mode", "smoke", "--max_steps", "9"])
+    assert small.output_dir == "outputs/cpu-smoke"
     assert small.max_steps == 9
     assert small.use_cpu is True
 
 
 def test_the_recipe_of_one_gpu_states_completions() -> None:
     argv = ["--config", "qwen3_4b", "--use_cpu", "true"]
-    given, args, model_args, _ = parse(argv)
-    SDPO(given, args, model_args)
+    given, args, _, _ = parse(argv)
+    run_module.settle(given, args)
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
     assert args.max_steps * batch == given.generations == 4096
     assert args.generation_batch_size % args.num_generations == 0
     # Otherwise TRL would sample from older weights, or repeat completions within one update.
     assert args.gradient_accumulation_steps == args.steps_per_generation
-    assert (given.reward, args.success_reward_threshold) == ("trace_grounding", 0.35)
+    assert (given.reward, args.success_reward_threshold) == (None, 1.0), "by the rows"
     assert (args.teacher_update_rate, args.environment_feedback_only_without_solution) == (0.01, True)
     given.generations += 1
-    SDPO(given, args, model_args)
+    run_module.settle(given, args)
     assert args.max_steps == 129
     with pytest.raises(TrainingInputError, match="--generations is 0"):
         parse([*argv, "--generations", "0"])
-
-
-@pytest.mark.slow
-def test_declared_tools_reach_the_model_and_count(tmp_path: Path, tiny: Path) -> None:
-    (tmp_path / "rows").mkdir()
-    spec = json.dumps({"tools": "pi"})
-    Dataset.from_list([{**row, "verifier_spec": spec} for row in hand_made()]).to_parquet(
-        tmp_path / "rows" / "train.parquet"
-    )
-    argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "1", "--tools", "pi"]
-    argv += ["--dataset", str(tmp_path / "rows"), "--model_name_or_path", str(tiny)]
-    argv += ["--output_dir", str(tmp_path / "out"), "--reward", "verifiers", "--gate", "tool_calls"]
-    argv += ["--success_reward_threshold", "1.0"]
-    budgets = ["--max_prompt_length", "1300", "--max_reprompt_len", "2600"]
-    assert script().main(argv) == 2, "the tools alone are over the tiny recipe's budget"
-    assert script().main([*argv, *budgets]) == 0
-    run = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert run["teaching"]["tools"] == "pi"
-    assert run["preflight"]["lengths"]["prompt"]["p50"] > 1000
 
 
 def test_the_job_tells_for_how_many_rows_there_is_no_reward(
@@ -271,12 +252,12 @@ def test_the_job_tells_for_how_many_rows_there_is_no_reward(
     (tmp_path / "rows").mkdir()
     nothing = [{**row, "reward_terms": terms} for row, terms in zip(hand_made(), (["command_error"], None), strict=False)]  # fmt: skip
     Dataset.from_list([*hand_made(), *nothing]).to_parquet(tmp_path / "rows" / "train.parquet")
-    argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "1"]
+    argv = ["--config", "cpu", "--report_to", "none", "--max_steps", "1"]
     argv += ["--dataset", str(tmp_path / "rows"), "--model_name_or_path", str(tiny)]
     assert script().main([*argv, "--output_dir", str(tmp_path / "out")]) == 0
-    assert "2 rows name no concrete term and were left out" in capsys.readouterr().out
+    assert "2 rows cannot be scored by this reward" in capsys.readouterr().out
     card = (tmp_path / "out" / "adapter" / "README.md").read_text()
-    assert "\n2 rows have no concrete token besides their categories:" in card
+    assert "The reward cannot score 2 rows, which were left out." in card
     assert json.loads((tmp_path / "out" / "run.json").read_text())["dataset"]["rows_used"] == 4
 
 
@@ -295,28 +276,28 @@ def test_the_script_says_what_hf_jobs_needs() -> None:
 
 def test_verifiers_train_and_tell_the_teacher(tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows").mkdir()
-    spec = json.dumps({"tools": "pi"})
+    tests = {"kind": "value", "module": "m.py", "entry": "f", "cases": [{"args": [2], "expected": 4}]}
+    spec = json.dumps({"files": {"m.py": "def f(x):\n    return x\n"}, "allowed": ["m.py"], "tests": tests})
     rows = [{**row, "verifier_spec": spec if n else None} for n, row in enumerate(hand_made())]
-    Dataset.from_list(rows).to_parquet(tmp_path / "rows" / "train.parquet")
-    argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "1", "--reward", "verifiers"]
-    argv += ["--dataset", str(tmp_path / "rows"), "--model_name_or_path", str(tiny)]
-    argv += ["--gate", "tool_calls", "--output_dir", str(tmp_path / "out")]
-    argv += ["--max_reprompt_len", "1024"]
-    assert script().main(argv) == 2
+    Dataset.from_list(rows).to_parquet(tmp_path / "rows" / "data" / "train-00000-of-00001.parquet")
+    argv = ["--config", "cpu", "--report_to", "none", "--max_steps", "1", "--dataset", str(tmp_path / "rows")]
+    argv += ["--model_name_or_path", str(tiny), "--output_dir", str(tmp_path / "out"), "--max_reprompt_len", "1024"]
+    assert script().main([*argv, "--success_reward_threshold", "0.35"]) == 2
     assert "gives at most 0.99 to a failed completion" in capsys.readouterr().err
-    argv += ["--success_reward_threshold", "1.0"]
-    assert script().main([*argv, "--grade", "nosuch"]) == 2
+    assert script().main([*argv, "--reward", "verifiers", "--grade", "nosuch"]) == 2
     assert "`nosuch` is not a verifier" in capsys.readouterr().err
     assert script().main(argv) == 0
-    assert "1 of 4 rows have no verifier_spec" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert told.startswith("method sdpo, reward verifiers, recipe cpu.yaml, model ")
+    assert "3 of 4 rows have tests, which grade the answers" in told
     run = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert run["teaching"]["gate"] == ["tool_calls"]
-    assert run["teaching"]["feedback"] == "both"
+    assert (run["teaching"]["grade"], run["teaching"]["feedback"]) == (["tests"], "both")
     (step,) = [entry for entry in run["log_history"] if "loss" in entry]
-    assert step["self_distillation/rollout_feedback_fraction"] == 1.0
+    assert step["self_distillation/rollout_feedback_fraction"] > 0
+    assert run["preflight"]["attacks"]["wins"] == 0
     card = (tmp_path / "out" / "adapter" / "README.md").read_text()
-    assert "These must pass first: `tool_calls`." in card
-    assert "trace_grounding_reward" not in card
+    assert "These count: `tests`." in card
+    assert "smoke test" not in card
 
 
 def test_a_reward_that_can_be_won_trains_nothing(
@@ -331,20 +312,20 @@ def test_a_reward_that_can_be_won_trains_nothing(
     (tmp_path / "rows").mkdir()
     rows = [{**row, "verifier_spec": "{}"} for row in hand_made()]
     Dataset.from_list(rows).to_parquet(tmp_path / "rows" / "train.parquet")
-    argv = ["--config", "tiny", "--report_to", "none", "--reward", "verifiers"]
+    argv = ["--config", "cpu", "--report_to", "none", "--reward", "verifiers"]
     argv += ["--dataset", str(tmp_path / "rows"), "--model_name_or_path", str(tiny)]
     argv += ["--gate", "lax:verify", "--output_dir", str(tmp_path / "out")]
     argv += ["--max_reprompt_len", "1024", "--success_reward_threshold", "1.0"]
     assert script().main(argv) == 2
     told = capsys.readouterr().err
-    assert "(4 wins on 4 rows; the first, `refusal_1` on row 1, gets 1); give" in told
+    assert "win on 4 rows; the first, `refusal` on row 1, gets 1); give another reward" in told
     assert len(told.strip().splitlines()[-1]) < 300
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
 def test_two_processes_train_one_adapter(tmp_path: Path, tiny: Path, filtered: Path) -> None:
-    argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "2", "--dataset"]
+    argv = ["--config", "cpu", "--report_to", "none", "--max_steps", "2", "--dataset"]
     argv += [str(filtered), "--model_name_or_path", str(tiny), "--output_dir", "out"]
     launched = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = python(*launched, str(JOBS / "train_sdpo.py"), *argv, cwd=tmp_path, ACCELERATE_USE_CPU="true")

@@ -107,7 +107,7 @@ ON = ("--on", "hf:cpu-basic", "--use_cpu", "true")
         ((*ON, "--config", "own.yaml"), "hf_loopback", "--max_steps is 0; give at least 1"),
         ((*ON, "--config", "list.yaml"), "hf_loopback", "The recipe `list.yaml` is not a mapping"),
         ((*ON, "--config", "broken.yaml"), "hf_loopback", "The recipe `broken.yaml` cannot be read"),
-        ((*ON, "--config", "tiny"), "hf_loopback", "./build/tiny-gemma4 is on this machine, where a job"),
+        ((*ON, "--config", "cpu"), "hf_loopback", "./build/tiny-gemma4 is on this machine, where a job"),
         (("--on", "hf:cpu-basic"), "hf_loopback", "The flavor `cpu-basic` has no GPU; give another, or --use_cpu"),
         ((*ON, "--namespace", "strangers"), "hf_loopback", "--namespace is strangers; give one of me, lab"),
         ((*ON, "--eval_split", "test"), "hf_loopback", "The split `test` of `rows` cannot be loaded"),
@@ -321,7 +321,7 @@ def test_an_organization_runs_the_job_and_the_rows_stay_with_the_user(
 
 MEMORY = """
 import json
-from pimono_sdpo.training.memory import hardware_of
+from pimono_sdpo.training.models import hardware_of
 print(json.dumps([hardware_of(flavor).gib for flavor in {flavors}]))
 """
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from datasets import Dataset
 
-from pimono_sdpo.training import models
+from pimono_sdpo.training import output
 from tests.training.setup import hand_made, job, parse, script
 
-LOCAL = ("--config", "tiny", "--report_to", "none", "--run-name", "r1")
+LOCAL = ("--config", "cpu", "--report_to", "none", "--run-name", "r1")
 
 
 def refused(argv: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
@@ -131,7 +131,7 @@ def test_a_recipe_is_held_to_the_choices_of_the_command_line(
 
 @pytest.mark.parametrize(("given", "kept"), [("MIT", "mit"), ("Apache-2.0", "apache-2.0")])
 def test_a_licence_is_spelled_as_the_hub_does(given: str, kept: str) -> None:
-    parsed, *_ = parse(["--config", "tiny", "--license", given])
+    parsed, *_ = parse(["--config", "cpu", "--license", given])
     assert parsed.license == kept
 
 
@@ -249,4 +249,4 @@ def test_a_killed_run_goes_on_with_its_own_arguments_and_publishes_no_path(
     assert "--model_name_or_path tiny-gemma4" in card
     assert 'from_pretrained(\n    "tiny-gemma4"' in card
 
-    assert models.largest_difference(out) == 0
+    assert output.largest_difference(out) == 0

@@ -11,10 +11,9 @@ from transformers import AutoConfig, AutoTokenizer
 from trl import ModelConfig
 
 from pimono_sdpo.training import models
-from pimono_sdpo.training.method import Method
-from tests.training.setup import SeenPrompts, arguments
+from tests.training.setup import Prepared, SeenPrompts, arguments
 
-Straight = tuple[Method, dict[str, float], SeenPrompts, ModelConfig]
+Straight = tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig]
 
 
 def linears(model: torch.nn.Module) -> set[str]:

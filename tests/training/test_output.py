@@ -12,7 +12,7 @@ from safetensors.torch import save_file as save_weights
 
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.push import Repo
-from pimono_sdpo.training import output, publish
+from pimono_sdpo.training import output
 from pimono_sdpo.training.run import check_same_start, started_with
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from tests.exports import write_samples
@@ -152,7 +152,7 @@ def test_the_second_of_two_jobs_is_refused(
     tmp_path: Path, tiny: Path, filtered: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    base = ["--config", "tiny", "--report_to", "none", "--output_dir", str(out)]
+    base = ["--config", "cpu", "--report_to", "none", "--output_dir", str(out)]
     rows = ["--dataset", str(filtered), "--model_name_or_path", str(tiny), "--max_steps", "1"]
     job = script().main
     with output.only_run(out):
@@ -209,7 +209,7 @@ def test_a_training_goes_on_with_the_rows_that_it_began_with(
         (tmp_path / name).mkdir()
         write_samples(tmp_path / name)
     out = tmp_path / "out"
-    run = ["--config", "tiny", "--report_to", "none", "--output_dir", str(out)]
+    run = ["--config", "cpu", "--report_to", "none", "--output_dir", str(out)]
     run += ["--model_name_or_path", str(tiny), "--source"]
     job = script().main
     assert job([*run, "traces", "--max_steps", "2"]) == 0
@@ -232,7 +232,7 @@ def test_a_preflight_looks_past_a_finished_run(
     tmp_path: Path, tiny: Path, filtered: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = tree(finished(tmp_path / "out"))
-    given = ["--config", "tiny", "--report_to", "none", "--output_dir", str(tmp_path / "out"), "--preflight_rows", "0"]
+    given = ["--config", "cpu", "--report_to", "none", "--output_dir", str(tmp_path / "out"), "--preflight_rows", "0"]
     given += ["--model_name_or_path", str(tiny), "--mode", "preflight"]
     assert script().main([*given, "--dataset", str(filtered)]) == 0
     assert "templates_checked" in capsys.readouterr().out
@@ -266,7 +266,7 @@ def test_overwriting_begins_only_when_all_has_been_checked(
     before = tree(out)
     given = [str(filtered) if word == "ROWS" else word for word in argv]
     job = script().main
-    base = ["--config", "tiny", "--report_to", "none", "--output_dir", str(out), "--overwrite"]
+    base = ["--config", "cpu", "--report_to", "none", "--output_dir", str(out), "--overwrite"]
     assert job([*base, "--model_name_or_path", str(tiny), *given]) == 2
     told = capsys.readouterr().err.strip().splitlines()[-1]
     assert told.startswith("train_sdpo: ")
@@ -282,7 +282,7 @@ def test_overwriting_replaces_rows_and_run(
     (tmp_path / "traces").mkdir()
     write_samples(tmp_path / "traces")
     job = script().main
-    argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "1", "--run-name", "r1"]
+    argv = ["--config", "cpu", "--report_to", "none", "--max_steps", "1", "--run-name", "r1"]
     argv += ["--model_name_or_path", str(tiny)]
     out = tmp_path / "outputs" / "r1"
     assert job([*argv, "--dataset", str(filtered)]) == 0
@@ -298,11 +298,11 @@ def test_nothing_is_published_while_a_text_holds_a_secret(tmp_path: Path) -> Non
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# An adapter\nDB_PASSWORD=" + "hunter2")
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(OutputError, match=r"README.md` holds .*\(assigned_secret\)"):
-        publish.publish_adapter(Repo("me/adapter", "model"), tmp_path)
+        output.publish_adapter(Repo("me/adapter", "model"), tmp_path)
 
 
 def test_nothing_is_published_with_a_card_that_would_be_refused(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("---\nlicense: mine\n---\n# T\n![x](x.png)\n")
     with pytest.raises(OutputError, match="Correct it and push again") as refused:
-        publish.publish_adapter(Repo("me/adapter", "model"), tmp_path)
+        output.publish_adapter(Repo("me/adapter", "model"), tmp_path)
     assert "`license` is `mine`" in str(refused.value)

@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.held_out import sample_rewards
+from pimono_sdpo.training.preflight import sample_rewards
 from pimono_sdpo.training.rewards import Scoring, check_call_format, set_response_template
 from pimono_sdpo.training.trainer import read_messages
 from rewards.verifiers import tool_calls

@@ -13,7 +13,7 @@ CHECK = """
 import json
 from types import SimpleNamespace
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.training.publish import open_destination
+from pimono_sdpo.training.output import open_destination
 args = SimpleNamespace(hub_model_id={name!r}, hub_private_repo=None, output_dir="out")
 try:
     open_destination(args, "train")
@@ -62,7 +62,7 @@ import json
 from pathlib import Path
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.push import open_repo
-from pimono_sdpo.training.publish import publish_adapter
+from pimono_sdpo.training.output import publish_adapter
 try:
     print(json.dumps([True, publish_adapter(open_repo("me/adapter", "model", False), Path("adapter"))]))
 except OutputError as problem:

@@ -14,12 +14,11 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, TrainerCallback
 
 from cards.lint import lint_card
-from pimono_sdpo.training import models, output
-from pimono_sdpo.training.method import Method
-from pimono_sdpo.training.supervised import DPO, SFT
+from pimono_sdpo.training import models, output, run
+from pimono_sdpo.training.arguments import TYPES
 from tests.card_data import TOKENIZER
 from tests.training.recorded import asked, pair, pairs, step, steps, turn, written
-from tests.training.setup import JOBS, arguments, python, script
+from tests.training.setup import JOBS, Prepared, arguments, python, script
 
 METHODS = ("sft", "dpo")
 QUIET = ("--report_to", "none")
@@ -41,7 +40,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def argv(method: str, rows: dict[str, Path], tiny: Path, out: Path, *more: str) -> list[str]:
-    given = ["--config", f"tiny_{method}", "--dataset", str(rows[method]), *QUIET]
+    given = ["--config", "cpu", "--load_in_4bit", "true", "--dataset", str(rows[method]), *QUIET]
     return [*given, "--model_name_or_path", str(tiny), "--output_dir", str(out), *more]
 
 
@@ -57,10 +56,10 @@ def done(
     return {method: folder / method for method in METHODS}
 
 
-def prepared(method: str, folder: Path, tiny: Path, dataset: Dataset, adapter: Path | None = None) -> Method:
+def prepared(method: str, folder: Path, tiny: Path, dataset: Dataset, adapter: Path | None = None) -> Prepared:
     _, model_args = arguments(folder, tiny)
-    kind: Any = {"sft": SFT, "dpo": DPO}[method]
-    args = kind.CONFIG(
+    options, config = TYPES[method]
+    args: Any = config(
         output_dir=str(folder),
         use_cpu=True,
         bf16=False,
@@ -73,11 +72,11 @@ def prepared(method: str, folder: Path, tiny: Path, dataset: Dataset, adapter: P
         report_to="none",
         disable_tqdm=True,
     )
-    job = kind.OPTIONS(**({} if adapter is None else {"adapter": str(adapter)}))
-    made: Method = kind(job, args, model_args)
-    made.load_model()
-    made.fit(dataset)
-    return made.build()
+    job: Any = options(**({} if adapter is None else {"adapter": str(adapter)}))
+    run.settle(job, args)
+    setup = run.set_up(job, args, model_args)
+    fitted = run.fit(setup, dataset)
+    return Prepared(setup, fitted, run.build(setup, fitted.rows))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -85,18 +84,18 @@ def test_a_run_leaves_an_adapter_that_loads_and_a_card_that_says_what_it_was(
     method: str, done: dict[str, Path], tmp_path: Path
 ) -> None:
     out = done[method]
-    run = json.loads((out / "run.json").read_text())
-    assert run["method"] == method
-    assert run["dataset"]["rows_used"] == 5
-    assert [entry["step"] for entry in run["log_history"]] == [1, 2, 3, 4]
+    log = json.loads((out / "run.json").read_text())
+    assert log["method"] == method
+    assert log["dataset"]["rows_used"] == 5
+    assert [entry["step"] for entry in log["log_history"]] == [1, 2, 3, 4]
     assert {path.name for path in (out / "adapter").iterdir()} == {
-        *output.WEIGHTS,
+        *models.WEIGHTS,
         "README.md",
         "run.json",
         *TOKENIZER,
         "training.html",
     }
-    assert models.largest_difference(out) == 0
+    assert output.largest_difference(out) == 0
     card = (out / "adapter" / "README.md").read_text()
     assert lint_card(card) == []
     assert not (out / "README.md").exists()
@@ -104,9 +103,9 @@ def test_a_run_leaves_an_adapter_that_loads_and_a_card_that_says_what_it_was(
     assert str(tmp_path.parent) not in card
     measure = {"sft": "loss per token", "dpo": "log-ratio"}[method]
     assert f"name: {measure} on held-out rows" in card
-    evaluation = run["evaluation"]
+    evaluation = log["evaluation"]
     assert (evaluation["sessions"], evaluation["completions"]) == (1, 2)
-    left_out = {"sft": "Left out: too_long 1", "dpo": "without truncation."}[method]
+    left_out = {"sft": "Left out: too_long 1", "dpo": "were not truncated"}[method]
     assert left_out in card
     assert (out / "left-out.json").exists() == (method == "sft")
 
@@ -114,17 +113,17 @@ def test_a_run_leaves_an_adapter_that_loads_and_a_card_that_says_what_it_was(
 KILLED = """
 import os, runpy, signal, sys
 from transformers import TrainerCallback
-from pimono_sdpo.training.method import Method
+from pimono_sdpo.training import run
 class Killed(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         if state.global_step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-build = Method.build
+build = run.build
 def killed(*given):
-    prepared = build(*given)
-    prepared.trainer.add_callback(Killed())
-    return prepared
-Method.build = killed
+    trainer = build(*given)
+    trainer.add_callback(Killed())
+    return trainer
+run.build = killed
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -147,7 +146,7 @@ def test_a_killed_run_goes_on_to_the_same_adapter(
     assert job([*given, "--learning_rate", "0.5"]) == 2
     assert "learning_rate 0.001, now 0.5" in capsys.readouterr().err
     assert job(given) == 0
-    for name in output.WEIGHTS[:1]:
+    for name in models.WEIGHTS[:1]:
         first, second = (load_file(out / "adapter" / name) for out in (done[method], tmp_path / "out"))
         assert first.keys() == second.keys()
         assert all(torch.equal(first[key], second[key]) for key in first)
@@ -194,7 +193,7 @@ def test_dpo_goes_on_from_the_adapter_of_sft(
     done: dict[str, Path], rows: dict[str, Path], tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     adapter = done["sft"] / "adapter"
-    trained = load_file(adapter / output.WEIGHTS[0])
+    trained = load_file(adapter / models.WEIGHTS[0])
     made = prepared("dpo", tmp_path / "a", tiny, pairs(), adapter)
     model = made.trainer.model
     for name, parameter in model.named_parameters():
@@ -218,11 +217,11 @@ def test_dpo_goes_on_from_the_adapter_of_sft(
     more = ("--adapter", str(adapter), "--max_steps", "2")
     job = script("train_dpo").main
     assert job(argv("dpo", rows, tiny, out, *more)) == 0
-    assert models.largest_difference(out) == 0
+    assert output.largest_difference(out) == 0
     config = json.loads((out / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == tiny.name
     card = (out / "adapter" / "README.md").read_text()
-    assert "| started from | the adapter `adapter (" in card
+    assert "the adapter that it started from, `adapter (" in card
     other = tmp_path / "other"
     shutil.copytree(tiny, other)
     assert job(argv("dpo", rows, other, tmp_path / "b", *more)) == 2
@@ -238,7 +237,7 @@ def test_the_preflight_tells_and_trains_nothing(
     given = argv("sft", rows, tiny, tmp_path / "out", "--mode", "preflight")
     assert script("train_sft").main(given) == 0
     told = capsys.readouterr().out
-    assert "given: 6\n  used: 5\n" in told
+    assert "used: 5\n" in told
     assert "left_out: {too_long: 1}" in told
     assert re.search(r"sequence: {budget: 1024, .*over: 0}", told)
     assert "of: this machine without a GPU" in told

@@ -13,10 +13,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from trl import ModelConfig
 
 from pimono_sdpo.cli.demo import MODEL_FILES
-from pimono_sdpo.training import models, output, publish, rows, run
-from pimono_sdpo.training.method import Method
+from pimono_sdpo.training import models, output, rows, run
 from pimono_sdpo.training.tiny_model import write_tiny_model
-from tests.training.setup import TASKS, SeenPrompts, StopAfter, adapter_state, arguments, digest, hand_made, prepare
+from tests.training.setup import (
+    TASKS,
+    Prepared,
+    SeenPrompts,
+    StopAfter,
+    adapter_state,
+    arguments,
+    digest,
+    hand_made,
+    prepare,
+)
 
 
 def test_the_tiny_model_is_the_real_class_and_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
@@ -58,7 +67,7 @@ def test_completions_are_sampled_so_many_at_once(tiny: Path, tmp_path: Path, mon
 
 
 def test_training_moves_the_adapter_and_nothing_is_cut(
-    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig],
+    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
 ) -> None:
     prepared, metrics, seen, _ = straight
     trainer = prepared.trainer
@@ -100,7 +109,7 @@ def test_training_moves_the_adapter_and_nothing_is_cut(
 def test_a_killed_run_goes_on_to_the_same_weights_past_a_damaged_checkpoint(
     stop: int,
     file: str,
-    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig],
+    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
     tiny: Path,
     filtered: Path,
     tmp_path: Path,
@@ -145,13 +154,13 @@ def test_a_killed_run_goes_on_to_the_same_weights_past_a_damaged_checkpoint(
 
 
 def test_the_saved_adapter_is_clean_and_loads(
-    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig], tiny: Path, tmp_path: Path
+    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig], tiny: Path, tmp_path: Path
 ) -> None:
     prepared, _, _, _ = straight
     trained = adapter_state(prepared.trainer)
     folder = tmp_path / "adapter"
-    files = publish.save_adapter(prepared.trainer.model, folder, str(tiny), "a" * 40)
-    assert {path.name for path in folder.iterdir()} == set(files) == set(output.WEIGHTS)
+    files = output.save_adapter(prepared.trainer.model, folder, str(tiny), "a" * 40)
+    assert {path.name for path in folder.iterdir()} == set(files) == set(models.WEIGHTS)
     config = json.loads((folder / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(tiny)
     assert config["revision"] == "a" * 40
@@ -167,7 +176,7 @@ def test_the_saved_adapter_is_clean_and_loads(
         after = PeftModel.from_pretrained(base, folder)(ids).logits
     assert not torch.equal(before, after)
 
-    log = run.describe_run(prepared)
+    log = run.describe_run(prepared.setup, prepared.trainer, 4, prepared.fitted)
     assert log == json.loads(json.dumps(log, allow_nan=False))
     assert log["base_model_class"] == "Gemma4UnifiedForConditionalGeneration"
     assert log["base_model_revision"] is None
@@ -186,7 +195,7 @@ def test_the_saved_adapter_is_clean_and_loads(
 
 @pytest.mark.slow
 def test_evaluating_before_training_works_and_changes_nothing(
-    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig], tiny: Path, filtered: Path, tmp_path: Path
+    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig], tiny: Path, filtered: Path, tmp_path: Path
 ) -> None:
     args, model_args = arguments(tmp_path, tiny, per_device_eval_batch_size=2)
     prepared = prepare(args, model_args, rows.load_rows(str(filtered)))
@@ -204,7 +213,7 @@ def test_evaluating_before_training_works_and_changes_nothing(
 
 @pytest.mark.slow
 def test_a_run_killed_after_its_last_step_makes_no_more(
-    straight: tuple[Method, dict[str, float], SeenPrompts, ModelConfig], tiny: Path, filtered: Path, tmp_path: Path
+    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig], tiny: Path, filtered: Path, tmp_path: Path
 ) -> None:
     changes = {"save_strategy": "steps", "save_steps": 6, "lr_scheduler_type": "constant"}
     dataset = rows.load_rows(str(filtered))
@@ -227,7 +236,7 @@ def test_a_killed_run_of_rft_with_two_updates_a_batch_goes_on_to_the_same_weight
 ) -> None:
     dataset = rows.load_rows(str(filtered))
 
-    def run_to(folder: Path, stop: int | None) -> Method:
+    def run_to(folder: Path, stop: int | None) -> Prepared:
         args, model_args = arguments(
             folder,
             tiny,

@@ -9,7 +9,7 @@ from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.callbacks import TimeLimit, time_limit_of
 from tests.training.setup import digest, script
 
-ARGUMENTS = ("--config", "tiny", "--max_steps", "3", "--report_to", "none", "--preflight_rows", "0")
+ARGUMENTS = ("--config", "cpu", "--max_steps", "3", "--report_to", "none", "--preflight_rows", "0")
 
 
 @pytest.mark.parametrize("text", ["0h", "3 hours", "-3h", "h", "1e3"])

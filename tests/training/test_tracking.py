@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.training import tracking
+from pimono_sdpo.training import callbacks
 from pimono_sdpo.training.arguments import GuardedSFTConfig
 
 
@@ -17,8 +17,8 @@ def config(folder: Path, **changes: Any) -> Any:
 def test_in_a_space_a_run_gets_the_id_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = config(tmp_path, trackio_space_id="me/space")
     monkeypatch.setenv("JOB_ID", "68b1f0aa11112222aaaabbbb")
-    assert tracking.free_run_name(args) == "mine-2222aaaabbbb"
+    assert callbacks.free_run_name(args) == "mine-2222aaaabbbb"
     monkeypatch.delenv("JOB_ID")
-    told_apart = tracking.free_run_name(args).removeprefix("mine-")
+    told_apart = callbacks.free_run_name(args).removeprefix("mine-")
     assert told_apart.replace("-", "").isdigit()
-    assert tracking.free_run_name(config(tmp_path, report_to="none")) == "mine"
+    assert callbacks.free_run_name(config(tmp_path, report_to="none")) == "mine"

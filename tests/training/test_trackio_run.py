@@ -20,7 +20,7 @@ import contextlib, io, json
 from pathlib import Path
 import trackio
 from transformers import TrainerControl, TrainerState
-from pimono_sdpo.training.tracking import SafeTrackio, list_arguments, log_rollouts
+from pimono_sdpo.training.callbacks import SafeTrackio, list_arguments, log_rollouts
 from tests.training.setup import arguments
 
 args, model_args = arguments(

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.training.arguments import open_parser
-from pimono_sdpo.training.options import SMOKE_TEST, read_options
-from pimono_sdpo.training.run import METHODS
+from pimono_sdpo.training.options import read_options
 
 
 def run_train(*words: str) -> tuple[int, str]:
@@ -26,30 +25,13 @@ def test_rows_are_trained_on_with_any_option_of_the_job(
     flags: tuple[str, str], tmp_path: Path, tiny: Path, filtered: Path
 ) -> None:
     rows, report = flags
-    options = ["--config", "tiny", "--mode", "preflight", rows, "0", report, "none"]
+    options = ["--config", "cpu", "--mode", "preflight", rows, "0", report, "none"]
     options += ["--model_name_or_path", str(tiny), "--output-dir", str(tmp_path / "out")]
     code, output = run_train(str(filtered), "--method", "grpo", *options)
     assert code == 0, output
-    assert output.startswith(f"{SMOKE_TEST}\nrecipe tiny.yaml, model {tiny}\n")
+    assert output.startswith("smoke test, a fluent wrong answer scores like a right one: method grpo, reward ")
+    assert f"recipe cpu.yaml, model {tiny}: the rows have no tests, so nothing" in output.splitlines()[0]
     assert "lowered_by: --gradient_checkpointing" in output
-
-
-@pytest.mark.parametrize(
-    ("words", "recipe"),
-    [
-        ([], "gemma4_12b.yaml, model google/gemma-4-12B-it"),
-        (["--method", "rft"], "gemma4_12b.yaml, model google/gemma-4-12B-it"),
-        (["--method", "sft"], "qwen3_4b_sft.yaml, model Qwen/"),
-        (["--method", "dpo"], "qwen3_4b_dpo.yaml, model Qwen/"),
-    ],
-)
-def test_the_recipe_and_the_model_are_named(
-    words: list[str], recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, output = run_train("missing", *words)
-    assert code == 2
-    assert f"recipe {recipe}" in output
 
 
 def test_wrong_options_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,8 +56,8 @@ def test_help_does_not_import_torch() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("method", ["sdpo", "grpo", "sft", "dpo"])
+@pytest.mark.parametrize("method", ["sdft", "sdpo", "grpo", "sft", "dpo"])
 def test_every_option_of_a_job_is_known_without_its_libraries(method: str) -> None:
-    parser = open_parser(METHODS[method].OPTIONS, METHODS[method].CONFIG)
+    parser = open_parser(method)
     flags = {flag.replace("_", "-") for flag in parser._option_string_actions} - {"-h", "--help"}
     assert {"--" + name.replace("_", "-") for name in read_options(method)} == {"--config", *flags}
