@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Where it is set, every process that a test starts would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-slow test-all lint types check docs lock clean
+.PHONY: help demo test test-slow test-all lint types check docs job lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -42,6 +42,9 @@ docs: $(READY) ## write the generated pages and build the site into build/site
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+job: $(READY) ## write the training scripts as single files for `hf jobs uv run` into dist/
+	$(BIN)/python jobs/make_job.py
 
 lock: $(READY) ## write jobs/requirements.txt: what a job installs, on Linux with CUDA
 	$(BIN)/uv pip compile pyproject.toml --extra train --extra verify --constraint constraints.txt \

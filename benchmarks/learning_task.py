@@ -16,7 +16,8 @@ from typing import Any
 from datasets import Dataset
 from trl.experimental.sdpo import SDPOConfig
 
-from pimono_sdpo.training.rewards import TRACE_TEMPLATE, Feedback, Mode, Scoring
+from pimono_sdpo.training.arguments import TRACE_TEMPLATE, Mode
+from pimono_sdpo.training.rewards import Feedback, Scoring
 from rewards.verifiers import tool_calls
 from rewards.verifiers.reward import VerifierReward
 from rewards.verifiers.rubric import Rubric, VerifierResult, failed, passed, skipped

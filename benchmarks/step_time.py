@@ -20,7 +20,7 @@ from trl.experimental.sdpo import SDPOTrainer
 
 from benchmarks import learning_task
 from benchmarks.learning_model import unpack
-from pimono_sdpo.training import models
+from pimono_sdpo.training import models, run
 from pimono_sdpo.training.rewards import Feedback, Scoring
 from tests.training.setup import REPO, arguments, sdpo
 
@@ -56,8 +56,7 @@ def build(folder: Path, base: Path, plain: bool) -> Any:
     method = sdpo(args, model_args, Scoring(never))
     method.feedback = Feedback(args.feedback_template, "trace", args.feedback_template)
     if not plain:
-        method.fit(rows)
-        return method.build().trainer
+        return run.build(method, run.fit(method, rows).rows)
     args.model_init_kwargs = models.model_init_kwargs(model_args, None)
     trainer = SDPOTrainer(
         model=str(base),

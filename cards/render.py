@@ -140,6 +140,8 @@ def render_model_card(report: Json | None, run: Json) -> str:
         steps=steps,
         completions=steps * batch * run["hardware"]["count"] // arguments.get("num_iterations", 1),
         command=_join(run["command"]),
+        # Only in a job of Hugging Face.
+        job=run.get("job"),
         submitted=_join(run.get("submitted_with", [])),
         metrics=metrics,
         meanings=METRICS,

@@ -15,8 +15,8 @@ from typing import Any
 
 from datasets import load_dataset
 
-from rewards.answers import text_of
 from rewards import self_test
+from rewards.answers import text_of
 from rewards.verifiers.rubric import VerifierResult, failed, passed
 
 CHECK = re.compile(r"```(?:bash|sh)\n[^`]*\b(?:pytest|npm test|cargo test|go test|tsc)\b")

@@ -1,9 +1,11 @@
-"""Run the whole job on a CPU: filter sample traces, and train two models with SDPO.
+"""Run the whole job on a CPU: filter sample traces, and train two models.
 
 python jobs/demo.py [--out build/demo]
 
-The first is a small model that learns; three of its answers are shown before and after. The second is
-a tiny random model of the class of Gemma 4 12B, which tests NF4, LoRA and reloading.
+The first is a small model that learns a toy task with SDPO; three of its answers are shown before and
+after. It learns the toy without feedback as well, so this shows that the job trains, not that feedback
+helps. The second is a tiny random model of the class of Gemma 4 12B, which tests SDFT, NF4, LoRA and
+reloading. Both the task and the weights of the first are in the checkout only.
 """
 
 import argparse
@@ -75,18 +77,18 @@ def main() -> None:
     write_task(out / "learner", out / "task")
     run(
         "SDPO with feedback, until it learns",
-        f"{train} --config demo --run-name learned --dataset {paths['task']} "
+        f"{train} --config {ROOT / 'benchmarks' / 'demo.yaml'} --run-name learned --dataset {paths['task']} "
         f"--model_name_or_path {paths['learner']} --output_dir {paths['learned']}",
     )
     print(before_and_after(out / "learned"), flush=True)
     tiny = paths["tiny-gemma4"]
     run("a tiny random model of the class of Gemma 4 12B", f"pimono-sdpo demo model --out {tiny}")
     run(
-        "SDPO with NF4 QLoRA: does the whole job run?",
-        f"{train} --config tiny --mode train --run-name demo --dataset {paths['rows']} "
+        "SDFT with NF4 QLoRA: does the whole job run?",
+        f"pimono-sdpo train {paths['rows']} --config cpu --load_in_4bit true --run-name demo "
         f"--model_name_or_path {tiny} --output_dir {paths['run']}",
     )
-    from pimono_sdpo.training.models import largest_difference
+    from pimono_sdpo.training.output import largest_difference
 
     print("\n== the adapter on its base model, in another process than the training", flush=True)
     print(f"largest difference of the logits: {largest_difference(out / 'run'):g}")
@@ -95,7 +97,7 @@ def main() -> None:
 
 def write_task(model: Path, rows: Path) -> None:
     """Write the small model, and rows of requests: a train and a test split."""
-    from pimono_sdpo.training.console import quiet_libraries
+    from pimono_sdpo.training import quiet_libraries
 
     sys.path.insert(0, str(ROOT))
     os.environ["TQDM_DISABLE"] = "1"
@@ -113,7 +115,7 @@ def before_and_after(run: Path) -> str:
     """Return held-out pass rates, and answers to three held-out requests without and with LoRA."""
     from benchmarks.learning_model import sample
     from benchmarks.learning_task import requests
-    from pimono_sdpo.training.models import load_adapter
+    from pimono_sdpo.training.output import load_adapter
 
     rate = json.loads((run / "run.json").read_text())["evaluation"]["pass_rate"]
     model, tokenizer = load_adapter(run)
@@ -140,7 +142,7 @@ def summary(rows: Path, run: Path, out: Path, seconds: float) -> str:
     return f"""
 == done in {seconds:.0f} s
 {report["sessions"]} sessions -> {report["kept"]} rows, score {report["score"]["min"]:g} to \
-{report["score"]["max"]:g}; {last["step"]} SDPO steps on {log["base_model_class"]} in NF4
+{report["score"]["max"]:g}; {last["step"]} SDFT steps on {log["base_model_class"]} in NF4
 what was learned        {out / "learned" / "adapter" / "training.html"}
 rows and dataset card   {rows / "README.md"}
 adapter and model card  {run / "adapter" / "README.md"}

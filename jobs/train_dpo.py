@@ -19,7 +19,7 @@
 
 ROWS have `prompt`, `chosen` and `rejected`, all conversations, and `tools` if they call any.
 --adapter starts from an adapter, such as that of train_sft.py, which is also the reference; without
-one the reference is the base model. RECIPE is a YAML file or a name (default qwen3_4b_dpo; tiny_dpo
+one the reference is the base model. RECIPE is a YAML file or a name (default qwen3_4b; cpu
 for a CPU).
 """
 
@@ -30,6 +30,9 @@ from pimono_sdpo.__main__ import start
 
 def main(argv: list[str]) -> int:
     """Run the job and return its exit code."""
+    from pimono_sdpo.training import import_libraries
+
+    import_libraries()
     from pimono_sdpo.training.run import run_script
 
     return run_script("dpo", argv, __doc__)

@@ -17,7 +17,7 @@
 
     train_sdpo.py --mode train --run-name NAME [--config RECIPE] [any SDPOConfig/ModelConfig flag]
 
-RECIPE is a YAML file or a name (default gemma4_12b; tiny for a CPU).
+RECIPE is a YAML file or a name (default gemma4_12b; cpu for a CPU).
 """
 
 import sys
@@ -27,6 +27,9 @@ from pimono_sdpo.__main__ import start
 
 def main(argv: list[str]) -> int:
     """Run the job and return its exit code."""
+    from pimono_sdpo.training import import_libraries
+
+    import_libraries()
     from pimono_sdpo.training.run import run_script
 
     return run_script("sdpo", argv, __doc__)

@@ -18,7 +18,7 @@
     train_sft.py --dataset ROWS --run-name NAME [--config RECIPE] [any SFTConfig/ModelConfig flag]
 
 ROWS have `prompt` and `completion`, both conversations, and `tools` if they call any; the loss is
-computed on the completion only. RECIPE is a YAML file or a name (default qwen3_4b_sft; tiny_sft for
+computed on the completion only. RECIPE is a YAML file or a name (default qwen3_4b; cpu for
 a CPU).
 """
 
@@ -29,6 +29,9 @@ from pimono_sdpo.__main__ import start
 
 def main(argv: list[str]) -> int:
     """Run the job and return its exit code."""
+    from pimono_sdpo.training import import_libraries
+
+    import_libraries()
     from pimono_sdpo.training.run import run_script
 
     return run_script("sft", argv, __doc__)

@@ -72,6 +72,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "recipe": "gemma4_12b.yaml",
         "command": ["--mode", "train", "--run-name", "pi-sdpo-1"],
         "licence": "apache-2.0",
+        "job": {"flavor": "a10g-large", "timeout": "3h"},
         "base_model": "google/gemma-4-12B-it",
         "base_model_revision": "b" * 40,
         "base_model_class": "Gemma4UnifiedForConditionalGeneration",

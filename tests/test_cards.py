@@ -50,85 +50,65 @@ def test_the_model_card_has_the_reference_cards_order() -> None:
     assert card == render_model_card(report(), run())
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "| run name | pi-sdpo-1 |",
-        "| optimizer steps | 24 |",
-        "| completions sampled | 48 |",
-        "| learning rate | 5e-05 |",
-        "| quantisation | 4 bit nf4 |",
-        "| LoRA | r 8, alpha 16, dropout 0.05, 32780 parameters |",
-        "| generations per prompt | 2 |",
-        "| success threshold | 0.35 |",
-        "| prompt / completion budget | 768 / 160 tokens |",
-        "| temperature | 0.9 |",
-        "| seed | 1234 |",
-        "| hardware | 1 x NVIDIA A10G (cuda) |",
-        "| versions | pimono-sdpo 0.1.0, trl 1.16.0, peft 0.21.2 |",
-        "Trained on 63 of 64 rows of `lab/rows`. To fit the budgets, 11 prompts",
-        "| score | 14.5 to 19.5, mean 16.25 |",
-        "| `command_error` | 3 |",
-        "| `self_distillation/reward_mean` | 0.2 | 0.2 | 0.2 | mean reward of the sampled completions, 0 to 1 |",
-        "    jobs/train_sdpo.py -- --mode train --run-name pi-sdpo-1",
-    ],
-)
-def test_every_number_is_the_runs_own(line: str) -> None:
-    assert line in render_model_card(report(), run()).splitlines()
+# The labels of the reference card, in its order.
+LABELS = [
+    *("Hub repo", "Base model", "Dataset", "Dataset split", "Selected samples", "Minimum filter score"),
+    *("Average filter score", "Max steps", "Learning rate", "Training method", "LoRA rank", "LoRA alpha"),
+    *("Num generations", "Success reward threshold", "Max prompt length", "Max completion length"),
+    *("Trackio", "Run name", "Output directory"),
+]
 
 
-# What the card of the reference run says, in its order; here in our words.
+def test_the_training_run_has_the_labels_of_the_reference_card_in_its_order() -> None:
+    card = render_model_card(report(), run())
+    table = card.partition("## Training Run")[2].partition("## Data Filtering")[0]
+    rows = re.findall(r"^\| ([^|]+) \| (.+) \|$", table, re.MULTILINE)[1:]
+    assert [label for label, _ in rows][: len(LABELS)] == LABELS
+    values = dict(rows)
+    assert values["Training method"] == "4-bit NF4 QLoRA + TRL SDPO"
+    assert values["Selected samples"] == "63 of 64"
+    assert (values["Minimum filter score"], values["Average filter score"]) == ("14.5", "16.25")
+    assert (values["Max steps"], values["Learning rate"], values["LoRA rank"]) == ("24", "5e-05", "8")
+    assert (values["Completions sampled"], values["Seed"], values["Temperature"]) == ("48", "1234", "0.9")
+    assert values["Hardware"] == "1 x NVIDIA A10G (cuda), flavor a10g-large"
+
+
+# What else the card of the reference run says, in its order; here in our words.
 REFERENCE = [
+    "**A smoke test:**",
     "This is a LoRA adapter for [google/gemma-4-12B-it]",
-    "feedback mined from recorded coding-agent sessions",
-    "sees the same request together with what the tools and the user",
-    "| repository | [me/pi-sdpo](https://huggingface.co/me/pi-sdpo) |",
-    "| base model | google/gemma-4-12B-it at",
-    "| dataset | `lab/rows`, split `train` |",
-    "| rows trained on | 63 of 64 |",
-    "| run name | pi-sdpo-1 |",
-    "| output directory | outputs/pi-sdpo-1 |",
-    "| method | SDPO",
-    "| optimizer steps | 24 |",
-    "| learning rate | 5e-05 |",
-    "| quantisation | 4 bit nf4 |",
-    "| LoRA | r 8, alpha 16",
-    "| generations per prompt | 2 |",
-    "| success threshold | 0.35 |",
-    "| prompt / completion budget | 768 / 160 tokens |",
-    "Metrics: [Trackio](https://huggingface.co/spaces/me/trackio)",
+    "feedback mined from recorded sessions of coding agents",
+    "reads the same request together with what the tools and the user of that session reported",
+    "(`privileged_context`)",
+    "`include_environment_feedback` is True",
+    "11 prompts and 12 contexts were shortened",
     "sessions of `lab/traces` (commit `aaaa",
     "at least one concrete failure that a tool or the environment reported, or by a message in",
-    "These raise its score: failed tests and builds, exceptions, missing files or commands, corrections "
-    "by the user, and a session that continued after the failure",
     "dataset viewer's Parquet export: the raw session files change their fields from one version",
-    "| source sessions | 3 |",
-    "| source files | 2 |",
-    "| score | 14.5 to 19.5, mean 16.25 |",
-    "| minimum score | 13.3 |",
+    "| Source sessions | 3 |",
+    "| Source files | 2 |",
+    "| Score range | 14.5 to 19.5 |",
+    "| Average score | 16.25 |",
     "| `command_error` | 3 |",
-    "Score 19.5; categories: `command_error`, `test_or_assertion`.",
+    "Score: 19.5. Categories: `command_error`, `test_or_assertion`. Reward terms: `command_error`, `promises:332`",
     "Fix the parser",
     "Tool/environment diagnostic 1 (command_error):",
-    "Reward terms: `command_error`, `promises:332`",
-    "light heuristic: it is enough to try the whole path, and does not measure code",
-    "For a serious run, replace it with a reward that grades the outcome, such as tests, builds, "
-    "linters, checks of tool calls or a replay in a sandbox",
+    "`trace_grounding_reward`, 0 to 1, a smoke test",
+    "It is enough to try the whole path, and does not measure code. For a serious run, replace it with a reward",
     "| `epoch` | 0.375 |",
     "| `total_flos` | 0.0 |",
     "| `train_loss` | 0.5 |",
     "| `train_runtime` | 952.7 |",
     "| `train_samples_per_second` | 0.05 |",
     "| `train_steps_per_second` | 0.025 |",
-    "hf jobs uv run",
-    "HUB_MODEL_ID=me/pi-sdpo",
-    "TRACKIO_SPACE_ID=me/trackio",
-    "--mode train --run-name pi-sdpo-1",
+    "| `self_distillation/reward_mean` | 0.2 | 0.2 | 0.2 | mean reward of the sampled completions, 0 to 1 |",
+    "hf jobs uv run dist/train_sdpo.py \\ --flavor a10g-large \\ --timeout 3h \\ --secrets HF_TOKEN",
+    "--env HUB_MODEL_ID=me/pi-sdpo \\ --env TRACKIO_SPACE_ID=me/trackio \\ -- \\ --mode train --run-name pi-sdpo-1",
     "AutoTokenizer.from_pretrained(adapter)",
     "model.generate(",
     "share the tasks, habits and failures of those who recorded them",
-    "an experiment in self-distillation, not a model for general use",
-    "SDPO is experimental in TRL and changes between releases: pin the versions above",
+    "an experiment, not a model for general use",
+    "are experimental in TRL and change between releases: pin the versions above",
     "cannot tell whether an answer is correct",
     "needs the base model named above",
 ]
@@ -157,7 +137,7 @@ def test_a_reward_of_ones_own_is_named_and_not_described_as_ours() -> None:
 
 
 def test_each_of_at_most_ten_metrics_has_a_meaning() -> None:
-    assert all(len(METRICS["run"] | METRICS[method]) <= 10 for method in ("sdpo", "sft", "dpo"))
+    assert all(len(METRICS["run"] | METRICS[method]) <= 10 for method in ("sdft", "sdpo", "sft", "dpo"))
     logged = {"step": 1, "loss": 1.0, "another": 2.0} | dict.fromkeys(METRICS["sdpo"], 0.5)
     card = render_model_card(report(), run(log_history=[logged]))
     table = card.partition("## Training Metrics")[2].partition("## Reproduce")[0]
@@ -168,10 +148,10 @@ def test_each_of_at_most_ten_metrics_has_a_meaning() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({}, "| time | 2026-01-02T03:04:05Z to 2026-01-02T03:20:05Z |"),
+        ({}, "| Time | 2026-01-02T03:04:05Z to 2026-01-02T03:20:05Z |"),
         (
             {"resumed_at": [8, 16]},
-            "| time | 2026-01-02T03:04:05Z to 2026-01-02T03:20:05Z; resumed after "
+            "| Time | 2026-01-02T03:04:05Z to 2026-01-02T03:20:05Z; resumed after "
             "step 8, 16, excluding the interruption and repeated steps |",
         ),
         (
@@ -180,8 +160,7 @@ def test_each_of_at_most_ten_metrics_has_a_meaning() -> None:
         ),
         (
             {"dataset": {**run()["dataset"], "without_reward": 40}},
-            "40 rows have no concrete token besides their categories: "
-            "`trace_grounding_reward` cannot score them, and they were left out.",
+            "The reward cannot score 40 rows, which were left out.",
         ),
     ],
 )

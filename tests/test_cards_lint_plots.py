@@ -50,10 +50,10 @@ def test_a_log_without_every_step_still_counts_all_steps() -> None:
     every_fifth = run()["log_history"][4::5]
     card = render_model_card(None, run(log_history=every_fifth))
     assert [entry["step"] for entry in every_fifth] == [5, 10, 15, 20]
-    assert "| optimizer steps | 24 |" in card
+    assert "| Max steps | 24 |" in card
     assert "| completions sampled | 48 |" in card
     by_epochs = run(arguments={**run()["arguments"], "max_steps": -1})
-    assert "| optimizer steps | 24 |" in render_model_card(None, by_epochs)
+    assert "| Max steps | 24 |" in render_model_card(None, by_epochs)
 
 
 def test_arguments_are_not_rounded() -> None:

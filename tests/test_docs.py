@@ -167,16 +167,14 @@ def test_help_names_every_option(command: str) -> None:
 
 @pytest.mark.parametrize("job", ["sdpo", "sft", "dpo"])
 def test_help_of_a_job_names_its_own_options(job: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from pimono_sdpo.training.guards import GuardOptions
-
-    from pimono_sdpo.training.run import METHODS
+    from pimono_sdpo.training.arguments import TYPES, GuardOptions
 
     main = runpy.run_path(str(ROOT / "jobs" / f"train_{job}.py"))["main"]
     with pytest.raises(SystemExit) as end:
         main(["--help"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
-    types = (METHODS[job].OPTIONS, GuardOptions)
+    types = (TYPES[job][0], GuardOptions)
     assert all(f"--{one.name} " in shown for type_ in types for one in fields(type_))
     modes = get_args(get_type_hints(types[0])["mode"])
     assert f"--mode {{{','.join(modes)}}}" in shown

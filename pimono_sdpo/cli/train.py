@@ -71,6 +71,9 @@ def run(options: Options) -> None:
             "--wheel, --namespace and --detach are for a job; give --on hf:FLAVOR, or leave them out."
         )
     require_extra("train", "trl", "Training here, without --on hf:FLAVOR,")
+    from pimono_sdpo.training import import_libraries
+
+    import_libraries()
     from pimono_sdpo.training.run import run_job
 
     run_job(options.method, ["--dataset", rows, *arguments], __doc__)

@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
@@ -70,6 +71,14 @@ def say(text: str) -> None:
     """Print a line in the main process only."""
     if is_main_process():
         print(text, flush=True)  # noqa: T201
+
+
+def import_libraries() -> None:
+    """Import the large libraries one by one; in a job, where this takes more than a minute, print each."""
+    for name in ("torch", "transformers", "datasets", "peft", "trl"):
+        if "JOB_ID" in os.environ:
+            say(f"importing {name}")
+        import_module(name)
 
 
 def quiet_libraries() -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Required, TypedDict
+from typing import Annotated, Any, NamedTuple, NotRequired, Required, TypedDict
 
 import msgspec
 from datasets import Dataset, Features, List, Value, get_dataset_split_names, load_dataset
@@ -279,6 +279,7 @@ class _Message(TypedDict):
 class _Row(TypedDict):
     prompt: list[_Message]
     privileged_context: str | None
+    reward_terms: NotRequired[list[str] | None]
 
 
 def _check_prompt(row: Json, number: int) -> None:

@@ -35,7 +35,16 @@ from pimono_sdpo.text import escape_controls, shorten_line
 from pimono_sdpo.training import callbacks, is_main_process, models, output, preflight, say, warn
 from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.launch import COMMAND
-from pimono_sdpo.training.options import DEFAULT_RECIPE, READS, SAMPLING, SMOKE_TEST, choose, is_local, split_options
+from pimono_sdpo.training.options import (
+    DEFAULT_RECIPE,
+    READS,
+    SAMPLING,
+    SMOKE_TEST,
+    SMOKE_THRESHOLD,
+    choose,
+    is_local,
+    split_options,
+)
 from pimono_sdpo.training.rewards import (
     PASS_THROUGH,
     Feedback,

@@ -4,6 +4,9 @@ Calls are `write`, `write_file` and `create_file` with a whole file, and `edit`,
 `str_replace` with the old and the new text, one pair or a list `edits` of pairs, in the formats of
 `rewards.answers`. A call that is not closed does not count.
 
+Without a call, changes may also be a patch of Codex (`*** Begin Patch`), SEARCH/REPLACE blocks below the
+path of their file, or heredocs of a shell (`cat > m.py <<'EOF'`).
+
 A block names its file on the fence (```python m.py), in its first line (# m.py) or in the line before
 it (**m.py**, `m.py`:, File: m.py). Only paths of known files count.
 
@@ -17,15 +20,18 @@ import functools
 import re
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
-from pimono_sdpo.edits import find_path, read_edits
+from pimono_sdpo.edits import find_path, read_edits, read_patch
 from rewards.answers import Fenced, fenced, find_calls
 from rewards.verifiers.candidate import Candidate, Refusal, changed_files, get_files, refused_path
 from rewards.verifiers.patches import HINTS, apply_patch, drop_delimiter, has_diff, split_lines
 
+EDITORS = ("str_replace_editor", "str_replace_based_edit_tool")
+SHELLS = ("bash", "shell", "sh", "Bash")
+_HEREDOC = re.compile(r"cat\s*>\s*(?P<path>[\w./-]+)\s*<<-?\s*['\"]?(?P<end>\w+)['\"]?$")
 _TOKEN = re.compile(r"[\s:={}\"',]+")
 _PATH = r"[`*_\"']*(?P<path>[\w./-]*\w\.\w+)[`*_\"']*"
 _WORD = r"(?:file(?:name)?|path|in|updated|new)\b"
@@ -224,15 +230,70 @@ class Change(NamedTuple):
 
 
 def read_changes(completion: str) -> Iterator[Change]:
-    """Yield every complete write and replacement, in order of the calls."""
+    """Yield every complete write and replacement, in order of the calls, else those written as text."""
+    calls = False
     for call in sorted(find_calls(completion), key=lambda call: call.at):
         arguments = dict(call.arguments)
         path = find_path(arguments).removeprefix("./")
-        if path and call.name in WRITES:
+        command = str(arguments.get("command") or "")
+        if call.name in EDITORS and command == "create" and isinstance(arguments.get("file_text"), str):
+            yield Change(path, None, arguments["file_text"])
+        elif call.name in SHELLS:
+            yield from _read_heredocs(command.split("\n"))
+        elif path and call.name in WRITES:
             contents = (arguments[name] for name in _CONTENTS if isinstance(arguments.get(name), str))
             yield from (Change(path, None, text) for text in islice(contents, 1))
-        elif path and call.name in EDITS:
+        elif path and call.name in (*EDITS, *EDITORS):
             yield from (Change(path, edit.old, edit.new, edit.everywhere) for edit in read_edits(arguments))
+        calls = True
+    if not calls:
+        yield from _read_texts(completion)
+
+
+def _read_texts(completion: str) -> Iterator[Change]:
+    """Yield changes that are written as a patch of Codex, as SEARCH/REPLACE blocks, or as heredocs of a shell."""
+    lines = completion.split("\n")
+    begin = next((at for at, line in enumerate(lines) if line.strip() == "*** Begin Patch"), None)
+    if begin is not None:
+        for patch in read_patch({"input": "\n".join(lines[begin + 1 :])}):
+            if patch.kind == "Add":
+                yield Change(patch.path, None, patch.text)
+            elif patch.kind == "Update" and not patch.target:
+                yield from (Change(patch.path, edit.old, edit.new) for edit in patch.hunks)
+        return
+    yield from _read_search_and_replace(lines)
+    for part in fenced(lines):
+        if isinstance(part, Fenced) and part.info.lower() in ("bash", "sh", "shell"):
+            yield from _read_heredocs(part.lines)
+
+
+def _read_search_and_replace(lines: Sequence[str]) -> Iterator[Change]:
+    path, parts = "", list[list[str]]()
+    for line in lines:
+        if line.startswith("<<<<<<< SEARCH"):
+            parts = [[]]
+        elif parts and line.startswith("======="):
+            parts.append([])
+        elif len(parts) == 2 and line.startswith(">>>>>>> REPLACE"):
+            old, new = ("".join(f"{one}\n" for one in part) for part in parts)
+            yield Change(path, old, new)
+            parts = []
+        elif parts:
+            parts[-1].append(line)
+        elif line.strip() and not line.startswith("```"):
+            path = line.strip().strip("`*:# ").removeprefix("./")
+
+
+def _read_heredocs(lines: Sequence[str]) -> Iterator[Change]:
+    path, end, text = "", "", list[str]()
+    for line in lines:
+        if end and line.strip() == end:
+            yield Change(path, None, "".join(f"{one}\n" for one in text))
+            end = ""
+        elif end:
+            text.append(line)
+        elif match := _HEREDOC.match(line.strip()):
+            path, end, text = match["path"].removeprefix("./"), match["end"], []
 
 
 def apply_changes(changes: Collection[Change], spec: Mapping[str, Any]) -> Candidate:
@@ -243,7 +304,10 @@ def apply_changes(changes: Collection[Change], spec: Mapping[str, Any]) -> Candi
         if times > MAX_TIMES:
             raise Refusal("ambiguous", f"The answer writes {path} {times} times; write the file once, whole.")
     files = dict(spec["files"])
-    for path, old, new, everywhere in changes:
+    for written, old, new, everywhere in changes:
+        # Some tools take absolute paths.
+        known = [name for name in files if written.startswith("/") and written.endswith(f"/{name}")]
+        path = known[0] if len(known) == 1 else written
         if refused := refused_path(path, spec):
             raise refused
         if old is None:

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cards.lint import lint_file
 from cards.render import write_model_card
-from pimono_sdpo.training.models import WEIGHTS, save_adapter
+from pimono_sdpo.training.models import WEIGHTS
+from pimono_sdpo.training.output import save_adapter
 from tests.card_data import TOKENIZER, report, run
 from tests.loopback_hub.client import run_client
 from tests.loopback_hub.server import LoopbackHub

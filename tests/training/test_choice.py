@@ -77,7 +77,7 @@ SMALL = {"max_steps": 2, "use_cpu": True, "dtype": "float32", "report_to": "none
     [
         ("gemma4_12b", "tiny", {"method": "sdpo"}),
         ("gemma4_12b", "tiny", {}),
-        ("qwen3_4b", "tiny_qwen", {"generations": 8, "gradient_accumulation_steps": 4, "warmup_steps": 0}),
+        ("qwen3_4b", "tiny_qwen", {"generations": 4, "gradient_accumulation_steps": 2, "warmup_steps": 0}),
         ("cpu", "tiny_llama", {}),
     ],
 )
@@ -100,7 +100,11 @@ def test_rows_with_answers_start_the_recipe_for_a_cpu(
     method: str, made: Any, tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = written(tmp_path / "rows", made())
-    options = {"model_name_or_path": str(tiny_llama), "output_dir": str(tmp_path / "out"), "report_to": "none"}
+    options: dict[str, Any] = {
+        "model_name_or_path": str(tiny_llama),
+        "output_dir": str(tmp_path / "out"),
+        "report_to": "none",
+    }
     out = train(rows, config="cpu", max_steps=1, held_out=0.4, max_length=2048, **options)
     assert capsys.readouterr().out.startswith(f"method {method}, recipe cpu.yaml, model ")
     log = json.loads((out / "run.json").read_text())

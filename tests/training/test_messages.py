@@ -59,7 +59,6 @@ def refused(argv: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[s
         (("--distillation_weight", "0.5", "--num_generations", "1"), "--num_generations is 1, so there is no other"),
         (("--feedback", "none", "--num_generations", "1"), "--num_generations is 1, so there is no other completion"),
         (("--distillation_mode", "topk_logits"), "give --distillation_topk"),
-        (("--loss_type", "ppo"), "invalid choice: 'ppo'"),
         (("--use_vllm", "true"), "--use_vllm needs the package `vllm`; install it"),
         (("--use_liger_kernel", "true"), "--use_liger_kernel needs the package `liger_kernel`; install it"),
         (("--accelerator_config", "gone.json"), "No such file or directory: 'gone.json'"),
@@ -93,7 +92,9 @@ def test_a_recipe_for_a_gpu_is_not_trained_on_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = f"This machine has no GPU, which the recipe {recipe}.yaml needs; train with --on hf:FLAVOR"
+    words = (
+        f"This machine has no GPU, which the recipe {recipe}.yaml needs; give --config cpu, train with --on hf:FLAVOR"
+    )
     refused(("--config", recipe, "--dataset", "me/rows", "--force", "true"), tmp_path, capsys, words)
 
 
@@ -191,8 +192,8 @@ def test_arguments_that_do_not_fit_the_model_are_one_sentence(
         ("reward_terms", [None], "Expected `str`, got `null` - at `$.reward_terms[0]`"),
         ("reward_terms", "enoent", "Expected `array | null`, got `str` - at `$.reward_terms`"),
         ("privileged_context", 7, "got `int` - at `$.privileged_context`"),
-        ("privileged_context", " ", "has a text in privileged_context, so the teacher of --feedback trace would read"),
-        ("privileged_context", None, "has a text in privileged_context, so the teacher of --feedback trace would"),
+        ("privileged_context", " ", "has a text in privileged_context, so the teacher would read"),
+        ("privileged_context", None, "has a text in privileged_context, so the teacher would"),
         ("prompt", [{"text": "hi"}], "missing required field `role` - at `$.prompt[0]`"),
         ("prompt", "hi", "its prompt is text; write a list of messages"),
         ("prompt", [None], "Expected `object`, got `null` - at `$.prompt[0]`"),

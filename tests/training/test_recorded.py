@@ -5,7 +5,7 @@ import re
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -58,8 +58,8 @@ def done(
 
 def prepared(method: str, folder: Path, tiny: Path, dataset: Dataset, adapter: Path | None = None) -> Prepared:
     _, model_args = arguments(folder, tiny)
-    options, config = TYPES[method]
-    args: Any = config(
+    options, config = (cast("Any", kind) for kind in TYPES[method])
+    args = config(
         output_dir=str(folder),
         use_cpu=True,
         bf16=False,
@@ -72,7 +72,7 @@ def prepared(method: str, folder: Path, tiny: Path, dataset: Dataset, adapter: P
         report_to="none",
         disable_tqdm=True,
     )
-    job: Any = options(**({} if adapter is None else {"adapter": str(adapter)}))
+    job = options(**({} if adapter is None else {"adapter": str(adapter)}))
     run.settle(job, args)
     setup = run.set_up(job, args, model_args)
     fitted = run.fit(setup, dataset)

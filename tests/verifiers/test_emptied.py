@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from rewards.attacks import attacks, self_test
 from rewards.verifiers import syntax
 from rewards.verifiers.answer import read_candidate
-from rewards.verifiers.reward import VerifierReward, attacks, self_test
+from rewards.verifiers.reward import VerifierReward
 from rewards.verifiers.rubric import Rubric
 from tests.verifiers.refusals import refusal
 
@@ -46,8 +47,10 @@ def test_files_without_code_may_be_emptied() -> None:
 def test_the_self_test_deletes_the_code() -> None:
     row = {"prompt": "Fix f.", "verifier_spec": json.dumps(SPEC)}
     names = [name for name, _ in attacks(row)]
-    assert {"code_deleted", "code_deleted_by_a_diff", "code_deleted_by_a_write"} <= set(names)
-    assert self_test(VerifierReward(Rubric([syntax.verify])), [row]) == []
+    assert {"idle_code", "code_deleted_by_a_diff", "code_deleted_by_a_write", "code_unchanged"} <= set(names)
+    wins = {finding.case for finding in self_test(VerifierReward(Rubric([syntax.verify])), [row])}
+    assert "exit_code" in wins, "any code parses, so that syntax alone is not a reward"
+    assert not any("deleted" in case for case in wins)
 
 
 @pytest.mark.parametrize("opening", ['{"name": "write", ', "{", "```python\n", "a"])

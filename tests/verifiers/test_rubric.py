@@ -38,7 +38,7 @@ WORD = st.sampled_from(["passed", "skipped", "error", "failed", "failed:0.5", "f
         ("style:failed tests:error", None),
         ("gate:skipped style:skipped", 1.0),
         ("gate:skipped style:skipped tests:skipped", None),
-        ("style:skipped tests:skipped", 1.0),
+        ("style:skipped tests:skipped", None),
         ("style:failed tests:failed", GATE_SHARE),
         ("style:failed", GATE_SHARE + 0.79 * 0.75),
         ("tests:failed:0.5", GATE_SHARE + 0.79 * 0.625),
@@ -53,7 +53,8 @@ def test_the_reward(completion: str, reward: float | None) -> None:
 def test_only_a_complete_pass_is_a_success(gate: str, style: str, tests: str) -> None:
     result = RUBRIC(f"gate:{gate} style:{style} tests:{tests}", {})
     statuses = {part.status for part in result.results}
-    if "error" in statuses or statuses == {"skipped"}:
+    ungraded = not gate.startswith("failed") and style == tests == "skipped"
+    if "error" in statuses or ungraded:
         assert result.reward is None
     elif "failed" in statuses:
         assert result.reward is not None
