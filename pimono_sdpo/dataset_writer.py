@@ -10,7 +10,7 @@ writes  n_tokens (of the longer one of two), problem and detail
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -177,11 +177,11 @@ def write_dataset(
     source: tuple[str, str],
     used_options: Json,
     warnings: Sequence[str] = (),
-    others: Sequence[str] = (),
+    others: Mapping[str, str] = {},
 ) -> Json:
     """Run the parts, write `out` and return its report; `table` has the columns of rows and rejects.
 
-    `source` is its kind and name; `used_options`, `warnings` and `others` (files that are not sessions) are for the
+    `source` is its kind and name; `used_options`, `warnings` and `others` (see `Source`) are for the
     report. Without any rows, only the rejects are published. Training rows for tasks of the test suite of
     `options` raise Leakage and leave `out` unchanged.
     """
