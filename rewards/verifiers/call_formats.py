@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pimono_sdpo.errors import require_extra
+from pimono_sdpo.traces.events import MAX_DEPTH
 
 
 class Family(msgspec.Struct, frozen=True):
@@ -69,7 +70,6 @@ def decode(completion_ids: Sequence[int], tokenizer: Any, end_ids: Collection[in
 
 MAX_CHARS = 400_000  # enough for a whole file in one call; more would take seconds
 MAX_CALLS = 64  # real sessions have up to 16 in one message
-MAX_DEPTH = 64
 MAX_STRINGS = 1_000  # transformers restores Gemma's strings one by one
 MAX_CLOSING_TAGS = 16  # closing tags within one call
 
