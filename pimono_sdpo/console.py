@@ -12,7 +12,7 @@ from typing import Any, TextIO, cast
 from urllib.parse import urlsplit
 
 from pimono_sdpo.errors import EngineError, PimonoError
-from pimono_sdpo.text import escape_controls, is_this_machine
+from pimono_sdpo.text import escape_controls, escape_line, is_this_machine
 
 # 128 and the number of the signal: what shells report of a program that SIGINT (Ctrl-C) has ended, and of one that
 # SIGPIPE has ended because the reader of its output, such as `head`, has read enough. Python ignores SIGPIPE, since it
@@ -89,8 +89,14 @@ def check_hub() -> None:
 
 def _exit(code: int, sentence: str) -> None:
     with suppress(BrokenPipeError):
-        sys.stderr.write(f"{escape_controls(sentence)}\n")
+        sys.stderr.write(f"{escape_line(sentence)}\n")
     sys.exit(code)
+
+
+def print_lines(*lines: str) -> None:
+    """Print lines that contain the names of files or folders."""
+    for line in lines:
+        print(escape_line(line))  # noqa: T201
 
 
 def _find_causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -128,7 +134,9 @@ class _Printable:
 
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return escape_controls(super().format(record))
+        # Warnings of others may have several lines.
+        escape = escape_line if record.name.startswith(("pimono_sdpo", "processors", "cards")) else escape_controls
+        return escape(super().format(record))
 
 
 def escape_warnings() -> None:

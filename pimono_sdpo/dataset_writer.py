@@ -32,6 +32,7 @@ from pimono_sdpo.stage import Filter, Map, Row, Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
 from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts
 from pimono_sdpo.suites.suite import load_suite
+from pimono_sdpo.text import escape_line
 from pimono_sdpo.traces.sources import Source
 from pimono_sdpo.training.token_budget import templated_ids
 from pimono_sdpo.version import __version__
@@ -271,4 +272,4 @@ def summarize(report: Json, out: Path) -> str:
     lines += [f"warning: {warning}" for warning in report["warnings"]]
     lines += describe_left_out(report)
     lines.append(f"rows, rejects, report.json and README.md are in {out}")
-    return "\n".join(lines)
+    return "\n".join(map(escape_line, lines))

@@ -10,6 +10,7 @@ from typing import Any
 from pimono_sdpo.errors import EmptySelection, PimonoError, SessionsCrashed
 from pimono_sdpo.runs.sessions import LEFT_OUT, NAMED, list_unreadable
 from pimono_sdpo.stage import CRASHED
+from pimono_sdpo.text import escape_line
 from pimono_sdpo.traces.drift import UNREAD
 from pimono_sdpo.traces.parse import NOT_READ
 from pimono_sdpo.traces.sources import AGENTS, SESSION_FILES
@@ -61,7 +62,7 @@ def describe_left_out(report: Json) -> list[str]:
     endings = [f"{one['count']} {ending} ({_list(**one)})" for ending, one in not_read.items() if ending not in WHY]
     if endings:
         lines.append(f"not read: {', '.join(endings)}; sessions are {', '.join(SESSION_FILES)} or .parquet files")
-    return lines
+    return [escape_line(line) for line in lines]
 
 
 def _list(names: Sequence[str], count: int) -> str:

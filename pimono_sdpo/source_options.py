@@ -11,8 +11,8 @@ from time import time
 
 import msgspec
 import pyarrow as pa
-import typer
 
+from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.runs.folders import require_disjoint
 from pimono_sdpo.session_options import SourceOptions
@@ -105,7 +105,7 @@ def open_one(source: str) -> Source:
     if source in WORDS:
         opened, summaries = find_own_sessions(source)
         for summary in summaries:
-            typer.echo(summary)
+            print_lines(summary)
         return replace(opened, recorder=tuple(find_own_names()))
     if re.fullmatch(r"\w+", source) and not Path(source).exists():
         similar = get_close_matches(source, WORDS, 1)

@@ -124,8 +124,10 @@ NAMES = ["red\x1b[31m", "\x1b]0;title\x07\x9b2J", "\u202egnp.exe", "bad\udcff", 
 def test_names_control_neither_terminal_nor_card(name: str, tmp_path: Path) -> None:
     (folder := tmp_path / name).mkdir()
     shutil.copy(SAMPLE_SESSIONS / "02_ledger_rounding.jsonl", folder / f"{name}.jsonl")
-    # It cannot be read, so the console names it.
+    # They cannot be read, so the console names them.
     (folder / f"{name}.jsonl.gz").write_bytes(b"broken")
+    (folder / f"{name}.txt").write_text("")
+    (folder / name).symlink_to("nowhere")
 
     def run(*words: str) -> str:
         command = [sys.executable, "-m", "pimono_sdpo", *words]
@@ -134,14 +136,25 @@ def test_names_control_neither_terminal_nor_card(name: str, tmp_path: Path) -> N
         printed = (done.stdout + done.stderr).decode()
         assert "Traceback" not in printed
         assert not CONTROLS.search(printed), printed
+        assert "line\nend" not in printed
         return printed
 
-    assert "skipped, since they cannot be read: " in run("filter", name, "--out", "rows", "--min-worth", "0")
+    printed = run("filter", name, "--out", "rows", "--min-worth", "0")
+    assert "skipped, since they cannot be read: " in printed
+    assert "1 .txt (" in printed
+    assert "1 link without a target (" in printed
+    printed = run("filter", name, "--out", f"{name}-rows", "--min-worth", "0")
+    assert "report.json and README.md are in " in printed
+    run("demo", "sessions", "--out", f"{name}-sessions")
     card = (tmp_path / "rows" / "README.md").read_text()
     assert not CONTROLS.search(card)
     assert len(re.findall(r"^\| `[^`\n]*` \| jsonl \| 2 \|$", card, re.MULTILINE)) == 1
     run("view", "rows", "--source", name, "--out", f"{name}.html")
     run("steps", name, "--out", "steps")
+    run("steps", "rows", "--out", "steps")
+    run("suite", "build", name, "--out", "suite")
+    run("push", name, "me/rows")
+    run("train", name, "--method", "sft", "--use_cpu", "true")
     assert not CONTROLS.search((tmp_path / "steps" / "README.md").read_text())
     assert "pimono-sdpo: `" in run("filter", f"{name}-none", "--out", "none")
 

@@ -326,7 +326,7 @@ def _follow(api: HfApi, job: JobInfo) -> None:
         # The stream of the log may break; only the final status counts.
         with suppress(HTTPError):
             for line in api.fetch_job_logs(follow=True, **job_key):
-                say(line)
+                say(line.expandtabs())
         with hub_errors(f"The result of job {name} is not known"):
             for attempt in retry_hub():
                 with attempt:

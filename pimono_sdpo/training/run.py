@@ -21,7 +21,7 @@ from pimono_sdpo.console import allow_cleanup, check_hub
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.push import Repo, remove_empty
 from pimono_sdpo.runs.folders import read_json
-from pimono_sdpo.text import escape_controls, shorten_line
+from pimono_sdpo.text import escape_line, shorten_line
 from pimono_sdpo.training import held_out, models, output, publish, tracking
 from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.callbacks import TimeLimit, now, time_limit_of
@@ -70,7 +70,7 @@ def run_script(method: str, argv: list[str], description: str | None) -> int:
         check_hub()
         run_job(method, argv, description)
     except PimonoError as error:
-        sys.stderr.write(escape_controls(f"train_{method}: {error}\n"))
+        sys.stderr.write(f"{escape_line(f'train_{method}: {error}')}\n")
         return 2
     return 0
 
@@ -214,7 +214,8 @@ class Run:
 
     def _run_preflight(self) -> Json:
         findings = preflight(self.method, hardware_of(self.job.flavor))
-        say(as_text(findings))
+        for line in as_text(findings).split("\n"):
+            say(line)
         on_command_line = any(word.partition("=")[0] == "--force" for word in self.command)
         forced_by = "--force" if on_command_line else f"`force: true` in the recipe {self.recipe}"
         refuse(findings, forced_by if self.job.force else "")
