@@ -42,7 +42,7 @@ def run(program: Callable[[], object], name: str, interrupted: str) -> None:
     The program calls `allow_cleanup` when its imports are done. `interrupted` is the sentence after Ctrl-C.
     """
     # In the background of a shell script, Ctrl-C is ignored.
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    is_default = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL)
     if is_default:
         signal.signal(signal.SIGINT, _EndAtOnce(f"{name}: {interrupted}.\n"))
     try:

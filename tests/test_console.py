@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,13 @@ def test_ctrl_c_during_an_import_is_one_sentence(program: str, module: str, tmp_
     assert done.returncode == 130, done.stderr
     (sentence,) = done.stderr.splitlines()
     assert sentence.startswith(f"{Path(words[0]).stem}: interrupted; ")
+
+
+@pytest.mark.parametrize("job", ["demo", "finetune_together"])
+def test_ctrl_c_in_the_first_import_of_a_job_ends_it(job: str) -> None:
+    command = [sys.executable, "-c", PRESS, "argparse", f"{ROOT}/jobs/{job}.py"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 @pytest.fixture
@@ -154,7 +162,7 @@ def test_names_control_neither_terminal_nor_card(name: str, tmp_path: Path) -> N
     run("steps", "rows", "--out", "steps")
     run("suite", "build", name, "--out", "suite")
     run("push", name, "me/rows")
-    run("train", name, "--method", "sft", "--use_cpu", "true")
+    run("train", f"{name}.html", "--method", "sft", "--use_cpu", "true")
     assert not CONTROLS.search((tmp_path / "steps" / "README.md").read_text())
     assert "pimono-sdpo: `" in run("filter", f"{name}-none", "--out", "none")
 

@@ -277,6 +277,18 @@ def test_null_bytes_alone_are_not_utf_16(traces: Path, content: bytes) -> None:
     assert table["trace"][1].as_py() == content
 
 
+@pytest.mark.parametrize("name", ["A.JSONL", "A.Jsonl.GZ", "A.PARQUET"])
+def test_the_case_of_an_ending_does_not_matter(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    if name == "A.PARQUET":
+        pq.write_table(pa.table({"trace": [session("a")], "file_path": ["a"]}), file)
+    else:
+        file.write_bytes(gzip.compress(session("a").encode()) if name.endswith("GZ") else session("a").encode())
+    for source in (file, tmp_path):
+        (shard,) = open_source(str(source)).shards
+        assert [len(table) for table in read_sessions(shard)] == [1]
+
+
 METADATA = """\
 {"type": "mode", "mode": "normal", "sessionId": "5f2c"}
 {"type": "ai-title", "aiTitle": "Repair the cart", "sessionId": "5f2c"}
@@ -323,10 +335,11 @@ def test_everything_that_is_not_read_is_counted_and_named(traces: Path) -> None:
 @pytest.mark.parametrize("command", ["steps", "pairs"])
 def test_steps_and_pairs_name_what_is_not_read(traces: Path, tmp_path: Path, command: str) -> None:
     write_others(traces)
+    (traces / "journal.jsonl").write_text(json.dumps({**HEADER, "id": "its-id"}))
     done = cli(command, traces, "--out", tmp_path / "out")
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["not_read"]["unknown_harness"] == {"count": 1, "names": ["copilot.jsonl"]}
-    assert report["not_read"]["no_messages"]["count"] == 2
+    assert report["not_read"]["no_messages"] == {"count": 2, "names": ["journal.jsonl", "only-metadata.jsonl"]}
     assert report["not_read"][".json"]["count"] == 6
     assert "unknown_harness: copilot.jsonl (not written by " in done.stdout + done.stderr
     assert "6 .json (0.json, " in done.stdout + done.stderr

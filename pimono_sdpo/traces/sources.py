@@ -82,7 +82,7 @@ def find_parquet_files(source: str) -> ParquetFiles:
         revision, names = hub.find_parquet(source)
         return ParquetFiles(source, tuple(names), revision=revision)
     root, files, _ = local
-    names = [file.relative_to(root).as_posix() for file in files if file.suffix == ".parquet"]
+    names = [file.relative_to(root).as_posix() for file in files if _is_parquet(file)]
     if not names:
         raise SourceError(f"`{source}` contains no .parquet files; use a folder that does.")
     return ParquetFiles(Path(source).name, tuple(names), root=root)
@@ -216,7 +216,7 @@ Kind = Literal["viewer_export", "jsonl", "dataset", "hub", "several"]
 
 SESSION_FILES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 # OpenClaw renames a session to `.jsonl.reset.TIME` when the next one begins.
-_SESSION_NAME = re.compile(r"\.jsonl(?:\.reset\.[\w.-]+)?(?:\.gz|\.zst)?$")
+_SESSION_NAME = re.compile(r"\.jsonl(?:\.reset\.[\w.-]+)?(?:\.gz|\.zst)?$", re.IGNORECASE)
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _OTHER_KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 # The largest session known from bug reports has 153 MB; reading one takes several times its size in memory.
@@ -314,13 +314,13 @@ def open_source(source: str) -> Source:
             for f in files
             if f.name[0] != "." and (is_session(f) or "/." not in f"/{f.relative_to(root).as_posix()}")
         ]
-        data = [file for file in files if file.parent == path / "data" and file.suffix == ".parquet"]
+        data = [file for file in files if file.parent == path / "data" and _is_parquet(file)]
         for first in data[:1]:
             with _open_parquet(first, first.name) as parquet:
                 if set(parquet.schema_arrow.names).issuperset(ROLLOUT_COLUMNS):
                     # The folder also contains the rejects and traces of the same rollouts.
                     files = data
-    parquet = [file for file in files if file.suffix == ".parquet"]
+    parquet = [file for file in files if _is_parquet(file)]
     raw = [file for file in files if is_session(file)]
     others = name_others(files, root, left_out)
     if not parquet and not raw:
@@ -362,6 +362,10 @@ def join_sources(sources: Sequence[Source]) -> Source:
 def is_session(file: Path) -> bool:
     """Return whether a file has the name of a raw session."""
     return bool(_SESSION_NAME.search(file.name))
+
+
+def _is_parquet(file: Path) -> bool:
+    return file.suffix.lower() == ".parquet"
 
 
 def name_others(files: Iterable[Path], root: Path, left_out: LeftOut) -> dict[str, str]:
@@ -539,7 +543,7 @@ def read_head(file: Path, size: int) -> bytes:
 
 def _open_raw(file: Path) -> Any:
     """Open a raw session file and decompress it; its name may be other than UTF-8."""
-    compression = _COMPRESSIONS.get(file.suffix)
+    compression = _COMPRESSIONS.get(file.suffix.lower())
     stream = file.open("rb")
     return pa.input_stream(stream, compression=compression) if compression else stream
 
@@ -574,7 +578,7 @@ def _read_session(file: Path) -> bytes:
     """Return a session, decompressed; raises OverflowError if it has more than MAX_SESSION bytes then."""
     _check_size(size_of(file))
     with _open_raw(file) as stream:
-        if file.suffix not in _COMPRESSIONS:
+        if file.suffix.lower() not in _COMPRESSIONS:
             return _decode_utf16(stream.read())
         chunks: list[bytes] = []
         size = 0

@@ -29,7 +29,7 @@ from pimono_sdpo.training.console import is_main_process, say, warn
 from pimono_sdpo.training.launch import COMMAND
 from pimono_sdpo.training.memory import hardware_of
 from pimono_sdpo.training.method import Method
-from pimono_sdpo.training.options import SMOKE_TEST, is_local
+from pimono_sdpo.training.options import SMOKE_TEST, check_folder, is_local
 from pimono_sdpo.training.preflight import as_text, preflight, refuse
 from pimono_sdpo.training.sdpo import SDPO
 from pimono_sdpo.training.supervised import DPO, SFT
@@ -92,6 +92,8 @@ class Run:
         if getattr(self.job, "reward", None) == "trace_grounding":
             say(SMOKE_TEST)
         say(f"recipe {self.recipe}, model {self.model_args.model_name_or_path}")
+        if self.job.dataset is not None:
+            check_folder(self.job.dataset)
         self.method = method(self.job, self.args, self.model_args)
         if self.method.lacks_gpu and self.job.mode != "preflight":
             raise TrainingInputError(
