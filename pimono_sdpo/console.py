@@ -42,6 +42,11 @@ def run(program: Callable[[], object], name: str, interrupted: str) -> None:
     The program calls `allow_cleanup` when its imports are done. `interrupted` is the sentence after Ctrl-C.
     """
     # In the background of a shell script, Ctrl-C is ignored.
+    if sys.stderr is None:
+        # Otherwise the next file that is opened would get what libraries print.
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    if sys.stdout is None:
+        _exit(2, f"{name}: The standard output is closed; send it to a file or to /dev/null.")
     is_default = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL)
     if is_default:
         signal.signal(signal.SIGINT, _EndAtOnce(f"{name}: {interrupted}.\n"))
@@ -58,6 +63,8 @@ def run(program: Callable[[], object], name: str, interrupted: str) -> None:
         # Typer turns both into a SystemExit.
         if any(isinstance(cause, BrokenPipeError) for cause in causes) and _drop_closed():
             sys.exit(PIPE_CLOSED)
+        if any(isinstance(cause, OSError) for cause in causes) and (reason := _drop_unwritten()):
+            _exit(2, f"{name}: Cannot write to the standard output: {reason}.")
         if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
             _exit(INTERRUPTED, f"{name}: {interrupted}.")
         if isinstance(error, OSError) and error.errno in ADVICE:
@@ -117,6 +124,16 @@ def _drop_closed() -> bool:
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
             closed.append(descriptor)
     return bool(closed)
+
+
+def _drop_unwritten() -> str:
+    """Return why stdout does not take what is still buffered for it, "" if it does; drop it then."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return str(error.strerror).lower()
+    return ""
 
 
 class _Printable:

@@ -113,6 +113,25 @@ def test_a_closed_pipe_ends_a_program_as_shells_expect(rows: Path) -> None:
     assert (rows / "again" / "report.json").is_file()
 
 
+@pytest.mark.parametrize("words", ["filter samples --out again", "demo sessions --out sessions", "--help"])
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        (">/dev/full", "Cannot write to the standard output: no space left on device."),
+        (">&-", "The standard output is closed; send it to a file or to /dev/null."),
+        (">/dev/full 2>&-", None),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_one_sentence(
+    words: str, output: str, sentence: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "samples").symlink_to(SAMPLE_SESSIONS)
+    command = f"{sys.executable} -m pimono_sdpo {words} {output}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1"}
+    done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, f"pimono-sdpo: {sentence}\n" if sentence else "")
+
+
 def test_an_error_is_told_on_a_closed_pipe_too(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)

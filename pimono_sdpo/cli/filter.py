@@ -54,7 +54,7 @@ def run(options: Options) -> None:
     if options.correction_judge or options.row_judge:
         from pimono_sdpo.llm.settings import find_endpoint
 
-        typer.echo(f"redacted texts are sent to `{find_endpoint(options.judge_provider).host}` for the judge")
+        typer.echo(f"redacted texts for the judge are sent to {find_endpoint(options.judge_provider).destination}")
     source = open_sessions(options, options.out)
     if only is not None:
         counts = make_parts(source, options.out, options, only, workers=options.workers, engine=options.engine)

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from os import environ
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from datasets import Dataset
@@ -21,7 +22,7 @@ from pimono_sdpo.console import allow_cleanup, check_hub
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.push import Repo, remove_empty
 from pimono_sdpo.runs.folders import read_json
-from pimono_sdpo.text import escape_line, shorten_line
+from pimono_sdpo.text import escape_line, is_this_machine, shorten_line
 from pimono_sdpo.training import held_out, models, output, publish, tracking
 from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.callbacks import TimeLimit, now, time_limit_of
@@ -208,6 +209,7 @@ class Run:
             "the adapter, its card, run log and page, to the repository": repository,
             "checkpoints, to the private bucket": self.checkpoints and self.checkpoints.bucket,
             "metrics and sampled answers, to the Space": space if logged else None,
+            "prompts and weights, to the vLLM server at": _find_vllm_host(self.args),
         }
         for what, destination in destinations.items():
             if destination:
@@ -320,6 +322,14 @@ ARGUMENTS_OF_METHOD = {
     "dpo": "max_length beta loss_type loss_weights label_smoothing".split(),
 }
 PACKAGES = "trl transformers peft bitsandbytes torch accelerate datasets huggingface_hub trackio".split()
+
+
+def _find_vllm_host(args: Any) -> str | None:
+    """Return the host of a vLLM server on another machine, None without one."""
+    if not getattr(args, "use_vllm", False) or args.vllm_mode != "server":
+        return None
+    host = urlsplit(args.vllm_server_base_url or f"//{args.vllm_server_host}").hostname or ""
+    return None if is_this_machine(host) else host
 
 
 def describe_run(method: Method) -> Json:
