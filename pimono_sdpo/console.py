@@ -63,7 +63,8 @@ def run(program: Callable[[], object], name: str, interrupted: str) -> None:
         # Typer turns both into a SystemExit.
         if any(isinstance(cause, BrokenPipeError) for cause in causes) and _drop_closed():
             sys.exit(PIPE_CLOSED)
-        if any(isinstance(cause, OSError) for cause in causes) and (reason := _drop_unwritten()):
+        unnamed = any(isinstance(cause, OSError) and cause.filename is None for cause in causes)
+        if unnamed and (reason := _drop_unwritten()):
             _exit(2, f"{name}: Cannot write to the standard output: {reason}.")
         if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
             _exit(INTERRUPTED, f"{name}: {interrupted}.")
@@ -127,8 +128,9 @@ def _drop_closed() -> bool:
 
 
 def _drop_unwritten() -> str:
-    """Return why stdout does not take what is still buffered for it, "" if it does; drop it then."""
+    """Return why stdout takes no more, "" if it does; drop what is still buffered for it."""
     try:
+        sys.stdout.write("\n")
         sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -88,9 +88,10 @@ def test_more_tokens_than_the_vocabulary_has_are_refused(tmp_path: Path, tiny: P
 
 def test_a_loss_that_trl_does_not_have_is_refused() -> None:
     parser = open_parser(DPO.OPTIONS, DPO.CONFIG)
-    assert parser.parse_args_and_config(["--loss_type", "sigmoid", "sft"])[1].loss_type == ["sigmoid", "sft"]
+    plain = ["--use_cpu", "true", "--bf16", "false", "--loss_type", "sigmoid"]
+    assert parser.parse_args_and_config([*plain, "sft"])[1].loss_type == ["sigmoid", "sft"]
     with pytest.raises(TrainingInputError, match="invalid choice: 'nope'"):
-        parser.parse_args_and_config(["--loss_type", "sigmoid", "nope"])
+        parser.parse_args_and_config([*plain, "nope"])
 
 
 @pytest.mark.parametrize(
