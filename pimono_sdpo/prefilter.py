@@ -24,6 +24,7 @@ try:
 except ImportError:  # the extra `fast` is not installed
     hyperscan = None
 
+UNSUPPORTED = b"unsupported"  # the content of a file of the cache for patterns that Hyperscan cannot compile
 # Returns the numbers of the patterns that match a text in UTF-8.
 Scan = Callable[[bytes], list[int]]
 
@@ -135,19 +136,26 @@ def compile_hyperscan(widened: Sequence[str]) -> Scan | None:
     """Compile the patterns into one automaton, or load it from the cache; None if Hyperscan lacks a construct."""
     name = hashlib.sha256("\0".join([hyperscan.__version__, *widened]).encode()).hexdigest()[:32]
     file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pimono_sdpo" / "hyperscan" / name
+    stored = None
+    with suppress(OSError):  # the patterns have not been compiled here
+        stored = file.read_bytes()
+    if stored == UNSUPPORTED:
+        return None
     try:
-        database = hyperscan.loadb(file.read_bytes(), hyperscan.HS_MODE_BLOCK)
-    except (OSError, hyperscan.error):  # not there, cut off, or of another kind of processor
+        database = hyperscan.loadb(stored or b"", hyperscan.HS_MODE_BLOCK)
+    except hyperscan.error:  # there is none, or it is cut off or of another kind of processor
         database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
         try:
             database.compile([_without_flags(one) for one in widened], flags=[_list_flags(one) for one in widened])
         except hyperscan.error:
-            return None
+            database = None
         with suppress(OSError):  # without a cache, the next process compiles again
             file.parent.mkdir(parents=True, exist_ok=True)
             aside = file.with_suffix(f".{os.getpid()}")
-            aside.write_bytes(hyperscan.dumpb(database))
+            aside.write_bytes(hyperscan.dumpb(database) if database else UNSUPPORTED)
             aside.replace(file)
+    if database is None:
+        return None
     memory = threading.local()  # each thread needs its own
 
     def scan(text: bytes) -> list[int]:
