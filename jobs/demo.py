@@ -8,6 +8,11 @@ helps. The second is a tiny random model of the class of Gemma 4 12B, which test
 reloading. Both the task and the weights of the first are in the checkout only.
 """
 
+if __name__ == "__main__":
+    from pimono_sdpo.__main__ import end_at_once
+
+    end_at_once()
+
 import argparse
 import json
 import os

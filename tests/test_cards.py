@@ -230,7 +230,7 @@ def test_held_out_scores_are_in_the_card_and_its_model_index() -> None:
     evaluation = {"split": "test", "sessions": 3, "completions": 12, "reward": part, "pass_rate": part}
     card = render_model_card(report(), run(evaluation=evaluation))
     assert "| mean reward | 0.25 (0.125 to 0.5) | 0.375 (0.125 to 0.5) | 0.25 |" in card
-    assert "12 completions for rows of 3 sessions of the split `test`" in card
+    assert "Rows of 3 sessions or tasks (test)" in card
     assert "No held-out evaluation" not in card
     (index,) = front_matter(card)["model-index"]
     (result,) = index["results"]
@@ -265,7 +265,7 @@ def test_the_card_says_what_the_preflight_found_and_what_force_overrode(
         "stops": ["There is nothing to distil."],
     }
     card = render_model_card(report(), log)
-    assert "| preflight | 25.0 % of 8 completions were a success" in card
+    assert "| Preflight | 25.0 % of 8 completions were a success" in card
     assert "12.5 GiB of 24.0 estimated; advised against this training, overridden" in card
     assert "and `--force` overrode it: There is nothing to distil." in card
     assert said in card

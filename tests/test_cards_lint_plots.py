@@ -51,7 +51,7 @@ def test_a_log_without_every_step_still_counts_all_steps() -> None:
     card = render_model_card(None, run(log_history=every_fifth))
     assert [entry["step"] for entry in every_fifth] == [5, 10, 15, 20]
     assert "| Max steps | 24 |" in card
-    assert "| completions sampled | 48 |" in card
+    assert "| Completions sampled | 48 |" in card
     by_epochs = run(arguments={**run()["arguments"], "max_steps": -1})
     assert "| Max steps | 24 |" in render_model_card(None, by_epochs)
 
@@ -59,15 +59,15 @@ def test_a_log_without_every_step_still_counts_all_steps() -> None:
 def test_arguments_are_not_rounded() -> None:
     arguments = {**run()["arguments"], "learning_rate": 1.23456e-05, "temperature": 0.912345}
     card = render_model_card(None, run(arguments=arguments))
-    assert "| learning rate | 1.23456e-05 |" in card
-    assert "| temperature | 0.912345 |" in card
+    assert "| Learning rate | 1.23456e-05 |" in card
+    assert "| Temperature | 0.912345 |" in card
 
 
 @pytest.mark.parametrize(
     ("fractions", "said", "not_said"),
     [
-        ([0.0, 0.0], "No rollout reached the success threshold", "was a success."),
-        ([0.5, 1.0], "For 75.0 % of the prompts sampled", "No rollout reached"),
+        ([0.0, 0.0], "No completion reached the success threshold", "was a success."),
+        ([0.5, 1.0], "For 75.0 % of the prompts sampled", "No completion reached"),
         ([], "No held-out evaluation", "was a success."),
     ],
 )
@@ -82,7 +82,7 @@ def test_the_limitations_say_how_often_it_worked(fractions: list[float], said: s
 @pytest.mark.parametrize(
     ("changes", "tagged", "teacher"),
     [
-        ({}, True, "the model's own\nmoving average"),
+        ({}, True, "the model's own moving average"),
         ({"load_in_4bit": False, "teacher_model_kind": "base"}, False, "the base model without"),
         ({"load_in_4bit": False, "load_in_8bit": True, "teacher_model_kind": "live"}, True, "the model itself"),
     ],

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from pimono_sdpo.errors import TrainingInputError, require_extra
-from pimono_sdpo.text import escape_controls
+from pimono_sdpo.text import escape_line
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -64,13 +64,13 @@ def is_main_process() -> bool:
 
 def warn(text: str) -> None:
     """Print a warning on stderr."""
-    sys.stderr.write(f"warning: {escape_controls(text)}\n")
+    sys.stderr.write(f"warning: {escape_line(text)}\n")
 
 
 def say(text: str) -> None:
     """Print a line in the main process only."""
     if is_main_process():
-        print(text, flush=True)  # noqa: T201
+        print(escape_line(text), flush=True)  # noqa: T201
 
 
 def import_libraries() -> None:

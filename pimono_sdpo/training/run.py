@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from os import environ
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import datasets
 import torch
@@ -31,16 +32,18 @@ from pimono_sdpo.console import allow_cleanup, check_hub
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.push import Repo, remove_empty
 from pimono_sdpo.runs.folders import read_json
-from pimono_sdpo.text import escape_controls, shorten_line
+from pimono_sdpo.text import escape_line, is_this_machine, shorten_line
 from pimono_sdpo.training import callbacks, is_main_process, models, output, preflight, say, warn
 from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.launch import COMMAND
 from pimono_sdpo.training.options import (
     DEFAULT_RECIPE,
+    OPTIONAL_PACKAGES,
     READS,
     SAMPLING,
     SMOKE_TEST,
     SMOKE_THRESHOLD,
+    check_generations,
     choose,
     is_local,
     split_options,
@@ -80,8 +83,6 @@ from rewards.verifiers.tool_calls import TOOL_SETS, definitions
 SMOKE_STEPS = 2
 # The columns of recorded answers.
 TARGETS = {"sft": ("completion",), "dpo": ("chosen", "rejected")}
-# The packages that options need; TRL looks for them only once the weights are loaded.
-OPTIONAL_PACKAGES = {"use_vllm": "vllm", "use_liger_kernel": "liger_kernel"}
 # Names and prefixes of arguments that do not affect the weights: where a run writes and logs to.
 NO_EFFECT = (
     *("output_dir", "run_name", "project", "report_to", "disable_tqdm", "log_", "logging_"),
@@ -101,7 +102,7 @@ def run_script(method: str, argv: list[str], description: str | None) -> int:
         check_hub()
         run_job(method, argv, description, "gemma4_12b" if method == "sdpo" else DEFAULT_RECIPE)
     except PimonoError as error:
-        sys.stderr.write(escape_controls(f"train_{method}: {error}\n"))
+        sys.stderr.write(f"{escape_line(f'train_{method}: {error}')}\n")
         return 2
     return 0
 
@@ -125,15 +126,6 @@ def run_job(method: str, argv: list[str], description: str | None = None, recipe
         argv = [*argv, "--method", method]
     job, args, model_args, recipe = parse_job(method, argv, recipe, description)
     method = getattr(args, "method", method)
-    if rows is None and job.dataset is not None:
-        rows = load_rows(job.dataset, config=job.dataset_config)
-    choice = choose(method, rows.column_names if rows else (), specs_of(rows) if rows else None)
-    if method in SAMPLING and job.reward is None:
-        job.reward, job.grade = choice.reward, job.grade or [*choice.grade]
-    if method in SAMPLING and job.reward == SMOKE_TEST and args.success_reward_threshold == 1.0:
-        # TRL's default, which this reward does not reach.
-        args.success_reward_threshold = SMOKE_THRESHOLD
-    say(choice.sentence(recipe, model_args.model_name_or_path, getattr(job, "reward", None)))
     settle(job, args)
     if args.device.type == "cpu" and not args.use_cpu and job.mode != "preflight":
         raise TrainingInputError(
@@ -142,6 +134,15 @@ def run_job(method: str, argv: list[str], description: str | None = None, recipe
         )
     folder = Path(args.output_dir)
     with open_output(job, args, folder) as (destination, checkpoints, limit):
+        if rows is None and job.dataset is not None:
+            rows = load_rows(job.dataset, config=job.dataset_config)
+        choice = choose(method, rows.column_names if rows else (), specs_of(rows) if rows else None)
+        if method in SAMPLING and job.reward is None:
+            job.reward, job.grade = choice.reward, job.grade or [*choice.grade]
+        if method in SAMPLING and job.reward == SMOKE_TEST and args.success_reward_threshold == 1.0:
+            # TRL's default, which this reward does not reach.
+            args.success_reward_threshold = SMOKE_THRESHOLD
+        say(choice.sentence(recipe, model_args.model_name_or_path, getattr(job, "reward", None)))
         print_destinations(args, job.mode, destination, checkpoints)
         dataset = job.dataset
         if dataset is None:
@@ -292,14 +293,9 @@ def settle_sampling(job: Any, args: Any) -> None:
         )
     if args.METHOD == "sdft":
         args.num_generations_eval = args.num_generations_eval or 1
-    elif (
-        args.num_generations < 2
-        and args.method != "rft"
-        and (args.distillation_weight < 1 or feedback_of(job, args).mode == "none")
-    ):
-        raise TrainingInputError(
-            "--num_generations is 1, so there is no other completion of a prompt to compare one with; give at least 2."
-        )
+    else:
+        learns = args.distillation_weight >= 1 and feedback_of(job, args).mode != "none"
+        check_generations(args.method, args.num_generations, learns)
     args.chat_template_kwargs = {**TEMPLATE_KWARGS, **(args.chat_template_kwargs or {})}
     if job.tools is not None:
         if job.tools not in TOOL_SETS:
@@ -314,7 +310,7 @@ def open_output(
     """Lock OUTPUT, check that the adapter can be published, and fetch checkpoints from the Hub."""
     if args.METHOD == "sdpo":
         # The user's own code, before anything is downloaded.
-        hash_own([job.reward])
+        hash_own([job.reward or ""])
     # With --source, a preflight writes the rows.
     writes_nothing = job.mode == "preflight" and job.dataset is not None
     destination = None
@@ -341,6 +337,7 @@ def print_destinations(
         "the adapter, its card, run log and page, to the repository": destination and destination.name,
         "checkpoints, to the private bucket": checkpoints and checkpoints.bucket,
         "metrics and sampled answers, to the Space": space if logged else None,
+        "prompts and weights, to the vLLM server at": _find_vllm_host(args),
     }
     for what, where in destinations.items():
         if where:
@@ -384,6 +381,11 @@ def set_up(job: Any, args: Any, model_args: ModelConfig) -> Setup:
     setup = Setup(job, args, model_args, revision, tokenizer, adapter=adapter)
     if args.METHOD in TARGETS:
         return setup
+    if args.distillation_mode == "topk_logits" and args.distillation_topk > len(tokenizer):
+        raise TrainingInputError(
+            f"--distillation_topk is {args.distillation_topk}, and the model has {len(tokenizer)} tokens; give a "
+            "smaller number."
+        )
     setup.prompt_tokens = args.max_prompt_length or args.max_reprompt_len
     # The rows are fitted before; TRL would cut off <bos> and the start of the task.
     args.max_prompt_length = None
@@ -488,7 +490,8 @@ def run_preflight(setup: Setup, fitted: Fitted, held_out: Dataset | None) -> tup
         if peak is not None:
             findings["memory"]["measured_gib"] = round(peak / models.GIB, 2)
             findings["stops"] = [*preflight.too_little_memory(findings["memory"]), *findings["stops"]]
-    say(preflight.as_text(findings))
+    for line in preflight.as_text(findings).split("\n"):
+        say(line)
     return findings, trainer
 
 
@@ -746,6 +749,14 @@ ARGUMENTS_OF_METHOD = {
     "dpo": "max_length beta loss_type loss_weights label_smoothing".split(),
 }
 PACKAGES = "trl transformers peft bitsandbytes torch accelerate datasets huggingface_hub trackio".split()
+
+
+def _find_vllm_host(args: Any) -> str | None:
+    """Return the host of a vLLM server on another machine, None without one."""
+    if not getattr(args, "use_vllm", False) or args.vllm_mode != "server":
+        return None
+    host = urlsplit(args.vllm_server_base_url or f"//{args.vllm_server_host}").hostname or ""
+    return None if is_this_machine(host) else host
 
 
 def describe_run(setup: Setup, trainer: Any, given: int, fitted: Fitted) -> Json:

@@ -10,7 +10,7 @@ from datasets import Dataset
 from pimono_sdpo.errors import OutputError, TrainingInputError
 from pimono_sdpo.samples import write_samples
 from pimono_sdpo.training import models, output, rows, run, train
-from pimono_sdpo.training.arguments import Mode, SDPOArguments
+from pimono_sdpo.training.arguments import Mode, SDPOArguments, open_parser
 from pimono_sdpo.training.options import check_columns, find_recipe
 from tests.training.setup import JOBS, LETTERS, arguments, hand_made, prepare, sdpo
 
@@ -75,6 +75,20 @@ def test_unusable_rows_are_one_sentence(
 def test_what_python_gives_wrongly_is_one_sentence(given: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(TrainingInputError, match=words):
         train(given, **options)
+
+
+def test_more_tokens_than_the_vocabulary_has_are_refused(tmp_path: Path, tiny: Path) -> None:
+    args, model_args = arguments(tmp_path, tiny, distillation_mode="topk_logits", distillation_topk=10**7)
+    with pytest.raises(TrainingInputError, match="--distillation_topk is 10000000, and the model has"):
+        prepare(args, model_args, hand_made())
+
+
+def test_a_loss_that_trl_does_not_have_is_refused() -> None:
+    parser = open_parser("dpo")
+    plain = ["--use_cpu", "true", "--bf16", "false", "--loss_type", "sigmoid"]
+    assert parser.parse_args_and_config([*plain, "sft"])[1].loss_type == ["sigmoid", "sft"]
+    with pytest.raises(TrainingInputError, match="invalid choice: 'nope'"):
+        parser.parse_args_and_config([*plain, "nope"])
 
 
 @pytest.mark.parametrize(
