@@ -2,7 +2,7 @@
 
     python examples/train_in_python.py ~/.pi/agent/sessions gemma4_12b google/gemma-4-12B-it
 
-On a CPU, give the recipe `tiny` and the model that `pimono-sdpo demo model` writes.
+On a CPU, give the recipe `cpu` and the model that `pimono-sdpo demo model` writes.
 """
 
 import sys

@@ -91,7 +91,8 @@ def launch(
     """
     check_folder(rows)
     argv = [part for word in argv for part in (word.split("=", 1) if word[:2] == "--" else [word])]
-    given, _ = split_options(argv, dataset_config=None)
+    given, _ = split_options(argv, dataset_config=None, reward=None)
+    method = "sdpo" if method == "auto" and given["reward"] else method
     choice = choose(method, *_read_columns(rows, given["dataset_config"]))
     method = choice.method
     options = _parse_options(method, argv)

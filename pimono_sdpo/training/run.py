@@ -114,12 +114,15 @@ def run_job(method: str, argv: list[str], description: str | None = None, recipe
     """
     if method not in (known := ("auto", *SAMPLING, *READS)):
         raise TrainingInputError(f"`{method}` is not a method; use one of {', '.join(dict.fromkeys(known))}.")
-    command, rows = argv, None
+    command, rows, choice = argv, None, None
     if method == "auto":
-        given, _ = split_options(argv, dataset=None, dataset_config=None)
-        if given["dataset"] and not {"-h", "--help"} & {*argv}:
+        given, _ = split_options(argv, dataset=None, dataset_config=None, reward=None)
+        if given["reward"]:
+            method = "sdpo"
+        elif given["dataset"] and not {"-h", "--help"} & {*argv}:
             rows = load_rows(given["dataset"], config=given["dataset_config"])
-            method = choose(method, rows.column_names, specs_of(rows)).method
+            choice = choose(method, rows.column_names, specs_of(rows))
+            method = choice.method
         else:
             method = "sdft"
     if method in ("rft", "grpo"):
@@ -136,7 +139,8 @@ def run_job(method: str, argv: list[str], description: str | None = None, recipe
     with open_output(job, args, folder) as (destination, checkpoints, limit):
         if rows is None and job.dataset is not None:
             rows = load_rows(job.dataset, config=job.dataset_config)
-        choice = choose(method, rows.column_names if rows else (), specs_of(rows) if rows else None)
+        if choice is None:
+            choice = choose(method, rows.column_names if rows else (), specs_of(rows) if rows else None)
         if method in SAMPLING and job.reward is None:
             job.reward, job.grade = choice.reward, job.grade or [*choice.grade]
         if method in SAMPLING and job.reward == SMOKE_TEST and args.success_reward_threshold == 1.0:
