@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from statistics import fmean
 from time import monotonic, time
@@ -166,7 +165,6 @@ RESERVE, RESERVE_SHARE = 300.0, 0.25
 IMPORTED = time()
 
 
-@cache
 def job_info() -> JobInfo | None:
     """Return what the Hub says about the job that this process runs in; None elsewhere, or if it cannot be asked."""
     with suppress(HTTPError, OSError):  # no token or network, or a job of an organization

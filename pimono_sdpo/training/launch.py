@@ -93,8 +93,8 @@ def launch(
     argv = [part for word in argv for part in (word.split("=", 1) if word[:2] == "--" else [word])]
     given, _ = split_options(argv, dataset_config=None, reward=None)
     method = "sdpo" if method == "auto" and given["reward"] else method
-    choice = choose(method, *_read_columns(rows, given["dataset_config"]))
-    method = choice.method
+    choice = choose(method, *_read_columns(rows, given["dataset_config"])) if method == "auto" else None
+    method = choice.method if choice else method
     options = _parse_options(method, argv)
     lock = find_shipped("requirements.txt").read_text().splitlines()
     pins = [line for line in lock if line and line[0] != "#"]
@@ -102,6 +102,7 @@ def launch(
         is_on = str(getattr(options, name, None)).lower() in TRUE
         if is_on and not any(line.startswith(f"{package}==") for line in pins):
             raise TrainingInputError(f"--{name} needs the package `{package}`, which a job lacks; leave out --{name}.")
+    choice = choice or choose(method, *_read_columns(rows, options.dataset_config))
     recipe = options.config or DEFAULT_RECIPE
     values = {**read_recipe(recipe, method), **{name: value for name, value in vars(options).items() if value}}
     say(choice.sentence(recipe, values.get("model_name_or_path"), values.get("reward", choice.reward)))

@@ -142,7 +142,7 @@ def split_options(argv: list[str], **defaults: str | None) -> tuple[dict[str, An
     """Return the values of some options, and the other arguments; raises TrainingInputError."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, default in defaults.items():
-        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", default=default)
+        parser.add_argument(*dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")), default=default)
     try:
         parsed, rest = parser.parse_known_args(argv)
     except ArgumentError as error:

@@ -181,9 +181,7 @@ def test_rows_for_testing_alone_are_told(tmp_path: Path) -> None:
 
 def test_sessions_in_place_of_rows_are_sent_to_the_filter(tmp_path: Path) -> None:
     write_samples(tmp_path)
-    with pytest.raises(
-        TrainingInputError, match="give the output of `filter`, `steps` or `pairs`, or of `filter --merge`"
-    ):
+    with pytest.raises(TrainingInputError, match="give the output of `filter`, `steps` or `pairs`"):
         rows.load_rows(str(tmp_path))
 
 
@@ -204,14 +202,14 @@ def test_rows_for_another_method_are_one_sentence(method: str, columns: list[str
     ("reward", "feedback", "spec", "words"),
     [
         (
-            "outcome",
+            "verifiers",
             None,
             None,
-            "has a text in privileged_context or verifier_spec, so the teacher of --feedback both",
+            "has a text in privileged_context or verifier_spec, so the teacher would read nothing",
         ),
-        ("outcome", None, '{"kind": "x"}', None),
-        ("outcome", "trace", '{"kind": "x"}', "has a text in privileged_context, so the teacher of --feedback trace"),
-        ("outcome", "none", None, None),
+        ("verifiers", None, '{"kind": "x"}', None),
+        ("verifiers", "trace", '{"kind": "x"}', "has a text in privileged_context, so the teacher would read nothing"),
+        ("verifiers", "none", None, None),
     ],
 )
 def test_the_teacher_has_something_to_read(
@@ -219,7 +217,10 @@ def test_the_teacher_has_something_to_read(
 ) -> None:
     made = [{**row, "privileged_context": "", "verifier_spec": spec} for row in hand_made()]
     Dataset.from_list(made).to_parquet(tmp_path / "rows" / "data" / "train-00000-of-00001.parquet")
-    job, (args, model_args) = SDPOArguments(reward=reward, feedback=feedback), arguments(tmp_path, tiny)
+    job, (args, model_args) = (
+        SDPOArguments(reward=reward, grade=["tests"], feedback=feedback),
+        arguments(tmp_path, tiny),
+    )
     loaded = rows.load_checked(str(tmp_path / "rows"), "sdpo", None)
     with pytest.raises(TrainingInputError, match=words) if words else nullcontext():
         run.check_contexts(run.set_up(job, args, model_args), loaded)

@@ -13,7 +13,6 @@ import pytest
 
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import SAMPLE_SESSIONS
-from pimono_sdpo.training.options import SMOKE_TEST
 from pimono_sdpo.version import __version__
 from tests.exports import write_samples
 from tests.loopback_hub import LoopbackHub, run_client, run_hf, run_python
@@ -21,7 +20,7 @@ from tests.loopback_hub.call import FINE_TOKEN
 from tests.loopback_hub.executor import Job
 
 ROOT = Path(__file__).parents[2]
-TRAINING = ("datasets", "pimono_sdpo.cli", "pimono_sdpo.training.sdpo")
+TRAINING = ("datasets", "pimono_sdpo.cli", "pimono_sdpo.training.run")
 
 
 @pytest.fixture
@@ -105,13 +104,12 @@ ON = ("--on", "hf:cpu-basic", "--use_cpu", "true")
         ((*ON, "--config", "own.yaml"), "hf_loopback", "--max_steps is 0; give at least 1"),
         ((*ON, "--config", "list.yaml"), "hf_loopback", "The recipe `list.yaml` is not a mapping"),
         ((*ON, "--config", "broken.yaml"), "hf_loopback", "The recipe `broken.yaml` cannot be read"),
-        ((*ON, "--config", "cpu"), "hf_loopback", "./build/tiny-gemma4 is on this machine, where a job"),
         (("--on", "hf:cpu-basic"), "hf_loopback", "The flavor `cpu-basic` has no GPU; give another, or --use_cpu"),
         ((*ON, "--namespace", "strangers"), "hf_loopback", "--namespace is strangers; give one of me, lab"),
         ((*ON, "--eval_split", "test"), "hf_loopback", "The split `test` of `rows` cannot be loaded"),
         ((*ON, "--split_by", "day"), "hf_loopback", "argument --split_by/--split-by: invalid choice"),
         ((*ON, "--config", "nosuch.yaml"), "hf_loopback", "There is no recipe `nosuch.yaml`"),
-        ((*ON, "--config", "tiny.yaml"), "hf_loopback", "give the name of a recipe without .yaml"),
+        ((*ON, "--config", "cpu.yaml"), "hf_loopback", "give the name of a recipe without .yaml"),
         ((*ON, "--time-limit", "soon"), "hf_loopback", "`soon` is not a valid time limit"),
         ((*ON, "--model-name-or-path=traces"), "hf_loopback", "is on this machine, where a job"),
         ((*ON, "--wheel", "gone.whl"), "hf_loopback", "The wheel `gone.whl`"),
@@ -181,14 +179,21 @@ def test_rows_that_cannot_be_trained_on_buy_no_machine(
 
 
 @pytest.mark.parametrize(
-    ("words", "is_said"),
-    [((), True), (("--config", "qwen3_4b"), True), (("--reward", "verifiers"), False), (("--method", "sft"), False)],
+    ("words", "line"),
+    [
+        ((), "method sdft, recipe qwen3_4b, model Qwen/Qwen3-4B-Instruct-2507: 0 of "),
+        (
+            ("--method", "sdpo"),
+            "smoke test, a fluent wrong answer scores like a right one: method sdpo, reward trace_grounding",
+        ),
+        (("--reward", "verifiers"), "method sdpo, reward verifiers, recipe qwen3_4b"),
+    ],
 )
-def test_the_first_line_says_that_the_reward_is_a_smoke_test(
-    loopback_hub: LoopbackHub, rows: Path, words: tuple[str, ...], is_said: bool
+def test_the_first_line_says_what_is_trained_and_why(
+    loopback_hub: LoopbackHub, rows: Path, words: tuple[str, ...], line: str
 ) -> None:
     done = launch(loopback_hub, rows.parent, "--on", "hf:abacus", *words)
-    assert (done.stdout.splitlines()[:1] == [SMOKE_TEST]) == is_said, done.stdout + done.stderr
+    assert done.stdout.splitlines()[0].startswith(line), done.stdout + done.stderr
 
 
 def test_private_rows_do_not_go_to_a_public_dataset(loopback_hub: LoopbackHub, rows: Path) -> None:
@@ -245,15 +250,15 @@ def test_an_adapter_of_other_rows_is_replaced_only_by_name(
 ) -> None:
     loopback_hub.store.credit = False
     (tmp_path / "p.whl").write_bytes(b"")
-    loopback_hub.seed("me/rows-sdpo", "model", files)
+    loopback_hub.seed("me/rows-sdft", "model", files)
     done = launch(loopback_hub, rows.parent, *ON, "--wheel", "p.whl")
     assert done.returncode == 2
     if sentence is None:
         assert "402" in done.stderr
         return
-    assert f"`me/rows-sdpo` holds {sentence}; give --hub_model_id" in done.stderr
+    assert f"`me/rows-sdft` holds {sentence}; give --hub_model_id" in done.stderr
     assert ("dataset", "me/rows") not in loopback_hub.store.repos, "nothing has left"
-    done = launch(loopback_hub, rows.parent, *ON, "--wheel", "p.whl", "--hub_model_id", "me/rows-sdpo")
+    done = launch(loopback_hub, rows.parent, *ON, "--wheel", "p.whl", "--hub_model_id", "me/rows-sdft")
     assert "402" in done.stderr
 
 
@@ -335,8 +340,8 @@ def test_an_organization_runs_the_job_and_the_rows_stay_with_the_user(
     assert [*loopback_hub.store.buckets] == ["lab/jobs-artifacts"]
     assert [*loopback_hub.store.repos] == [("dataset", "me/rows")]
     words = job.spec["command"]
-    assert words[words.index("--hub_model_id") + 1] == "me/rows-sdpo"
-    typed = "pimono-sdpo train me/rows --method sdpo --use_cpu true --max_steps 3 --on hf:cpu-basic --namespace lab"
+    assert words[words.index("--hub_model_id") + 1] == "me/rows-sdft"
+    typed = "pimono-sdpo train me/rows --method sdft --use_cpu true --max_steps 3 --on hf:cpu-basic --namespace lab"
     assert job.spec["environment"]["PIMONO_SDPO_COMMAND"] == f"{typed} --time-limit 3h"
 
 

@@ -29,9 +29,9 @@ def test_rows_are_trained_on_with_any_option_of_the_job(
     options += ["--model_name_or_path", str(tiny), "--output-dir", str(tmp_path / "out")]
     code, output = run_train(str(filtered), "--method", "grpo", *options)
     assert code == 0, output
-    assert output.startswith("smoke test, a fluent wrong answer scores like a right one: method grpo, reward ")
-    assert f"recipe cpu.yaml, model {tiny}: the rows have no tests, so nothing" in output.splitlines()[0]
-    assert "lowered_by: --gradient_checkpointing" in output
+    assert "smoke test, a fluent wrong answer scores like a right one: method grpo, reward " in output
+    assert f"recipe cpu.yaml, model {tiny}: 0 of 4 rows have tests, so nothing can grade the answers\n" in output
+    assert "lowered_by: --load_in_4bit true (NF4)" in output
 
 
 def test_wrong_options_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
