@@ -18,7 +18,11 @@ REMOVED = {
     "filter --shard": _ONLY,
     "filter --merge": _ONLY,
     "rescore": "score rows with `Dataset.map` and `build_rubric`, see docs/tutorials/verifiers.md",
-    "suite build FILE.jsonl": "use QuixBugs, Harbor tasks or `samples`, or write the JSON file of a suite",
+    "suite build FILE.jsonl": "use QuixBugs or `samples`, or write the JSON file of a suite",
+    "suite build HARBOR": (
+        "read the tasks with `load_dataset(FOLDER)`, train on them with TRL's HarborSpec, or run them with Harbor and "
+        "`import` its runs, see docs/tutorials/rollouts.md"
+    ),
     "train --unit step": _STEP,
     "train --reward outcome": "use verifiers for rows with tests, trace_grounding for a smoke test, or module:name",
     "recipe exercises": _RECIPE,

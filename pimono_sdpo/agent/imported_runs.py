@@ -50,7 +50,7 @@ IMPORTED = both(ROLLOUT, REJECT).arrow_schema
 # The same with JSON as text, which msgspec writes several times faster than `datasets`.
 WRITTEN = text_for_json(IMPORTED)
 # Raised by the readers of parquet and of Inspect's logs for truncated or damaged files.
-DAMAGE = (pa.ArrowException, OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error)
+DAMAGE = (pa.ArrowException, OSError, ValueError, EOFError, KeyError, BadZipFile, NotImplementedError, zlib.error)
 FILES_PER_PART = 32
 ROWS = 32
 MAX_NAME = 120

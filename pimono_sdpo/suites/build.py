@@ -1,4 +1,4 @@
-"""Build a suite from a QuixBugs checkout, Harbor tasks, or our own programs.
+"""Build a suite from a QuixBugs checkout, or from our own programs.
 
 A QuixBugs checkout has python_programs/NAME.py (with a bug, and a docstring that describes the program),
 correct_python_programs/NAME.py, python_testcases/test_NAME.py with helpers beside it, and for some
@@ -26,7 +26,6 @@ from typing import Any, Literal
 from pimono_sdpo.errors import PimonoError, SourceError
 from pimono_sdpo.removed import refuse_removed
 from pimono_sdpo.runs.folders import LOCK, SUITE, make_output, only_run, publish_folder, remove, require_disjoint
-from pimono_sdpo.suites import harbor
 from pimono_sdpo.suites.suite import NAME, Suite, TaskRow, make_task_id, write_suite
 from processors.rollouts.noise import measure_patch
 from rewards.sandbox import Server
@@ -44,7 +43,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 SECONDS, OWN_SECONDS = 20.0, 2.0
 PYTEST = "python -m pytest -q"
 OWN = "samples"
-Kind = Literal["quixbugs", "harbor", "samples"]
+Kind = Literal["quixbugs", "samples"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +150,11 @@ def detect_kind(source: str) -> tuple[Kind, Path]:
         return "samples", path
     if (path / BUGGY).is_dir():
         return "quixbugs", path
-    if path.is_dir() and harbor.find_tasks(path):
-        return "harbor", path
+    if path.is_dir() and next(path.rglob("task.toml"), None):
+        refuse_removed("suite build HARBOR")
     if path.suffix == ".jsonl" or any(path.glob("*.jsonl")):
         refuse_removed("suite build FILE.jsonl")
-    raise SourceError(
-        f"`{source}` is not a QuixBugs checkout with {BUGGY}/, a folder of Harbor tasks, or the word `{OWN}`."
-    )
+    raise SourceError(f"`{source}` is not a QuixBugs checkout with {BUGGY}/, or the word `{OWN}`.")
 
 
 def build_suite(source: str, out: Path, hide_tests: bool = False) -> tuple[list[TaskRow], dict[str, str]]:
@@ -168,10 +165,7 @@ def build_suite(source: str, out: Path, hide_tests: bool = False) -> tuple[list[
     with only_run(out, SUITE) as work:
         finished = make_output(work)
         try:
-            if kind == "harbor":
-                rows, left_out = harbor.read_tasks(path, finished)
-            else:
-                rows, left_out = _build(source, kind, path, finished, hide_tests)
+            rows, left_out = _build(source, kind, path, finished, hide_tests)
             # The paths of a checkout are relative to `out`.
             write_suite(Suite(kind, tuple(rows), finished / NAME), seen_from=out)
             publish_folder(finished, out)
