@@ -89,11 +89,6 @@ def test_the_readme_shows_what_the_filter_prints(tmp_path: Path, monkeypatch: py
         assert whole.startswith(line.removesuffix("...")), line
 
 
-def test_no_bar_of_a_figure_is_negative() -> None:
-    for figure in (ROOT / "docs" / "images").glob("*.svg"):
-        assert not re.findall(r'(?:width|height)="-', figure.read_text()), figure.name
-
-
 def lines_of(text: str) -> Iterator[list[str]]:
     """The words of each command line of a block."""
     for line in text.replace("\\\n", " ").splitlines():

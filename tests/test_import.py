@@ -441,8 +441,8 @@ def test_bad_sources_get_one_sentence(tmp_path: Path) -> None:
         import_runs(ImportOptions(source=str(tmp_path / "bad"), out=tmp_path / "out"))
 
 
-@pytest.mark.parametrize("size", [8, 300, 1500])
-def test_a_file_cut_short_is_rejected_beside_the_good_ones(tmp_path: Path, size: int) -> None:
+def test_a_file_cut_short_is_rejected_beside_the_good_ones(tmp_path: Path) -> None:
+    size = 300
     source = write_nebius(tmp_path / "n", [nebius_row(0, 1)])
     content = next(source.glob("*.parquet")).read_bytes()
     assert "rollouts: 1 (1 PASS), from n" in run_command("import", str(source), "--out", str(tmp_path / "x"))

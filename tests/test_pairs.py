@@ -193,6 +193,15 @@ def test_the_gap_is_measured_over_all_runs_that_came_there() -> None:
     assert len(pair_steps(rollouts, Rules(min_gap=0.25)).rows) == 3
 
 
+def test_one_pass_of_one_run_does_not_beat_seven_of_nine() -> None:
+    sure, lucky, malformed = PASSES, [read("b.py"), *PASSES[1:]], [prose(), *FAILS]
+    fails_later = [PASSES[0], *FAILS[1:]]
+    result = pair_steps(case(*[sure] * 7, *[fails_later] * 2, lucky, malformed), Rules(flaky_reruns=0))
+    (first,) = [pair for pair in result.rows if len(pair["prompt"]) == 2]
+    assert content(first["chosen"])["args"] == {"rel_path": "add.py"}
+    assert first["score_chosen"][0] == 7 / 9
+
+
 def test_prose_loses_against_a_call() -> None:
     talks = [prose(), *PASSES]
     (pair,) = pair_steps(case(talks, PASSES), Rules()).rows
@@ -279,15 +288,6 @@ def test_pairs_of_held_out_tasks_are_not_training_rows(tmp_path: Path) -> None:
     with pytest.raises(EmptySelection, match="of 2 pairs, 2 are of tasks held out for testing"):
         copy_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl", report)
     assert not (tmp_path / "dpo.jsonl").exists()
-
-
-def test_pairs_are_written_as_lines(tmp_path: Path) -> None:
-    source = write_folder(tmp_path / "rollouts", rows())
-    given = PairOptions(source=[str(source)], out=tmp_path / "pairs", flaky_reruns=0, format="together")
-    report = write_pairs(given)
-    lines = copy_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl", report)
-    assert lines == {"written": 2}
-    assert len((tmp_path / "dpo_meta.jsonl").read_text().splitlines()) == 2
 
 
 def test_sides_that_a_trainer_would_cut_are_no_pairs(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pimono_sdpo.cli.steps import run, write_steps
 from pimono_sdpo.dataset_writer import summarize
 from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.schema import DROPPED_STEP, STEP
-from pimono_sdpo.stage import apply_all, run_stages
+from pimono_sdpo.stage import run_stages
 from pimono_sdpo.suites.split import Leakage
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts import steps, together
@@ -43,14 +43,6 @@ def test_a_row_per_call_with_all_that_was_read_before_it() -> None:
     called = [json.loads(row["completion"][0]["content"]) for row in rows]
     assert called[1] == {"type": "tool_call", "name": "write_file", "args": {"rel_path": "add.py", "content": FIXED}}
     assert rows[1]["prompt"][2]["content"].startswith("Let me see.")
-
-
-def test_the_target_is_the_json_object_alone() -> None:
-    rows, _ = cut(rollout(), with_final=True)
-    for row in rows:
-        (turn,) = row["completion"]
-        assert json.dumps(json.loads(turn["content"]), ensure_ascii=False) == turn["content"]
-    assert json.loads(rows[-1]["completion"][0]["content"])["type"] == "final"
 
 
 @pytest.mark.parametrize(
@@ -275,13 +267,6 @@ def test_tokens_are_counted_and_long_rows_dropped(tmp_path: Path) -> None:
         write_steps(StepOptions(source=[str(source)], out=tmp_path / "x", tokenizer=str(tmp_path), max_length=9))
     with pytest.raises(OutputError, match="go together"):
         write_steps(StepOptions(source=[str(source)], out=tmp_path / "x", max_length=9))
-
-
-def test_the_stages_run_on_a_dataset() -> None:
-    row = {**rollout(), "split": "train"}
-    rows = Dataset.from_list([row], features=steps.RUN)
-    made = apply_all(rows, steps.build_stages(steps.Rules()))
-    assert made.num_rows == 2
 
 
 def test_what_keeps_nothing_leaves_its_rejects(tmp_path: Path) -> None:

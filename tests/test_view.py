@@ -85,13 +85,6 @@ def test_the_trace_stands_around_each_diagnostic_without_its_secrets(rows: Path)
     assert TOKEN not in json.dumps(view_of(page))
 
 
-def test_rejected_rows_show_what_their_traces_hold(rows: Path) -> None:
-    again, rejected, _ = view_of(render_view(rows, [], 10))["rows"][1:]
-    assert again["prompt"].startswith("No, that is wrong")
-    assert rejected["prompt"].endswith(" b")
-    assert rejected["score"] is None
-
-
 def test_without_its_traces_a_row_shows_what_it_has(rows: Path, traces: Path) -> None:
     traces.rename(traces.with_name("elsewhere"))
     view = view_of(render_view(rows, [], 10))
@@ -129,10 +122,6 @@ def test_episodes_are_looked_up_one_by_one(tmp_path: Path) -> None:
     selected = [row for row in view_of(page)["rows"] if row["kept"]]
     assert selected
     assert all(any(event["here"] for event in row["blocks"][0]["events"]) for row in selected)
-
-
-def test_the_same_folder_gives_the_same_page(rows: Path) -> None:
-    assert render_view(rows, [], 10) == render_view(rows, [], 10)
 
 
 def test_nothing_a_trace_says_is_markup(rows: Path) -> None:

@@ -194,7 +194,7 @@ def _build(source: str, kind: Kind, path: Path, work: Path, hide_tests: bool) ->
 
 def _make_row(task: Task, kind: Kind, checkout: Path, work: Path, group: str, hide_tests: bool) -> TaskRow:
     diffs = (
-        difflib.unified_diff(task.files[path].splitlines(), text.splitlines(), lineterm="")
+        difflib.unified_diff(_list_code(path, task.files[path]), _list_code(path, text), lineterm="")
         for path, text in task.fixed.items()
     )
     metadata: dict[str, Any] = {"source": kind, "files": sorted(task.fixed)}
@@ -224,6 +224,22 @@ def _make_row(task: Task, kind: Kind, checkout: Path, work: Path, group: str, hi
         "verifier_spec": json.dumps(task.spec, ensure_ascii=False),
         "split": None,
     }
+
+
+def _list_code(path: str, text: str) -> list[str]:
+    """Return the lines of a file; of a Python file, without comments, docstrings and other strings on their own."""
+    if not path.endswith(".py"):
+        return text.splitlines()
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [one for one in body if not _is_text(one)] or [ast.Pass()]  # type: ignore[attr-defined]
+    return ast.unparse(tree).splitlines()
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def describe_size(rows: Iterable[TaskRow]) -> str:

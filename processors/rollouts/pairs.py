@@ -296,6 +296,12 @@ class Candidate:
     # The share of these runs that pass, and the means of their other scores.
     score: list[float]
 
+    @property
+    def rank(self) -> list[float]:
+        """The score to compare actions by; with Laplace's rule, one pass of one run is less than seven of nine."""
+        passed, runs = self.score[0] * len(self.rows), len(self.rows)
+        return [(passed + 1) / (runs + 2), *self.score[1:]]
+
 
 def pair_steps(case: Case, rules: Rules) -> Pairs:
     """Return a pair for every context after which runs diverge, and the pairs that were rejected."""
@@ -345,7 +351,7 @@ def _find_candidates(group: Sequence[Json], depth: int) -> list[Candidate]:
         works = has_worked(step) and step["tests_ok"] is not False and find_problem(step, rows[0]["tools"]) is None
         score = [fmean(column) for column in zip(*map(score_run, rows), strict=True)]
         candidates.append(Candidate(step, rows, works, score))
-    return sorted(candidates, key=lambda candidate: (candidate.works, candidate.score), reverse=True)
+    return sorted(candidates, key=lambda candidate: (candidate.works, candidate.rank), reverse=True)
 
 
 def _pair_actions(
@@ -359,9 +365,9 @@ def _pair_actions(
         pairs.rejects.append(_describe(case, "step", why=reason))
         return
     others = [one for one in candidates if one is not best]
-    worst = min(others, key=lambda one: (one.works, one.score))
+    worst = min(others, key=lambda one: (one.works, one.rank))
     if worst.works or worst.score[0] > best.score[0]:
-        worst = min(others, key=lambda one: one.score)
+        worst = min(others, key=lambda one: one.rank)
     winner, loser = best.rows[0], worst.rows[-1]
     chosen, rejected = render_target(winner, best.step), render_target(worst.rows[0], worst.step)
     why = (

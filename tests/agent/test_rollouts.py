@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.llm.calls import Journal
 from pimono_sdpo.schema import ROLLOUT
 from pimono_sdpo.suites import suite as suites
-from tests.agent.suite_of_three import BUGGY, FIXED, Json, Policy, about, call, knows_some, misbehaves, write_suite
+from tests.agent.suite_of_three import BUGGY, FIXED, Json, Policy, about, knows_some, write_suite
 from tests.chat_server import ChatServer, busy, garbage, tool_call
 
 RULE = "=" * 60
@@ -139,45 +138,6 @@ def test_the_same_bytes_by_any_number_of_workers_and_from_the_journal_alone(
     assert not (tmp_path / "more").exists()
 
 
-@pytest.mark.parametrize("protocol", ["json", "native"])
-def test_a_model_that_does_everything_wrong_breaks_nothing(
-    tmp_path: Path, chat_server: ChatServer, protocol: str
-) -> None:
-    chat_server.policy = misbehaves
-    suite, out = write_suite(tmp_path), tmp_path / "out"
-    options = ["--tool-protocol", protocol, "--rollouts", "1", "--limit", "1"]
-    output = roll(suite, out, chat_server.url, *options)
-    assert "fix_gcd seed=42: FAIL" in output
-    (row,) = rows_of(out)
-    assert row["error"] is None
-    # In the native protocol, prose is a final report.
-    assert row["ended"] == ("loop" if protocol == "json" else "final")
-    assert row["patch"] == ""
-    shown = json.dumps([message["content"] for message in row["messages"]])
-    assert "root:" not in shown
-    if protocol == "json":
-        assert (row["parse_errors"], row["loop_detections"]) == (3, 3)
-        assert all(
-            part in shown
-            for part in ("absolute path", "leaves the repository", "Unknown tool `run_tests`", "Write less",
-                         "it is empty", "(no hits)", "must be integer", "def gcd", "Loop detected")
-        )  # fmt: skip
-        roles = [message["role"] for message in row["messages"][1:]]
-        assert all(first != second for first, second in pairwise(roles))
-
-
-def test_busy_servers_and_garbage_are_tried_again(tmp_path: Path, chat_server: ChatServer) -> None:
-    chat_server.policy = knows_some
-    suite, quiet, busied = write_suite(tmp_path), tmp_path / "quiet", tmp_path / "busied"
-    roll(suite, quiet, chat_server.url, "--rollouts", "1")
-    chat_server.choose_fault = lambda body, before: (
-        [busy(429, retry_after=0), busy(503)][before] if before < 2 else None
-    )
-    chat_server.seen.clear()
-    roll(suite, busied, chat_server.url, "--rollouts", "1")
-    assert files_of(quiet) == files_of(busied)
-
-
 def test_what_fails_is_an_error_and_is_repeated_by_the_next_run(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "out"
@@ -193,29 +153,6 @@ def test_what_fails_is_an_error_and_is_repeated_by_the_next_run(tmp_path: Path, 
     chat_server.choose_fault = lambda body, before: None
     assert "Rollouts: 3 (1 FAIL, 2 PASS)" in roll(suite, out, chat_server.url, "--rollouts", "1")
     assert len(chat_server.hits) == n_calls + 2
-
-
-def test_a_run_in_which_everything_failed_says_so(tmp_path: Path, chat_server: ChatServer) -> None:
-    chat_server.policy = knows_some
-    chat_server.choose_fault = lambda body, before: garbage()
-    suite, out = write_suite(tmp_path), tmp_path / "out"
-    with pytest.raises(PimonoError, match="Every rollout failed"):
-        roll(suite, out, chat_server.url, "--rollouts", "1")
-    assert len(rows_of(out)) == 3
-
-
-def test_a_refused_key_is_one_sentence_and_loses_nothing(tmp_path: Path, chat_server: ChatServer) -> None:
-    chat_server.policy = knows_some
-    suite, out = write_suite(tmp_path), tmp_path / "out"
-    chat_server.choose_fault = lambda body, before: busy(401) if about(body)[0] == "last" else None
-    options = ["--rollouts", "1", "--max-workers", "1"]
-    with pytest.raises(PimonoError, match=r"answered 401.*; 2 of 3 rollouts are finished"):
-        roll(suite, out, chat_server.url, *options)
-    assert not out.exists()
-    n_calls = len(chat_server.hits)
-    chat_server.choose_fault = lambda body, before: None
-    roll(suite, out, chat_server.url, *options)
-    assert len(chat_server.hits) == n_calls + 3
 
 
 def looks_in_a_shell(body: Json) -> Json:
@@ -269,46 +206,6 @@ def test_the_journal_of_a_finished_command_is_the_one_file(tmp_path: Path, chat_
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=environment)
     assert [path.name for path in tmp_path.glob("out.*")] == ["out.calls.sqlite"]
     assert Journal(tmp_path / "out.calls.sqlite").usage().popitem()[1].calls == len(chat_server.hits) > 0
-
-
-def test_policies_reach_the_model(tmp_path: Path, chat_server: ChatServer) -> None:
-    chat_server.policy = knows_some
-    suite = write_suite(tmp_path)
-    outcomes = {}
-    for policy in ("on_write", "on_final", "never"):
-        out = tmp_path / policy
-        options = ["--test-policy", policy, "--limit", "1", "--rollouts", "1"]
-        output = roll(suite, out, chat_server.url, *options)
-        (row,) = rows_of(out)
-        results = [message["content"] for message in row["messages"][2:]]
-        outcomes[policy] = (any("[TESTS PASS]" in text for text in results), row["tests_ok"])
-        assert f"seed=42: {'N/A' if policy == 'never' else 'PASS'}" in output
-    assert outcomes == {"on_write": (True, True), "on_final": (False, True), "never": (False, None)}
-
-
-def test_a_suite_with_a_test_command(tmp_path: Path, chat_server: ChatServer) -> None:
-    suite = write_suite(tmp_path)
-    given = json.loads(suite.read_text())
-    (tmp_path / "repo" / "test_last.py").write_text(
-        "from programs.last import last\n\n\ndef test_last():\n    assert last([1, 2]) == 2\n"
-    )
-    task = {"task_id": "last", "goal": "Mend programs/last.py.", "test_cmd": "python -m pytest -q"}
-    suite.write_text(json.dumps({**given, "tasks": [task]}))
-
-    def policy(body: Json) -> str | Json:
-        _, seed, turns = about(body)
-        fixed = FIXED["last"] if seed == 42 else "def last(xs):\n    return 0\n"
-        if turns == 0:
-            return call(body, "write_file", rel_path="programs/last.py", content=fixed)
-        return "{}" if turns < 4 else json.dumps({"type": "final", "summary": "s"})
-
-    chat_server.policy = policy
-    roll(suite, tmp_path / "out", chat_server.url, "--rollouts", "2")
-    good, bad = rows_of(tmp_path / "out")
-    assert (good["tests_ok"], bad["tests_ok"]) == (True, False)
-    assert "1 passed in 0.00s" in good["test_output"]
-    assert "assert 0 == 2" in bad["test_output"]
-    assert good["parse_errors"] == 3
 
 
 def test_an_estimate_spends_little_and_is_not_lost(tmp_path: Path, chat_server: ChatServer) -> None:

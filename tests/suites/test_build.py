@@ -48,6 +48,8 @@ def test_a_checkout_stays_where_it_is_and_hides_its_answers(checkout: Path, tmp_
     ]  # fmt: skip
     assert first["metadata"]["group"] == second["metadata"]["group"] == "fix_common_subsequence"
     assert third["metadata"]["files"] == ["python_programs/third.py"]
+    # One line of code; the program with the bug also has a description.
+    assert third["metadata"]["fix_lines"] == 2
     assert "The next number." in third["goal"]
     seen = seen_of(third)
     names = ["lcs_length", "longest_common_subsequence", "third"]
