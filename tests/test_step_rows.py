@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from pimono_sdpo.cli import app
 from pimono_sdpo.cli.older_names import ExtractOptions as LineOptions
 from pimono_sdpo.cli.older_names import sft_extract as extract
-from pimono_sdpo.cli.steps import Options as StepOptions
-from pimono_sdpo.cli.steps import run, write_steps
+from pimono_sdpo.cli.steps import StepOptions, run, write_steps
 from pimono_sdpo.dataset_writer import summarize
 from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.schema import DROPPED_STEP, STEP
@@ -31,7 +30,7 @@ LOOP = {**read(), "kind": "loop"}
 def cut(row: Json, **options: Any) -> tuple[list[Json], list[str]]:
     """The rows of one run, and why others were dropped."""
     given = Dataset.from_list([{**row, "split": "train"}], features=steps.RUN)
-    done = list(run_stages(given, steps.build_stages(steps.Rules(**options)), rejects=DROPPED_STEP))
+    done = list(run_stages(given, steps.build_stages(steps.StepRules(**options)), rejects=DROPPED_STEP))
     kept = [{name: one[name] for name in STEP} for one in done if one["kept"]]
     return kept, [one["drop_reason"] for one in done if not one["kept"]]
 

@@ -58,12 +58,11 @@ _MARKUP = re.compile(
 )
 _TEXTS = tomllib.loads(Path(__file__).with_name("prompts.toml").read_text(encoding="utf-8"))
 LOOP: str = _TEXTS["loop"]
-PARAPHRASE: str = _TEXTS["paraphrase"]
 
 
 @options
-class Rules:
-    """Rules of every run of a suite."""
+class RunRules:
+    """RunRules of every run of a suite."""
 
     protocol: Protocol = option(
         "Calls as one `json` object, or the API's `native` ones.", default="json", flag="--tool-protocol"
@@ -190,7 +189,7 @@ class Run:
     space: Workspace
     ask: Ask
     run_tests: RunTests | None
-    rules: Rules
+    rules: RunRules
     messages: list[Turn] = field(default_factory=list)
     turn: int = 0
     steps: list[Json] = field(default_factory=list)
@@ -348,7 +347,7 @@ def status_of(row: Mapping[str, Any]) -> str:
     return {True: "PASS", False: "FAIL", None: "N/A"}[row["tests_ok"]]
 
 
-def _render_turn(action: Action, reply: Reply, context: int, rules: Rules) -> Turn:
+def _render_turn(action: Action, reply: Reply, context: int, rules: RunRules) -> Turn:
     """Return the model's turn for the history, in canonical form unless it could not be parsed."""
     text = reply.text.strip()
     if action.kind == "parse_error":

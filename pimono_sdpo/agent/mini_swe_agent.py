@@ -31,7 +31,7 @@ from minisweagent.models.utils.actions_toolcall import (
     parse_toolcall_actions,
 )
 
-from pimono_sdpo.agent.driver import Rules
+from pimono_sdpo.agent.driver import RunRules
 from pimono_sdpo.agent.imported_runs import make_rollout
 from pimono_sdpo.agent.task_tests import TaskResult, TaskTests, hash_repo, list_repo, make_limits, stabilize
 from pimono_sdpo.agent.tools import unified_diff
@@ -180,7 +180,7 @@ class Environment(LocalEnvironment):  # type: ignore[misc]
 
 
 async def run_task(
-    task: Json, run_id: str, request: Request, chat: Chat, rules: Rules, tester: TaskTests, trace: Path | None
+    task: Json, run_id: str, request: Request, chat: Chat, rules: RunRules, tester: TaskTests, trace: Path | None
 ) -> Json:
     """Run the agent on a task and return the columns of ROLLOUT without sampling and rules.
 

@@ -6,7 +6,7 @@ programs json_testcases/NAME.json, which the test reads. Every program with test
 tests run once on the fixed program, and their calls are recorded (`rewards.verifiers.recorded_tests`).
 
 A program of the project is a TOML file, named after its task: `category`, `goal` (what a user would
-write in an issue, without the place of the bug), `files` and `tests` (texts by path), `judged` (the
+write in an issue, without the place of the bug), `files` and `tests` (texts by path), `spec_tests` (the
 `tests` of a spec, instead of tests that agents see) and `fix` (file, before, after).
 
 A task is left out, with the reason, if its fixed program fails the tests, if no test can be recorded,
@@ -56,7 +56,7 @@ class Task:
     # The fixed text of each file with the bug.
     fixed: dict[str, str]
     # The `tests` of the row's `verifier_spec`.
-    judged: dict[str, Any]
+    spec_tests: dict[str, Any]
     # Test files that agents see unless they are hidden.
     tests: dict[str, str] = field(default_factory=dict)
     category: str | None = None
@@ -64,7 +64,7 @@ class Task:
     @property
     def spec(self) -> dict[str, Any]:
         """The `verifier_spec` of the row."""
-        return {"files": self.files, "tests": self.judged}
+        return {"files": self.files, "tests": self.spec_tests}
 
 
 def read_quixbugs(root: Path, seconds: float = SECONDS) -> Iterator[Task]:
@@ -92,7 +92,7 @@ def read_quixbugs(root: Path, seconds: float = SECONDS) -> Iterator[Task]:
             f"nothing else. What the program is meant to do:\n\n{texts[-1]}",
             files={path: source},
             fixed={path: (root / FIXED / f"{name}.py").read_text()},
-            judged=_pytest_tests(root, name, seconds),
+            spec_tests=_pytest_tests(root, name, seconds),
         )
 
 
@@ -119,8 +119,8 @@ def load_programs() -> Iterator[Task]:
             text = fixed.get(fix["file"], files[fix["file"]])
             assert text.count(fix["before"]) == 1, (path.name, fix["before"])
             fixed[fix["file"]] = text.replace(fix["before"], fix["after"])
-        judged = {"seconds": OWN_SECONDS, **program.get("judged", {"kind": "pytest", "files": tests})}
-        yield Task(path.stem, program["goal"].strip(), files, fixed, judged, tests, program["category"])
+        spec_tests = {"seconds": OWN_SECONDS, **program.get("spec_tests", {"kind": "pytest", "files": tests})}
+        yield Task(path.stem, program["goal"].strip(), files, fixed, spec_tests, tests, program["category"])
 
 
 # Recorded tests by spec and fix: a suite that is built again in this process runs nothing again.
@@ -129,18 +129,18 @@ _RECORDED: dict[str, dict[str, Any]] = {}
 
 def record_tests(task: Task, python: Python) -> Task:
     """Return the task with its pytest tests as recorded calls of the fixed files; raises NotRecordable."""
-    if task.judged["kind"] != "pytest":
+    if task.spec_tests["kind"] != "pytest":
         return task
     key = json.dumps([task.spec, task.fixed])
     if key not in _RECORDED:
-        recorded = record({**task.files, **task.fixed}, task.judged, python)
+        recorded = record({**task.files, **task.fixed}, task.spec_tests, python)
         # A comment makes the files count as changed and keeps the bug.
         touched = {path: f"# \n{text}" for path, text in task.files.items() if path.endswith(".py")}
         buggy = changed_files(task.files, {**task.files, **touched})
         if verifier.verify_candidate(buggy, {**task.spec, "tests": recorded}, python).status == "passed":
             raise NotRecordable("the program with the bug passes every test that can be recorded")
         _RECORDED[key] = recorded
-    return replace(task, judged=_RECORDED[key])
+    return replace(task, spec_tests=_RECORDED[key])
 
 
 def detect_kind(source: str) -> tuple[Kind, Path]:

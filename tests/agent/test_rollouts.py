@@ -20,7 +20,7 @@ from pimono_sdpo.llm.calls import Journal
 from pimono_sdpo.schema import ROLLOUT
 from pimono_sdpo.suites import suite as suites
 from tests.agent.suite_of_three import BUGGY, FIXED, Json, Policy, about, knows_some, write_suite
-from tests.chat_server import ChatServer, busy, garbage, tool_call
+from tests.chat_server import ChatServer, garbage, tool_call
 
 RULE = "=" * 60
 
@@ -320,39 +320,6 @@ def test_paraphrases_take_turns_and_stay_on_the_side_of_their_task(tmp_path: Pat
     held_out.write_text(json.dumps(content))
     result = CliRunner().invoke(app, ["suite", "check", str(held_out), str(out)])
     assert "6 of 18 training rows" in str(result.exception)
-
-
-def test_a_model_writes_paraphrases_that_keep_the_identifiers_of_the_goal(
-    tmp_path: Path, chat_server: ChatServer
-) -> None:
-    def policy(body: Json) -> str | Json:
-        system, goal = (output["content"] for output in body["messages"][:2])
-        if not system.startswith("Rewrite"):
-            return knows_some(body)
-        answers = ["Please repair the program.", goal, f"<think>hm</think>I need this: {goal}"]
-        return answers[body["seed"]] if body["seed"] < 3 else f"{goal} Thanks, {body['seed']} times."
-
-    chat_server.policy = policy
-    suite, out = write_suite(tmp_path), tmp_path / "out"
-    more = ("--write-paraphrases", "2", "--rollouts", "3")
-    chat_server.choose_fault = lambda body, before: busy(400) if body["seed"] == 3 else None
-    with pytest.raises(PimonoError, match=r"paraphrases could not be written.*400"):
-        roll(suite, out, chat_server.url, *more)
-    chat_server.choose_fault = lambda body, before: None
-    output = roll(suite, out, chat_server.url, *more)
-    assert "Wrote 6 paraphrases, refused 6" in output
-    assert "Refused fix_gcd: a paraphrase without `programs/gcd.py`" in output
-    assert set(chat_server.answered().values()) == {1}
-    goals = json.loads((out / "report.json").read_text())["paraphrases"]
-    goal = json.loads(suite.read_text())["tasks"][0]["goal"]
-    assert goals["fix_gcd"] == [goal, f"I need this: {goal}", f"{goal} Thanks, 3 times."]
-    requests = {row["messages"][1]["content"] for row in rows_of(out)}
-    assert requests == {f"GOAL:\n{text}" for texts in goals.values() for text in texts}
-    asked_before = len(chat_server.hits)
-    again = ("--journal", f"{out}.calls.sqlite", "--replay", *more)
-    roll(suite, tmp_path / "again", chat_server.url, *again)
-    assert len(chat_server.hits) == asked_before
-    assert rows_of(tmp_path / "again") == rows_of(out)
 
 
 @pytest.mark.parametrize(
