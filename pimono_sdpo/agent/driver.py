@@ -40,12 +40,11 @@ from pimono_sdpo.llm.calls import Json, Reply
 from pimono_sdpo.options import option, options
 from pimono_sdpo.schema import Protocol, TestPolicy, Turn
 from pimono_sdpo.text import shorten
-from processors.rollouts.conversation import dump_json, make_step
+from processors.rollouts.conversation import REPEATS, dump_json, make_step
 from rewards.verifiers.tool_calls import definitions
 
 Ask = Callable[[list[Turn]], Awaitable[Reply]]
 RunTests = Callable[[Mapping[str, bytes]], Awaitable[TaskResult]]
-LOOP_REPEATS = 2  # repetitions of a call before it counts as a loop
 MOST_LOOPS = 3
 MOST_PARSE_ERRORS = 4  # in a row
 # Limits of JSON columns and of other parsers.
@@ -283,7 +282,7 @@ class Run:
         """Run a tool call, and the tests if it changed a file; show the results to the model."""
         key = json.dumps([name, {key: value for key, value in args.items() if key != "thought"}], sort_keys=True)
         self.seen[key] += 1
-        if self.seen[key] > LOOP_REPEATS:
+        if self.seen[key] >= REPEATS:
             self.loops += 1
             self.log("driver_note", note=LOOP)
             self._add_step(action, LOOP, kind="loop")

@@ -25,7 +25,7 @@ from pimono_sdpo.agent.driver import Run, RunRules, status_of
 from pimono_sdpo.agent.task_tests import TaskTests, hash_repo, list_repo
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.errors import InferenceError, OutputError, require_extra
-from pimono_sdpo.llm.calls import Json, Request
+from pimono_sdpo.llm.calls import ESTIMATED, Json, Request
 from pimono_sdpo.llm.chat import Chat, map_rows, open_chat
 from pimono_sdpo.llm.settings import load_settings
 from pimono_sdpo.options import argument, option, options
@@ -44,8 +44,6 @@ from rewards.verifiers.tool_calls import definitions
 WORK = Features({**TASK, "seed": Value("int64")})
 STAGE = "rollouts"
 SHARD_ROWS = 256
-SHOWN_ERRORS = 5
-ESTIMATED = 8  # rollouts of an estimate, each of a different task
 SAMPLING = ("model", "temperature", "seed", "rollouts")
 Agent = Literal["repo-agent", "mini-swe-agent"]
 # Prints a line.
@@ -347,7 +345,7 @@ def _report(files: Sequence[Path], runner: RolloutRunner) -> Json:
         "verdicts": dict(sorted(verdicts.items())),
         "pass_rate": verdicts["PASS"] / tested if tested else None,
         "ended": dict(sorted(Counter(row["ended"] for row in rows).items())),
-        "errors": dict(Counter(row["error"] for row in rows if row["error"] is not None).most_common(SHOWN_ERRORS)),
+        "errors": dict(Counter(row["error"] for row in rows if row["error"] is not None).most_common(5)),
         "cost": None if None in costs else sum(costs, 0.0),
     }
 

@@ -33,7 +33,7 @@ from pimono_sdpo.llm.calls import Journal, Json, sum_costs
 from pimono_sdpo.runs.engine import Part, Piece
 from pimono_sdpo.runs.finish import Files, hash_file
 from pimono_sdpo.runs.folders import REPORT, make_output, only_run, publish_folder, require_disjoint
-from pimono_sdpo.runs.parquet import read_tables
+from pimono_sdpo.runs.parquet import READ_ROWS, read_tables
 from pimono_sdpo.runs.sessions import both, rows_and_rejects
 from pimono_sdpo.schema import DUEL, DUEL_METRICS
 from pimono_sdpo.stage import Stage
@@ -43,7 +43,6 @@ from processors.duel.answers import classify_action
 from processors.duel.export import TABLES, Kind, build_stages
 
 RESULT = "result"
-GROUP_ROWS = 256
 BUCKETS: tuple[panel.Bucket, ...] = get_args(panel.Bucket)
 # Answers whose lengths differ by less than this share count as equally long.
 SAME_LENGTH = 0.1
@@ -172,7 +171,7 @@ def _read_singles(duel: Duel, theirs: str) -> list[Json]:
 def _write_bucket(finished: Path, name: str, rows: Iterator[Json]) -> str:
     """Write the rows of a bucket, and return the hash of its file, or several."""
     files = Files(finished / "data", name, DUEL.arrow_schema)
-    for group in iter(lambda: list(islice(rows, GROUP_ROWS)), []):
+    for group in iter(lambda: list(islice(rows, READ_ROWS)), []):
         files.write(pa.Table.from_pylist(group, DUEL.arrow_schema))
     return " ".join(map(hash_file, files.close()))
 

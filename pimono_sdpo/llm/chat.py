@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.types.chat import ChatCompletion, ChatCompletionMessageFunctionToolCall
 
-MESSAGE_CHARS = 300
 # Larger token counts are mistakes of a server; sums of them would overflow SQLite's integers.
 MAX_COUNT = 2**62
 # Another call would get the same answer: the key, the credit, or the address or model is wrong.
@@ -97,7 +96,7 @@ def describe_error(error: Exception, endpoint: Endpoint) -> str:
     text = " ".join(text.split())
     if endpoint.key and endpoint.key != NO_KEY:
         text = text.replace(endpoint.key, "[key]")
-    return text[:MESSAGE_CHARS]
+    return text[:300]
 
 
 def find_base_url(endpoint: Endpoint) -> str:

@@ -39,6 +39,7 @@ Granularity = Literal["step", "trajectory"]
 PROBLEM = {"problem": Value("string"), "detail": Value("string")}
 RUN = Features({**ROLLOUT, "split": Value("string")})
 PRINTED = Features({**STEP, "prints": List(Value("int64"))})
+# Turns of the agent in a prompt of a session.
 SESSION_CONTEXT = 8
 PLACEHOLDER = "[REDACTED:"
 
