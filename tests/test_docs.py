@@ -154,12 +154,6 @@ def test_lines_of_training_jobs_name_options_that_exist(page: str, words: list[s
     assert given - {"__", "__config"} <= known, page
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_names_every_option(command: str) -> None:
-    shown = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"}).output
-    assert all(option in shown for option in options_of(command))
-
-
 @pytest.mark.parametrize("job", ["sdpo", "sft", "dpo"])
 def test_help_of_a_job_names_its_own_options(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     from pimono_sdpo.training.guards import GuardOptions

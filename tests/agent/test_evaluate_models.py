@@ -16,13 +16,6 @@ from tests.chat_server import ChatServer, busy, garbage
 KNOWS = {"before": NAMES[:1], "after": NAMES[:3]}
 
 
-@pytest.fixture(autouse=True)
-def _nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("LLM_API_KEY", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def suite(own_suite: Path, tmp_path: Path, chat_server: ChatServer) -> Path:
     chat_server.policy = models(KNOWS)

@@ -90,17 +90,12 @@ REFUSED = [
     ("write_file", {"rel_path": "x\0y", "content": "x"}, "not allowed in a path"),
     ("write_file", {"rel_path": "\ud800", "content": "x"}, "not allowed in a path"),
     ("write_file", {"rel_path": "big", "content": "x" * (MAX_WRITE + 1)}, "Write less"),
-    ("list_files", {"rel_dir": ""}, "rel_dir: '' should be non-empty"),
     ("list_files", {}, "rel_dir: must have required property 'rel_dir'"),
-    ("list_files", {"rel_dir": ".", "max_files": 0}, "max_files: 0 is less than the minimum of 1"),
-    ("read_file", {"rel_path": ["a"]}, "rel_path: must be string"),
     ("read_file", {"rel_path": "a", "max_chars": "9"}, "max_chars: must be integer"),
-    ("read_file", {"rel_path": "a", "path": "a"}, "must NOT have additional properties"),
     ("grep", {"pattern": "(?=x)", "rel_dir": "."}, "no lookaround"),
     ("grep", {"pattern": "(", "rel_dir": "."}, "not a regular expression"),
     ("grep", {"pattern": "x{1000}{1000}", "rel_dir": "."}, "not a regular expression"),
     ("run_tests", {}, "Unknown tool `run_tests`"),
-    ("", {}, "Unknown tool"),
 ]
 
 

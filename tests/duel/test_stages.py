@@ -242,23 +242,6 @@ def test_rules_are_registered_before_the_first_judge_is_called(folder: Path, cha
     assert not (duel / "gate").exists()
 
 
-def test_a_full_disk_is_one_sentence(folder: Path) -> None:
-    duel = folder / "duel"
-    source, records = str(folder / "data"), str(folder / "prs.parquet")
-    (duel / "turns.json.tmp").symlink_to("/dev/full")
-    with pytest.raises(OutputError, match="No space left on device; make room"):
-        run_turns(source, records, TurnOptions(turns=TURNS, seed=2), duel)
-    with pytest.raises(SourceError, match="run the stage `turns` first"):
-        Duel(duel, settings()).register()
-    (duel / "turns.json.tmp").unlink(missing_ok=True)
-    run_turns(source, records, TurnOptions(turns=TURNS, seed=1), duel)
-    (duel / "rules.json.tmp").symlink_to("/dev/full")
-    with pytest.raises(OutputError, match="No space left on device; make room"):
-        Duel(duel, settings()).register()
-    (duel / "rules.json.tmp").unlink(missing_ok=True)
-    assert len(Duel(duel, settings()).register().tasks) == 10
-
-
 def test_a_conclusion_is_not_made_again(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
     given = load_settings(gate={"min_clusters": 3, "min_parsed": 0.5})
