@@ -19,7 +19,7 @@ from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts import together
 from processors.rollouts.noise import measure_patch
 from processors.rollouts.pairs import TARGETS, Case, PairRules, Target, pair_runs, pair_steps, score_run
-from tests.rollout_data import BUGGY, FIXED, OTHER, final, patch_of, prose, read, rollout, task, write, write_folder
+from tests.rollout_data import BUGGY, FIXED, OTHER, final, patch_of, prose, read, rollout, write, write_folder
 from tests.test_step_rows import bytes_of
 
 Json = dict[str, Any]
@@ -341,14 +341,6 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     (source / "suite.json").write_text("{")
     with pytest.raises(SourceError, match="is not a task suite"):
         write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs"))
-
-
-def test_the_command_reports_what_it_wrote(tmp_path: Path) -> None:
-    source = write_folder(tmp_path / "rollouts", rows(), [task(f"fix_{n}") for n in "abcd"])
-    command = ["pairs", str(source), "--out", str(tmp_path / "pairs"), "--flaky-reruns", "0"]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
-    assert done.output.splitlines()[0] == "2 pairs (2 train)"
 
 
 def test_an_empty_line_beside_the_fix_is_not_churn() -> None:

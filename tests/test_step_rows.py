@@ -173,15 +173,11 @@ def test_a_folder_that_was_written_again_gives_its_new_rows(tmp_path: Path) -> N
         assert len(rejects["train"]) == report["rejected"]
 
 
-def test_held_out_tasks_are_not_training_rows(tmp_path: Path) -> None:
+def test_held_out_tasks_are_not_training_rows_even_without_their_suite(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs(), split="test")
     report = write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps"))
     assert report["splits"] == {"test": 12}
     assert not list((tmp_path / "steps" / "data").glob("train*"))
-
-
-def test_held_out_rollouts_without_their_suite_are_held_out(tmp_path: Path) -> None:
-    source = write_folder(tmp_path / "rollouts", runs(), split="test")
     (source / "suite.json").unlink()
     assert write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps"))["splits"] == {"test": 12}
 
