@@ -46,7 +46,7 @@ MOMENTS = [
     *((TRAIN.replace("METHOD", "sdpo"), name) for name in ("torch", "trl")),
     (f"{ROOT}/jobs/finetune_together.py --dataset rows --model m", "pimono_sdpo.console"),
     (f"{ROOT}/jobs/finetune_together.py --dataset {__file__} --model m", "processors.rollouts.together"),
-    (f"{ROOT}/jobs/demo.py --out demo", "pimono_sdpo.console"),
+    (f"{ROOT}/benchmarks/demo.py --out demo", "pimono_sdpo.console"),
 ]
 
 

@@ -286,8 +286,11 @@ BYTE_CHANGES: list[Callable[[bytes, Random], bytes]] = [
 def commands() -> dict[str, Fused]:
     """The stages of every command that reads sessions."""
     made = {unit: Fused(pipeline(unit, history_chars=2000, min_worth=0.0), SESSION, REJECT) for unit in get_args(Unit)}
-    cutting = (sessions.build_stage(), *steps.build_stages(steps.Rules(require_valid_tool_ok=False, with_final=True)))
-    json_rules = steps.Rules(granularity="trajectory", tool_protocol="json", tool_chars=200)
+    cutting = (
+        sessions.build_stage(),
+        *steps.build_stages(steps.StepRules(require_valid_tool_ok=False, with_final=True)),
+    )
+    json_rules = steps.StepRules(granularity="trajectory", tool_protocol="json", tool_chars=200)
     made["steps"] = Fused(cutting, SESSION, DROPPED_STEP)
     made["trajectories"] = Fused((sessions.build_stage(), *steps.build_stages(json_rules)), SESSION, DROPPED_STEP)
     made["pairs"] = Fused(sessions.build_stages(), SESSION, DROPPED_PAIR)

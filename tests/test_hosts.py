@@ -19,7 +19,6 @@ COMMANDS = {
     "correction judge": "filter traces --out rows --correction-judge m --judge-provider URL",
     "rollout": "rollout suite.json --out rollouts --provider URL --model m --limit 1",
     "estimate": "rollout suite.json --out rollouts --provider URL --model m --limit 1 --estimate",
-    "paraphrases": "rollout suite.json --out rollouts --provider URL --model m --limit 1 --write-paraphrases 1",
     "evaluate": "evaluate suite.json --out report --provider URL --model m --baseline-model n --limit 1",
     "prefs": "prefs --suite suite.json --out dpo.jsonl --llm-provider URL --model m --limit 1",
     "eval": "eval --suite suite.json --llm-provider URL --model m --limit 1",

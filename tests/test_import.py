@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -214,39 +215,33 @@ def test_atif(tmp_path: Path) -> None:
 
 
 def test_inspect(tmp_path: Path) -> None:
-    pytest.importorskip("inspect_ai", reason="the extra `inspect` is not installed")
-    from inspect_ai import log, model, scorer, tool
-
-    looked = tool.ToolCall(id="a", function="bash", arguments={"command": "pytest"})
-    failure = tool.ToolCallError(type="timeout", message="too slow")
-    sample = log.EvalSample(
-        id="t",
-        epoch=1,
-        input=TASK,
-        target="x",
-        messages=[
-            model.ChatMessageUser(content=TASK),
-            model.ChatMessageAssistant(content="I look.", tool_calls=[looked]),
-            model.ChatMessageTool(content="", tool_call_id="a", error=failure),
-            model.ChatMessageAssistant(content="Rounded."),
+    sample = {
+        "id": "t",
+        "epoch": 1,
+        "messages": [
+            {"role": "user", "content": TASK},
+            {
+                "role": "assistant",
+                "content": [{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "I look."}],
+                "tool_calls": [{"id": "a", "function": "bash", "arguments": {"command": "pytest"}}],
+            },
+            {"role": "tool", "content": "", "tool_call_id": "a", "error": {"type": "timeout", "message": "too slow"}},
+            {"role": "assistant", "content": "Rounded."},
         ],
-        scores={"includes": scorer.Score(value="C", explanation="found")},
-    )
-    spec = log.EvalSpec(
-        created="2026-01-01T00:00:00Z",
-        task="shop",
-        dataset=log.EvalDataset(sample_ids=["t"], samples=1),
-        model="mockllm/model",
-        config=log.EvalConfig(epochs=1),
-    )
+        "scores": {"includes": {"value": "C", "explanation": "found"}},
+        "model_usage": {"mockllm/model": {"input_tokens": 7, "output_tokens": 3}},
+    }
     file = tmp_path / "logs" / "shop.eval"
     file.parent.mkdir()
-    log.write_eval_log(log.EvalLog(eval=spec, status="success", samples=[sample]), str(file))
+    with ZipFile(file, "w") as log:
+        log.writestr("header.json", json.dumps({"eval": {"run_id": "r", "task": "shop", "model": "mockllm/model"}}))
+        log.writestr("samples/t_epoch_1.json", json.dumps(sample))
     [row], report = read(file.parent, tmp_path / "out")
     assert report["messages"] == {"turns": 4}
     assert shape(row) == ["user", "assistant pytest", "tool", "assistant"]
     assert [step["ok"] for step in row["steps"]] == [False, True]
-    assert (row["task_id"], row["tests_ok"], row["test_output"]) == ("t", True, "found")
+    assert (row["task_id"], row["tests_ok"], row["test_output"]) == ("shop/t", True, "found")
+    assert (row["run_id"], row["model"], row["prompt_tokens"]) == ("r-t-1", "mockllm/model", 7)
     content = file.read_bytes()
     for size in (0, len(content) // 2, len(content) - 20):
         (file.parent / f"cut-{size}.eval").write_bytes(content[:size])
@@ -446,8 +441,8 @@ def test_bad_sources_get_one_sentence(tmp_path: Path) -> None:
         import_runs(ImportOptions(source=str(tmp_path / "bad"), out=tmp_path / "out"))
 
 
-@pytest.mark.parametrize("size", [8, 300, 1500])
-def test_a_file_cut_short_is_rejected_beside_the_good_ones(tmp_path: Path, size: int) -> None:
+def test_a_file_cut_short_is_rejected_beside_the_good_ones(tmp_path: Path) -> None:
+    size = 300
     source = write_nebius(tmp_path / "n", [nebius_row(0, 1)])
     content = next(source.glob("*.parquet")).read_bytes()
     assert "rollouts: 1 (1 PASS), from n" in run_command("import", str(source), "--out", str(tmp_path / "x"))

@@ -21,7 +21,7 @@ from pimono_sdpo.options import argument, option, options
 
 
 @options
-class Options(RolloutOptions):
+class EvaluateOptions(RolloutOptions):
     """Options of `evaluate`."""
 
     suite: Path = argument(
@@ -37,7 +37,7 @@ class Options(RolloutOptions):
     )
 
 
-def run(options: Options) -> None:
+def run(options: EvaluateOptions) -> None:
     """Compare, and print the table."""
     model, baseline, out = options.model, options.baseline, options.out
     if (model and options.tuned) or (options.baseline_model and (baseline or not model)):

@@ -48,7 +48,7 @@ OURS, HEAD_BYTES = "· pimono-sdpo</title>".encode(), 4000
 
 
 @options
-class Options:
+class ViewOptions:
     """Options of `view`."""
 
     source: str = argument(
@@ -79,7 +79,7 @@ class Options:
     card: bool = option("Check the card by the rules of the Hub, and stop.", default=False)
 
 
-def run(options: Options) -> None:
+def run(options: ViewOptions) -> None:
     """Write the page, check a card, or count labels."""
     if options.labels is not None:
         from cards.view.rows import describe_labels, read_labels
