@@ -15,7 +15,7 @@ INTERRUPTED = "interrupted; run the same command again to resume"
 def start(program: "Callable[[], object]", name: str, interrupted: str = INTERRUPTED) -> None:
     """Run a program, see `console.run`; `interrupted` is the sentence after Ctrl-C."""
     try:
-        from pimono_sdpo.console import run
+        from pimono_sdpo.program import run
     except KeyboardInterrupt:
         sys.stderr.write(f"{name}: {interrupted}.\n")
         sys.exit(130)

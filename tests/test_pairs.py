@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from pimono_sdpo import samples
 from pimono_sdpo.agent.task_tests import TaskTests
 from pimono_sdpo.cli import app
-from pimono_sdpo.cli.pairs import Options as PairOptions
+from pimono_sdpo.cli.pairs import PairsCommand as PairOptions
 from pimono_sdpo.cli.pairs import write_pairs
 from pimono_sdpo.dataset_writer import copy_lines
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError

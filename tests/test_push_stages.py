@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.cli.pairs import Options as PairOptions
+from pimono_sdpo.cli.pairs import PairsCommand as PairOptions
 from pimono_sdpo.cli.pairs import write_pairs
-from pimono_sdpo.cli.steps import Options as StepOptions
+from pimono_sdpo.cli.steps import StepsCommand as StepOptions
 from pimono_sdpo.cli.steps import write_steps
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from tests.exports import write_samples

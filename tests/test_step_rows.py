@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from pimono_sdpo.cli import app
 from pimono_sdpo.cli.older_names import ExtractOptions as LineOptions
 from pimono_sdpo.cli.older_names import sft_extract as extract
-from pimono_sdpo.cli.steps import Options as StepOptions
+from pimono_sdpo.cli.steps import StepsCommand as StepOptions
 from pimono_sdpo.cli.steps import run, write_steps
 from pimono_sdpo.dataset_writer import summarize
 from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError, TrainingInputError

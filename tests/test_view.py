@@ -354,16 +354,16 @@ def test_a_page_that_cannot_be_written_leaves_nothing(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken.html").mkdir()
     with pytest.raises(OutputError, match=r"Cannot write `taken.html` .*give the path of a file with --out"):
-        view_command.run(view_command.Options(source=str(rows), out=Path("taken.html"), open=False))
+        view_command.run(view_command.ViewCommand(source=str(rows), out=Path("taken.html"), open=False))
     (tmp_path / "notes.md").write_text("mine")
     with pytest.raises(OutputError, match=r"`notes.md` is not the name of a page"):
-        view_command.run(view_command.Options(source=str(rows), out=Path("notes.md"), open=False))
+        view_command.run(view_command.ViewCommand(source=str(rows), out=Path("notes.md"), open=False))
     assert (tmp_path / "notes.md").read_text() == "mine"
     (tmp_path / "mine.html").write_text("<p>mine</p>")
     with pytest.raises(OutputError, match=r"`mine.html` is another page"):
-        view_command.run(view_command.Options(source=str(rows), out=Path("mine.html"), open=False))
+        view_command.run(view_command.ViewCommand(source=str(rows), out=Path("mine.html"), open=False))
     for _ in range(2):
-        view_command.run(view_command.Options(source=str(rows), out=Path("page.html"), open=False))
+        view_command.run(view_command.ViewCommand(source=str(rows), out=Path("page.html"), open=False))
     with pytest.raises(OutputError, match=r"--rows 9+ is too large"):
-        view_command.run(view_command.Options(source=str(rows), rows=10**20 - 1))
+        view_command.run(view_command.ViewCommand(source=str(rows), rows=10**20 - 1))
     assert not list(tmp_path.glob("*.tmp"))

@@ -27,15 +27,14 @@ from pimono_sdpo.push import check_push, push_folder
 from pimono_sdpo.push_options import PushResult
 from pimono_sdpo.schema import Opponent
 from processors.duel.export import Kind
-from processors.duel.turns import Options as TurnOptions
-from processors.duel.turns import read_excluded_ids
+from processors.duel.turns import Draw, read_excluded_ids
 
 ESTIMATED = 8
 Json = dict[str, Any]
 
 
 @options
-class Options(PushResult, WriterOptions):
+class DuelCommand(PushResult, WriterOptions):
     """Options of `duel`; those that are None are taken from the settings."""
 
     source: str | None = argument(
@@ -80,7 +79,7 @@ class Options(PushResult, WriterOptions):
     )
 
 
-def run(options: Options) -> None:
+def run(options: DuelCommand) -> None:
     """Run the stages, or export rows, and push the result if asked to."""
     check_push(options)
     folder = _run_stages(options) if options.to is None else _write_rows(options, options.to)
@@ -88,7 +87,7 @@ def run(options: Options) -> None:
         typer.echo(push_folder(folder, options.push, options))
 
 
-def _run_stages(options: Options) -> Path | None:
+def _run_stages(options: DuelCommand) -> Path | None:
     """Run the stages; return the folder of the result if there is a new one."""
     out, max_cost, stage = options.out, options.max_cost, options.stage
     settings = _load_settings(options)
@@ -104,7 +103,7 @@ def _run_stages(options: Options) -> Path | None:
                 "nebius/SWE-rebench-V2-PRs."
             )
         excluded = read_excluded_ids(options.exclude) if options.exclude else frozenset[str]()
-        turn_options = TurnOptions(settings.duel.turns, settings.duel.seed, excluded)
+        turn_options = Draw(settings.duel.turns, settings.duel.seed, excluded)
         report = run_turns(options.source, options.records, turn_options, out)
         typer.echo(f"{report['turns']} turns of {report['instances']} tasks are in {out / 'turns'}")
     duel = Duel(out, settings, max_cost)
@@ -127,7 +126,7 @@ def _run_stages(options: Options) -> Path | None:
     return out / RESULT
 
 
-def _load_settings(options: Options) -> Settings:
+def _load_settings(options: DuelCommand) -> Settings:
     modes: dict[str | None, Opponent | None] = {"1": "reference", "2": "king", None: None}
     mode = os.environ.get("DUEL_MODE") or read_dotenv().get("DUEL_MODE")
     if mode not in modes:
@@ -148,7 +147,7 @@ def _print_progress(name: str, outcome: Outcome | Json) -> None:
         raise InferenceError(f"{outcome.stopped.rstrip('.')}; finished calls are kept, run the same command again.")
 
 
-def _write_rows(options: Options, kind: Kind) -> Path:
+def _write_rows(options: DuelCommand, kind: Kind) -> Path:
     if kind == "sdpo" and options.format != "trl":
         raise OutputError("SDPO rows have no lines for Together; leave --format out.")
     out = options.out.resolve()

@@ -20,7 +20,7 @@ from pimono_sdpo.options import argument, option, options
 
 
 @options
-class Options(RolloutOptions):
+class EvaluateCommand(RolloutOptions):
     """Options of `evaluate`."""
 
     suite: Path = argument(
@@ -36,7 +36,7 @@ class Options(RolloutOptions):
     )
 
 
-def run(options: Options) -> None:
+def run(options: EvaluateCommand) -> None:
     """Compare, and print the table."""
     model, baseline, out = options.model, options.baseline, options.out
     if (model and options.tuned) or (options.baseline_model and (baseline or not model)):

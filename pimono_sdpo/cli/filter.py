@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 @options
-class Options(PushResult, FilterOptions, SourceOptions):
+class FilterCommand(PushResult, FilterOptions, SourceOptions):
     """Options of `filter`."""
 
     out: Path = option("Folder to write; an earlier output is replaced.")
@@ -41,7 +41,7 @@ class Options(PushResult, FilterOptions, SourceOptions):
     )
 
 
-def run(options: Options) -> None:
+def run(options: FilterCommand) -> None:
     """Filter a source, or make some of its parts."""
     only = _read_only(options)
     # Not before the options are parsed: `--help` does not wait for these.
@@ -76,7 +76,7 @@ def run(options: Options) -> None:
     require_whole(report)
 
 
-def _read_only(options: Options) -> tuple[int, int] | None:
+def _read_only(options: FilterCommand) -> tuple[int, int] | None:
     if options.only is None:
         return None
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", options.only)

@@ -32,8 +32,8 @@ class PrefsOptions(RolloutOptions):
         shown="OUT_rollouts",
     )
     provider: str | None = same_option(RolloutOptions, "provider", flag="--llm-provider")
-    target: Target = same_option(pairs.Options, "target")
-    allow_efficiency_pairs: bool = same_option(pairs.Options, "allow_efficiency_pairs")
+    target: Target = same_option(pairs.PairsCommand, "target")
+    allow_efficiency_pairs: bool = same_option(pairs.PairsCommand, "allow_efficiency_pairs")
 
 
 def prefs(options: PrefsOptions) -> None:
@@ -48,7 +48,7 @@ def prefs(options: PrefsOptions) -> None:
     _check_lines(out)
     pairs.check_dpo_lines(options.suite, options.target, options.protocol)
     rollouts = rollouts_folder(options.trace_dir or out.with_name(f"{out.stem}_rollouts"), out)
-    pairing = pairs.Options(
+    pairing = pairs.PairsCommand(
         source=[str(rollouts)],
         out=out.with_name(f"{out.stem}_pairs"),
         target=options.target,
@@ -78,8 +78,8 @@ class ExtractOptions:
 
     trace_dir: str = option("Folder of rollouts, or its folder `traces`.")
     output: Path = option("JSON lines to write; NAME_meta.jsonl is written beside them.")
-    require_success: bool = same_option(steps.Options, "require_success", default=True)
-    require_valid_tool_ok: bool = same_option(steps.Options, "require_valid_tool_ok", default=True)
+    require_success: bool = same_option(steps.StepsCommand, "require_success", default=True)
+    require_valid_tool_ok: bool = same_option(steps.StepsCommand, "require_valid_tool_ok", default=True)
     format: Literal["json"] = option("Protocol of the calls.", default="json")
 
 
@@ -94,7 +94,7 @@ def sft_extract(options: ExtractOptions) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = TemporaryDirectory(prefix=".sft-extract-", dir=output.parent)
     with folder:
-        cutting = steps.Options(
+        cutting = steps.StepsCommand(
             source=[options.trace_dir],
             out=Path(folder.name) / "steps",
             require_success=options.require_success,
@@ -130,7 +130,7 @@ class EvalOptions(RolloutOptions):
     provider: str | None = same_option(RolloutOptions, "provider", flag="--llm-provider")
     max_workers: int = same_option(RolloutOptions, "max_workers", flag="--num-workers")
     rollouts: int = same_option(RolloutOptions, "rollouts", default=1)
-    baseline: Path | None = same_option(evaluate.Options, "baseline")
+    baseline: Path | None = same_option(evaluate.EvaluateCommand, "baseline")
 
 
 def eval(options: EvalOptions) -> None:

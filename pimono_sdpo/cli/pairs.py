@@ -45,13 +45,13 @@ Json = dict[str, Any]
 
 
 @options
-class Options(PushResult, RunRowsOptions, Rules):
+class PairsCommand(PushResult, RunRowsOptions, Rules):
     """Options of `pairs`."""
 
     out: Path = option("Folder to write; an earlier output is replaced.")
 
 
-def run(options: Options) -> None:
+def run(options: PairsCommand) -> None:
     """Write the pairs, and push them with --push."""
     check_push(options)
     report = write_pairs(options)
@@ -61,7 +61,7 @@ def run(options: Options) -> None:
     finish(report, options.out, options, advice)
 
 
-def write_pairs(options: Options) -> Json:
+def write_pairs(options: PairsCommand) -> Json:
     """Pair the rollouts of each task, or edits of sessions, under `out`; return the report, also without pairs."""
     key, used_options = options.describe()
     runs = open_runs(options, options.out)
@@ -91,7 +91,7 @@ def write_pairs(options: Options) -> Json:
     )
 
 
-def _task_parts(rollouts: Rollouts, options: Options, key: Json, retest: Retest) -> list[Part]:
+def _task_parts(rollouts: Rollouts, options: PairsCommand, key: Json, retest: Retest) -> list[Part]:
     stages = options.length_stages()
     contents = {file: hash_files([file]) for file in rollouts.files}
     parts = []

@@ -33,13 +33,13 @@ Json = dict[str, Any]
 
 
 @options
-class Options(PushResult, RunRowsOptions, steps.Rules):
+class StepsCommand(PushResult, RunRowsOptions, steps.Rules):
     """Options of `steps`."""
 
     out: Path = option("Folder to write; an earlier output is replaced.")
 
 
-def run(options: Options) -> None:
+def run(options: StepsCommand) -> None:
     """Write the rows, and push them with --push."""
     check_push(options)
     finish(write_steps(options), options.out, options, advise(options))
@@ -62,7 +62,7 @@ def advise(options: steps.Rules) -> str:
     return ", or ".join(["use more runs", *flags])
 
 
-def write_steps(options: Options) -> Json:
+def write_steps(options: StepsCommand) -> Json:
     """Cut rollouts or sessions into rows under `out` and return the report."""
     rules = steps.Rules(**{one.name: getattr(options, one.name) for one in fields(steps.Rules)})
     key, used_options = options.describe()

@@ -47,7 +47,7 @@ OURS, HEAD_BYTES = "· pimono-sdpo</title>".encode(), 4000
 
 
 @options
-class Options:
+class ViewCommand:
     """Options of `view`."""
 
     source: str = argument(
@@ -78,7 +78,7 @@ class Options:
     card: bool = option("Check the card by the rules of the Hub, and stop.", default=False)
 
 
-def run(options: Options) -> None:
+def run(options: ViewCommand) -> None:
     """Write the page, check a card, or count labels."""
     if options.labels is not None:
         from cards.view.rows import describe_labels, read_labels

@@ -58,7 +58,7 @@ _TARGETS = re.compile(r"^diff --git a/.{1,500}? b/(.{1,500})$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Options:
+class Draw:
     """The number of turns to draw, the seed, and instance ids to leave out."""
 
     turns: int = 2000
@@ -75,7 +75,7 @@ def read_excluded_ids(path: Path) -> frozenset[str]:
     return frozenset(filter(None, (line.partition("#")[0].strip() for line in lines)))
 
 
-def draw_turns(source: str, records: str, options: Options, out: Path, request: str = "") -> Json:
+def draw_turns(source: str, records: str, options: Draw, out: Path, request: str = "") -> Json:
     """Write the turns and their pull requests under `out`; return the report.
 
     The report stores `request`, by which a later run recognizes these turns.
@@ -115,9 +115,7 @@ def draw_turns(source: str, records: str, options: Options, out: Path, request: 
     return report
 
 
-def _sample_turns(
-    files: ParquetFiles, known: Collection[str], options: Options, drops: Counter[str]
-) -> Iterator[Json]:
+def _sample_turns(files: ParquetFiles, known: Collection[str], options: Draw, drops: Counter[str]) -> Iterator[Json]:
     runs = order_runs(files, known, options.exclude, drops, options.seed)
     seen: set[bytes] = set()
     kept = start = 0

@@ -16,7 +16,7 @@ from pimono_sdpo.duel.stages import Duel, Outcome, run_turns
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.settings import Settings, load_settings
 from pimono_sdpo.schema import ANSWER, JUDGMENT
-from processors.duel.turns import Options
+from processors.duel.turns import Draw
 from tests.chat_server import ChatServer, busy, drop, garbage, hang
 from tests.duel.players import is_judge, play
 from tests.duel.trajectories import step, write_pull_requests, write_trajectories
@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chat_server: ChatSer
     chat_server.policy = play
     source = write_trajectories(tmp_path / "data")
     records = write_pull_requests(tmp_path / "prs.parquet")
-    run_turns(str(source), str(records), Options(turns=TURNS, seed=1), tmp_path / "duel")
+    run_turns(str(source), str(records), Draw(turns=TURNS, seed=1), tmp_path / "duel")
     # Two shards, as of more turns.
     shard = tmp_path / "duel/turns/turns-00000.parquet"
     table = pq.read_table(shard)
@@ -261,11 +261,11 @@ def test_a_full_disk_is_one_sentence(folder: Path) -> None:
     source, records = str(folder / "data"), str(folder / "prs.parquet")
     (duel / "turns.json.tmp").symlink_to("/dev/full")
     with pytest.raises(OutputError, match="No space left on device; make room"):
-        run_turns(source, records, Options(turns=TURNS, seed=2), duel)
+        run_turns(source, records, Draw(turns=TURNS, seed=2), duel)
     with pytest.raises(SourceError, match="run the stage `turns` first"):
         Duel(duel, settings()).register()
     (duel / "turns.json.tmp").unlink(missing_ok=True)
-    run_turns(source, records, Options(turns=TURNS, seed=1), duel)
+    run_turns(source, records, Draw(turns=TURNS, seed=1), duel)
     (duel / "rules.json.tmp").symlink_to("/dev/full")
     with pytest.raises(OutputError, match="No space left on device; make room"):
         Duel(duel, settings()).register()
@@ -378,9 +378,9 @@ def test_bad_order_and_other_turns_are_one_sentence(folder: Path) -> None:
     Duel(duel, settings()).answer()
     source, records = str(folder / "data"), str(folder / "prs.parquet")
     with pytest.raises(OutputError, match="drawn with other options"):
-        run_turns(source, records, Options(turns=TURNS, seed=2), duel)
+        run_turns(source, records, Draw(turns=TURNS, seed=2), duel)
     before = outputs(duel)
-    run_turns(source, records, Options(turns=TURNS, seed=1), duel)
+    run_turns(source, records, Draw(turns=TURNS, seed=1), duel)
     assert outputs(duel) == before
 
 
