@@ -9,3 +9,5 @@ from pimono_sdpo.training import train as train
 from pimono_sdpo.version import __version__ as __version__
 from processors import pipeline as pipeline
 from processors import run_pipeline as run_pipeline
+
+__all__: list[str]

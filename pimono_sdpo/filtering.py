@@ -2,7 +2,6 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,36 +21,14 @@ from pimono_sdpo.runs.engine import Engine, Made, run_shards, sum_counts
 from pimono_sdpo.runs.finish import write_files
 from pimono_sdpo.runs.processes import run_in_processes
 from pimono_sdpo.schema import REJECT, SDPO_ROW
-from pimono_sdpo.stage import STRICT, Stage
+from pimono_sdpo.stage import STRICT
 from pimono_sdpo.traces.drift import refuse_drift
 from pimono_sdpo.traces.sources import Source, open_source
 from processors import pipeline
 from processors.grade import WEIGHTS
-from processors.judge import Judge
 from processors.redact import redact_text
 
 Json = dict[str, Any]
-
-
-def build_stages(options: FilterOptions, recorder: Sequence[str] = ()) -> tuple[Stage, ...]:
-    """Return the stages that make the rows; `recorder` are names to redact."""
-
-    def judge(model: str | None) -> Judge | None:
-        return Judge(model, options.judge_provider) if model else None
-
-    return pipeline(
-        options.unit,
-        options.min_score,
-        options.test_fraction,
-        options.history_chars,
-        options.split_by,
-        options.reference_terms,
-        judge(options.correction_judge),
-        options.stage,
-        None if options.keep_identity else recorder,
-        options.min_worth,
-        judge(options.row_judge),
-    )
 
 
 def run_filter(
@@ -131,7 +108,7 @@ def _make_parts(
     engine: EngineName,
     only: tuple[int, int] | None = None,
 ) -> list[Made]:
-    parts = sessions.session_parts(opened.shards, build_stages(options, opened.recorder), resume_key(options))
+    parts = sessions.session_parts(opened.shards, pipeline(options, opened.recorder), resume_key(options))
     run = _find_engine(engine, workers)
     return run_shards(parts, work / folders.PARTS, desc="filter", unit="session", engine=run, only=only)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pimono_sdpo.filtering import FilterOptions, build_stages, run_filter
+from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.options import resume_key
 from pimono_sdpo.runs.engine import make_part, run_shards
 from pimono_sdpo.runs.processes import run_in_processes
@@ -213,7 +213,7 @@ def test_the_progress_bar_counts_shards(source: Path, tmp_path: Path) -> None:
 def _run_here(source: Path, work: Path) -> frozenset[int]:
     """Run the unfinished shards of a folder and return their numbers."""
     options = FilterOptions()
-    parts = session_parts(open_source(str(source)).shards, build_stages(options), resume_key(options))
+    parts = session_parts(open_source(str(source)).shards, pipeline(options), resume_key(options))
     before = shards.made(work)
     run_shards(parts, work / "parts")
     return frozenset(int(name[:5]) for name, time in shards.made(work).items() - before.items())

@@ -110,13 +110,13 @@ def test_reads_are_a_tuple() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"unit": "bad"}, "`unit` is 'bad'; use one of session, episode."),
-        ({"split_by": None}, "`split_by` is None; use one of repository, session"),
-        ({"min_score": "x"}, "`min_score` is 'x'; use a finite number."),
-        ({"min_score": float("nan")}, "`min_score` is nan"),
-        ({"min_worth": 9}, "`min_worth` is 9; use a finite number from 0 to 1"),
-        ({"test_fraction": -1}, "`test_fraction` is -1"),
-        ({"history_chars": -3}, "`history_chars` is -3; use a finite number from 0."),
+        ({"unit": "bad"}, "--unit is 'bad'; use one of session, episode."),
+        ({"split_by": None}, "--split-by is None; use one of repository, session"),
+        ({"min_score": "x"}, "--min-score is 'x'; use a finite number."),
+        ({"min_score": float("nan")}, "--min-score is nan"),
+        ({"min_worth": 9}, "--min-worth is 9; use a finite number from 0 to 1"),
+        ({"test_fraction": -1}, "--test-fraction is -1"),
+        ({"history_chars": -3}, "--history-chars is -3; use a finite number from 0."),
     ],
 )
 def test_values_that_no_stage_can_use_are_refused(options: dict[str, Any], sentence: str) -> None:
@@ -159,7 +159,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.mark.parametrize("unit", ["session", "episode"])
 def test_fused_and_stage_by_stage_give_equal_rows(sessions: Dataset, unit: Unit) -> None:
-    stages = pipeline(unit, min_score=1.0, min_worth=0, test_fraction=0.4, history_chars=2000)
+    stages = pipeline(unit=unit, min_score=1.0, min_worth=0, test_fraction=0.4, history_chars=2000)
     one_by_one = run_pipeline(sessions, stages, fused=False)
     fused = run_pipeline(sessions, stages, batch_size=5)
     assert one_by_one.num_rows > 8
