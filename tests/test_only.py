@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from pimono_sdpo.filtering import FilterOptions, make_parts, run_filter
 from pimono_sdpo.runs.engine import read_made
 from pimono_sdpo.runs.folders import only_run
 from tests import shards
-from tests.shards import all_bytes, cli, command, made, sentence
+from tests.shards import all_bytes, cli, made, sentence
 
 SHARDS = 5
 
@@ -106,20 +105,6 @@ def test_machines_work_in_one_folder_at_once_but_not_with_a_plain_run(source: Pa
     with only_run(out), pytest.raises(OutputError, match="Another run is writing"):
         make_parts(str(source), out, FilterOptions(), (2, 2))
     run_filter(str(source), out)
-
-
-@pytest.mark.slow
-def test_a_killed_machine_is_replaced(tmp_path: Path) -> None:
-    traces = shards.write_busy_shards(tmp_path / "traces", 4, 40)
-    line = command("filter", traces, "--out", tmp_path / "rows", "--only", "1/2")
-    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with shards.killed(process, lambda: shards.begun(tmp_path / ".rows.partial")):
-        pass
-    make_parts(str(traces), tmp_path / "rows", FilterOptions(), (2, 2))
-    assert set(made(tmp_path / ".rows.partial")) >= {"00001.parquet", "00003.parquet"}
-    run_filter(str(traces), tmp_path / "rows")
-    run_filter(str(traces), tmp_path / "single")
-    assert all_bytes(tmp_path / "rows") == all_bytes(tmp_path / "single")
 
 
 def test_a_changed_file_is_never_taken_for_the_old_one(tmp_path: Path) -> None:

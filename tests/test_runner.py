@@ -173,18 +173,6 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_file(
     assert all_bytes(tmp_path / "rows") == all_bytes(tmp_path / "undisturbed")
 
 
-@pytest.mark.slow
-def test_two_runs_cannot_write_one_folder(long_source: Path, long_rows: Path, tmp_path: Path) -> None:
-    arguments = ("filter", long_source, "--out", tmp_path / "rows")
-    process = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL)
-    until(lambda: (tmp_path / ".rows.partial" / "parts").exists())
-    process.send_signal(signal.SIGSTOP)
-    assert "Another run is writing" in sentence(cli(*arguments))
-    process.send_signal(signal.SIGCONT)
-    assert process.wait() == 0
-    assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
-
-
 def _bug(row: Row) -> dict[str, object]:
     raise ZeroDivisionError(f"a bug at {row['session_id'][:1]}")
 
