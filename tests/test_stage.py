@@ -68,20 +68,19 @@ STAGES = (
 ROWS = Dataset.from_dict({"n": [1]})
 
 
-def test_the_same_stages_run_on_both_kinds_of_dataset() -> None:
+@pytest.mark.parametrize("run", [apply_all, run_stages])
+def test_the_same_stages_run_on_both_kinds_of_dataset_and_on_an_empty_one(run: Any) -> None:
     rows = Dataset.from_dict({"n": [1, 2, 3, 4], "extra": list("abcd")})
-    done = apply_all(rows, STAGES)
-    streamed: IterableDataset = apply_all(rows.to_iterable_dataset(), STAGES)
-    assert done["n"] == [4, 4, 8, 8, 8, 8]
-    assert [row["n"] for row in streamed] == done["n"]
-    assert done.features == NUMBER
+    done = run(rows, STAGES)
+    assert (done["n"], done.features) == ([4, 4, 8, 8, 8, 8], NUMBER)
+    assert [row["n"] for row in run(rows.to_iterable_dataset(), STAGES)] == done["n"]
+    empty = run(Dataset.from_dict({"n": []}, features=NUMBER), STAGES)
+    assert (empty.features, empty.num_rows) == (NUMBER, 0)
 
 
-def test_an_empty_dataset_gets_the_columns_too() -> None:
-    empty = Dataset.from_dict({"n": []}, features=NUMBER)
-    writes = Features({"m": Value("string")})
-    out = apply(empty, Map(double, reads=("n",), writes=writes, drops=("n",)))
-    assert (out.features, out.num_rows) == (writes, 0)
+def test_rejects_have_the_columns_of_when_they_were_dropped() -> None:
+    rejects = run_stages(Dataset.from_dict({"n": [1, 2, 3, 4]}), STAGES, rejects=NUMBER, batch_size=1)
+    assert [row["n"] for row in rejects if not row["kept"]] == [1, 3, 3, 3]
 
 
 @pytest.mark.parametrize("run", [apply_all, run_stages])
@@ -139,15 +138,6 @@ def test_a_stream_has_to_know_its_columns() -> None:
         apply(stream, STAGES[0])
 
 
-def test_the_pipeline_runs_on_a_plain_dataset() -> None:
-    columns: dict[str, list[Any]] = {"harness": ["pi"], "session_id": ["s"], "source": ["s.jsonl"], "trace": [FAILING]}
-    columns["bytes_not_utf8"] = [0]
-    rows = apply_all(Dataset.from_dict(columns, features=SESSION), pipeline(min_worth=0))
-    assert rows.features == {**SDPO_ROW, **PRINT}
-    assert rows[0]["prompt"][-1]["role"] == "user"
-    assert rows[0]["categories"] == ["command_error", "test_or_assertion"]
-
-
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """The samples in all layouts, with unusual rows."""
@@ -184,16 +174,6 @@ def test_rejects_are_kept_on_request(sessions: Dataset) -> None:
         run_pipeline(sessions, fused=False, keep_rejects=True)
 
 
-def test_own_stages_and_empty_datasets_are_run() -> None:
-    rows = Dataset.from_dict({"n": [1, 2, 3, 4], "extra": list("abcd")})
-    fused = run_stages(rows, STAGES)
-    assert (fused["n"], fused.features) == ([4, 4, 8, 8, 8, 8], NUMBER)
-    rejects = run_stages(rows, STAGES, rejects=NUMBER, batch_size=1)
-    assert [row["n"] for row in rejects if not row["kept"]] == [1, 3, 3, 3]
-    empty = run_stages(Dataset.from_dict({"n": []}, features=NUMBER), STAGES)
-    assert (empty.num_rows, empty.features) == (0, NUMBER)
-
-
 def test_json_is_decoded_before_stages_and_encoded_after_them() -> None:
     turns = Features({"turns": List({"args": Json()})})
     given = Dataset.from_list([{"turns": [{"args": {"n": 1}}]}, {"turns": []}], features=turns)
@@ -211,11 +191,6 @@ def test_the_cache_key_follows_source_and_options() -> None:
     assert one == same != two
     assert source_hash(pipeline(min_score=1.0)[6].fn) != source_hash(pipeline(min_score=2.0)[6].fn)
     assert [source_hash(stage.fn) for stage in pipeline()] == [source_hash(stage.fn) for stage in PIPELINE]
-
-
-def test_stages_are_named_by_their_module() -> None:
-    names = [name_of(stage) for stage in PIPELINE]
-    assert names == ["evidence", "split", "names", "keep", "redact", "grade", "threshold", "context", "rows"]
 
 
 class Watched(dict[str, Any]):
