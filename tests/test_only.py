@@ -53,16 +53,13 @@ def test_parts_of_several_machines_give_the_bytes_of_one_run(source: Path, tmp_p
     check(source, tmp_path, count, max_samples=9, seed=3, licence="mit")
 
 
-def test_raw_sessions_and_options(tmp_path: Path) -> None:
-    traces = shards.write_raw_shards(tmp_path / "traces", 3)
-    check(traces, tmp_path, 2, test_fraction=0.4, history_chars=200, min_worth=0)
-
-
-def test_splits_of_a_saved_dataset(tmp_path: Path) -> None:
-    raw = shards.write_shards(tmp_path / "raw", 3)
-    splits = {f"part_{path.stem}": Dataset.from_parquet(str(path)) for path in sorted(raw.iterdir())}
-    DatasetDict(splits).save_to_disk(str(tmp_path / "traces"))
-    check(tmp_path / "traces", tmp_path, 2)
+def test_raw_sessions_and_splits_of_a_saved_dataset(tmp_path: Path) -> None:
+    raw = shards.write_raw_shards(tmp_path / "raw" / "traces", 3)
+    check(raw, tmp_path / "raw", 2, test_fraction=0.4, history_chars=200, min_worth=0)
+    files = sorted(shards.write_shards(tmp_path / "shards", 3).iterdir())
+    splits = {f"part_{path.stem}": Dataset.from_parquet(str(path)) for path in files}
+    DatasetDict(splits).save_to_disk(str(tmp_path / "saved" / "traces"))
+    check(tmp_path / "saved" / "traces", tmp_path / "saved", 2)
 
 
 def test_a_shard_without_rows_or_sessions(tmp_path: Path) -> None:
@@ -87,13 +84,6 @@ def test_the_command_line(source: Path, tmp_path: Path) -> None:
     for part in ("0/2", "3/2", "1", "x/2", "1/0"):
         assert f"--only `{part}` is not I/N, such as 2/3" in sentence(cli(*line, "--only", part))
     assert "give --push to the last command" in sentence(cli(*line, "--only", "1/2", "--push", "me/rows"))
-
-
-@pytest.mark.parametrize("words", [("--shard", "1/2"), ("--shard=2/2",), ("--merge",)])
-def test_the_options_of_before_name_the_new_one(source: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
-    message = sentence(cli("filter", source, "--out", tmp_path / "rows", *words))
-    assert "was removed; give each machine `--only I/N` with the same --out, then run the command once" in message
-    assert not list(tmp_path.iterdir())
 
 
 def test_machines_work_in_one_folder_at_once_but_not_with_a_plain_run(source: Path, tmp_path: Path) -> None:
