@@ -23,6 +23,7 @@ from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.calls import need_prices
 from pimono_sdpo.llm.settings import Settings, load_settings, read_dotenv
 from pimono_sdpo.options import argument, option, options
+from pimono_sdpo.program import print_lines
 from pimono_sdpo.push import check_push, push_folder
 from pimono_sdpo.push_options import PushResult
 from pimono_sdpo.schema import Opponent
@@ -105,7 +106,7 @@ def _run_stages(options: DuelCommand) -> Path | None:
         excluded = read_excluded_ids(options.exclude) if options.exclude else frozenset[str]()
         turn_options = Draw(settings.duel.turns, settings.duel.seed, excluded)
         report = run_turns(options.source, options.records, turn_options, out)
-        typer.echo(f"{report['turns']} turns of {report['instances']} tasks are in {out / 'turns'}")
+        print_lines(f"{report['turns']} turns of {report['instances']} tasks are in {out / 'turns'}")
     duel = Duel(out, settings, max_cost)
     if options.estimate:
         typer.echo(duel.estimate(ESTIMATED))
@@ -122,7 +123,8 @@ def _run_stages(options: DuelCommand) -> Path | None:
     if stage not in ("score", "all"):
         return None
     report = score_duel(duel, original, options.licence)
-    typer.echo(f"{describe_report(report)}\nreport.md and the buckets are in {out / RESULT}")
+    typer.echo(describe_report(report))
+    print_lines(f"report.md and the buckets are in {out / RESULT}")
     return out / RESULT
 
 

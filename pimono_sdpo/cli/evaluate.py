@@ -17,6 +17,7 @@ from pimono_sdpo.agent.rollout import RolloutOptions
 from pimono_sdpo.cli.rollout import print_as, print_rollout
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.options import argument, option, options
+from pimono_sdpo.program import print_lines
 
 
 @options
@@ -49,4 +50,4 @@ def run(options: EvaluateCommand) -> None:
     log = print_as("evaluate")
     report = evaluate_models(options, out, log, print_rollout(log), baseline, options.tuned, options.baseline_model)
     typer.echo(render_comparison(report))
-    typer.echo(f"report.json, report.md and report.svg are in {out}")
+    print_lines(f"report.json, report.md and report.svg are in {out}")

@@ -16,6 +16,7 @@ from pimono_sdpo.dataset_writer import copy_lines
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.left_out import explain_empty
 from pimono_sdpo.options import option, options, same_option
+from pimono_sdpo.program import print_lines
 from pimono_sdpo.runs.folders import writing
 from processors.rollouts.pairs import Target
 
@@ -106,8 +107,8 @@ def sft_extract(options: ExtractOptions) -> None:
         if not report["rows"]:
             raise explain_empty(report, steps.advise(cutting))
         counts = copy_lines(cutting.out, output, report)
-    typer.echo(f"Wrote {counts['written']} rows to: {output}")
-    typer.echo(f"Wrote metadata to: {output.with_name(f'{output.stem}_meta.jsonl')}")
+    print_lines(f"Wrote {counts['written']} rows to: {output}")
+    print_lines(f"Wrote metadata to: {output.with_name(f'{output.stem}_meta.jsonl')}")
     left_out = Counter(report["drop_reasons"]) + Counter(counts)
     del left_out["written"]
     if left_out:
