@@ -1,10 +1,9 @@
 """The options of `filter` that decide which rows are made; imports nothing heavy, so that `--help` is fast."""
 
-import math
 from typing import Literal
 
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.options import check_shares, option, options
+from pimono_sdpo.options import check_values, option, options
 
 Unit = Literal["session", "episode"]
 SplitBy = Literal["repository", "session"]
@@ -93,12 +92,8 @@ class FilterOptions:
 
     def __post_init__(self) -> None:
         """Check the values; raises OutputError."""
-        if not math.isfinite(self.min_score):
-            raise OutputError(f"--min-score {self.min_score} keeps or drops all; use a number.")
-        check_shares(self)
+        check_values(self)
         if self.judge_provider != "hf" and not (self.correction_judge or self.row_judge):
             raise OutputError(
                 "--judge-provider is the provider of --row-judge and --correction-judge; give one of them."
             )
-        if self.max_samples is not None and self.max_samples < 1:
-            raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")

@@ -12,6 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pimono_sdpo.traces.drift import describe_drift, sum_by_agent
@@ -22,21 +24,15 @@ OVER_MAX_SAMPLES = "over_max_samples"
 BY_SCORE = ("below_min_score", OVER_MAX_SAMPLES)
 # The detail of a reject names its harness, then its score.
 SCORE_IN_DETAIL = r"(?:^|, )score (-?[0-9][0-9.e+-]*)"
-READ_ROWS = 1024
 Json = dict[str, Any]
 
 
 def build_report(
-    described: Json,
-    options: Json,
-    weights: dict[str, float],
-    counts: Json,
-    dropped: dict[str, Counter[str]],
-    folder: Path,
+    described: Json, options: Json, weights: dict[str, float], counts: Json, drops: pa.Table, folder: Path
 ) -> Json:
     """Build the report of a run from the counts of its shards and the rows in `folder/data`.
 
-    `described` is the input (`Source.describe`); `dropped` has the drop reasons of the steps that compare rows.
+    `described` is the input (`Source.describe`); `drops` are the rows that were dropped by a comparison with others.
     In the report, `cut` is the lowest score that was kept, None if no row was dropped for its score;
     `without_terms` counts rows whose reward_terms are only categories. Without kept rows, the keys that describe
     them are missing.
@@ -48,8 +44,9 @@ def build_report(
     kept = stages[-1]["rows_out"] if stages else 0
     for step, used in (("dedupe", options["dedupe"]), ("choose", options["max_samples"])):
         if used:
-            before, kept = kept, kept - dropped[step].total()
-            counted = dict(sorted(dropped[step].items()))
+            found = drops.filter(pc.equal(drops["stage"], step))["drop_reason"].value_counts().to_pylist()
+            counted = dict(sorted((one["values"], one["counts"]) for one in found))
+            before, kept = kept, kept - sum(counted.values())
             stages.append({"stage": step, "rows_in": before, "rows_out": kept, "dropped": counted})
     reasons: Counter[str] = Counter()
     for stage in stages:
@@ -88,7 +85,7 @@ def _files(folder: Path, kind: str, name: str = "") -> list[Path]:
 def _read_columns(files: Sequence[Path], columns: Sequence[str]) -> Iterator[dict[str, list[Any]]]:
     for file in files:
         with pq.ParquetFile(file) as parquet:
-            yield from (batch.to_pydict() for batch in parquet.iter_batches(READ_ROWS, columns=list(columns)))
+            yield from (batch.to_pydict() for batch in parquet.iter_batches(columns=list(columns)))
 
 
 def _hash_files(files: list[Path]) -> str:

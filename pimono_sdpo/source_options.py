@@ -12,8 +12,8 @@ from time import time
 import msgspec
 import pyarrow as pa
 
-from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import SourceError
+from pimono_sdpo.program import print_lines
 from pimono_sdpo.runs.folders import require_disjoint
 from pimono_sdpo.session_options import SourceOptions
 from pimono_sdpo.stage import STRICT

@@ -285,7 +285,9 @@ BYTE_CHANGES: list[Callable[[bytes, Random], bytes]] = [
 @cache
 def commands() -> dict[str, Fused]:
     """The stages of every command that reads sessions."""
-    made = {unit: Fused(pipeline(unit, history_chars=2000, min_worth=0.0), SESSION, REJECT) for unit in get_args(Unit)}
+    made = {
+        unit: Fused(pipeline(unit=unit, history_chars=2000, min_worth=0.0), SESSION, REJECT) for unit in get_args(Unit)
+    }
     cutting = (
         sessions.build_stage(),
         *steps.build_stages(steps.StepRules(require_valid_tool_ok=False, with_final=True)),

@@ -240,8 +240,8 @@ def test_files_that_cannot_be_read_are_left_out_and_named(home: Path) -> None:
 
 
 def test_a_share_is_between_0_and_1(home: Path) -> None:
-    assert "--min-worth 7 is not between 0 and 1." in refused("pi", "--min-worth", "7")
-    assert "--test-fraction nan is not between" in refused("pi", "--test-fraction", "nan")
+    assert "--min-worth is 7.0; use a finite number from 0 to 1." in refused("pi", "--min-worth", "7")
+    assert "--test-fraction is nan; use a finite number" in refused("pi", "--test-fraction", "nan")
 
 
 def test_a_failed_run_leaves_no_work_folder(home: Path) -> None:

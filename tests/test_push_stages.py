@@ -53,7 +53,7 @@ def test_every_stage_has_its_config(loopback_hub: LoopbackHub, made: Path) -> No
     assert card.count("<!-- pimono-sdpo:steps -->") == card.count("# Agent steps") == 1
     assert "# SDPO rows" in card
     # The same again is no commit, and a smaller one takes only its own shards away.
-    assert "nothing was uploaded" in push(loopback_hub, made / "pairs").stdout
+    assert "nothing is left to upload" in push(loopback_hub, made / "pairs").stdout
     write_steps(StepOptions(source=[str(made / "rollouts")], out=made / "fewer", licence="mit"))
     assert push(loopback_hub, made / "fewer").returncode == 0
     again = loaded(loopback_hub, made)["configs"]

@@ -29,10 +29,10 @@ from pimono_sdpo.options import options as option_class
 from pimono_sdpo.runs.engine import Part, Piece, add_counts, hash_files, run_shards, sum_counts
 from pimono_sdpo.runs.finish import write_files
 from pimono_sdpo.runs.folders import PARTS, make_output, only_run, publish_folder, require_disjoint
-from pimono_sdpo.runs.parquet import READ_ROWS, read_rows
+from pimono_sdpo.runs.parquet import read_rows
 from pimono_sdpo.runs.sessions import both
 from pimono_sdpo.schema import ROLLOUT, Turn
-from pimono_sdpo.stage import KEPT, text_for_json
+from pimono_sdpo.stage import BATCH_ROWS, KEPT, text_for_json
 from pimono_sdpo.suites.stored_rollouts import write_sessions
 from pimono_sdpo.traces.sources import JSONL_PER_SHARD, find_parquet_files
 from pimono_sdpo.traces.tools import describe_tools
@@ -160,8 +160,8 @@ def _import_files(files: Sequence[SourceFile]) -> Iterator[Piece]:
     )
     is_last = False
     while not is_last:
-        batch = list(islice(runs, READ_ROWS))
-        is_last = len(batch) < READ_ROWS
+        batch = list(islice(runs, BATCH_ROWS))
+        is_last = len(batch) < BATCH_ROWS
         rows, rejects, counts = list[Json](), list[Json](), Json()
         for (_, form, name), is_single, number, run in batch:
             if isinstance(run, str):

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import typer
 from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]
 
-from pimono_sdpo.console import allow_cleanup, check_hub, printable_output
 from pimono_sdpo.options import flag_of
+from pimono_sdpo.program import allow_cleanup, check_hub, printable_output
 from pimono_sdpo.removed import refuse_removed
 from pimono_sdpo.version import __version__
 

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import typer
 
-from pimono_sdpo.console import print_lines
 from pimono_sdpo.dataset_writer import WriterOptions, summarize
 from pimono_sdpo.duel.result import RESULT, describe_report, describe_verdict, score_duel, write_training_rows
 from pimono_sdpo.duel.stages import Duel, Outcome, run_turns
@@ -24,11 +23,12 @@ from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.calls import ESTIMATED, need_prices
 from pimono_sdpo.llm.settings import Settings, load_settings, read_dotenv
 from pimono_sdpo.options import argument, option, options
+from pimono_sdpo.program import print_lines
 from pimono_sdpo.push import check_push, push_folder
 from pimono_sdpo.push_options import PushResult
 from pimono_sdpo.schema import Opponent
 from processors.duel.export import Kind
-from processors.duel.turns import TurnOptions, read_excluded_ids
+from processors.duel.turns import read_excluded_ids
 
 Json = dict[str, Any]
 

@@ -15,9 +15,9 @@ from cards.render import render_comparison
 from pimono_sdpo.agent.evaluation import evaluate_models
 from pimono_sdpo.agent.rollout import RolloutOptions
 from pimono_sdpo.cli.rollout import print_as, print_rollout
-from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.options import argument, option, options
+from pimono_sdpo.program import print_lines
 
 
 @options

@@ -9,7 +9,7 @@ The formats are parquet with OpenAI messages, ATIF, mini-swe-agent, SWE-agent an
 import typer
 
 from pimono_sdpo.agent.imported_runs import ImportOptions, import_runs
-from pimono_sdpo.console import print_lines
+from pimono_sdpo.program import print_lines
 
 
 def run(options: ImportOptions) -> None:

@@ -12,11 +12,11 @@ from pimono_sdpo.agent.evaluation import evaluate_to_file
 from pimono_sdpo.agent.rollout import RolloutOptions, rollouts_folder, run_rollouts
 from pimono_sdpo.cli import evaluate, pairs, steps
 from pimono_sdpo.cli.rollout import check_pairing, pair_rollouts, print_as, print_problems, print_rollout
-from pimono_sdpo.console import print_lines
 from pimono_sdpo.dataset_writer import copy_lines
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.left_out import explain_empty
 from pimono_sdpo.options import option, options, same_option
+from pimono_sdpo.program import print_lines
 from pimono_sdpo.runs.folders import writing
 from processors.rollouts.pairs import Target
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import typer
 
-from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import EmptySelection
 from pimono_sdpo.options import argument, option, options
+from pimono_sdpo.program import print_lines
 from pimono_sdpo.suites.build import build_suite, describe_size
 from pimono_sdpo.suites.split import Method, check_leakage, read_task_ids, split_suite
 from pimono_sdpo.suites.suite import load_suite

@@ -24,9 +24,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import typer
 
-from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.options import argument, option, options
+from pimono_sdpo.program import print_lines
 from pimono_sdpo.runs.folders import REPORT, read_json, writing
 from pimono_sdpo.runs.parquet import read_rows, write_atomically
 from pimono_sdpo.schema import ROLLOUT, SESSION

@@ -32,10 +32,10 @@ from pimono_sdpo.llm.calls import Journal, Json, sum_costs
 from pimono_sdpo.runs.engine import Part, Piece
 from pimono_sdpo.runs.finish import Files, hash_file
 from pimono_sdpo.runs.folders import REPORT, make_output, only_run, publish_folder, require_disjoint
-from pimono_sdpo.runs.parquet import READ_ROWS, read_tables
+from pimono_sdpo.runs.parquet import read_tables
 from pimono_sdpo.runs.sessions import both, rows_and_rejects
 from pimono_sdpo.schema import DUEL, DUEL_METRICS
-from pimono_sdpo.stage import Stage
+from pimono_sdpo.stage import BATCH_ROWS, Stage
 from pimono_sdpo.version import __version__
 from processors.duel import judge as panel
 from processors.duel.answers import classify_action
@@ -168,7 +168,7 @@ def _read_singles(duel: Duel, theirs: str) -> list[Json]:
 def _write_bucket(finished: Path, name: str, rows: Iterator[Json]) -> str:
     """Write the rows of a bucket, and return the hash of its file, or several."""
     files = Files(finished / "data", name, DUEL.arrow_schema)
-    for group in iter(lambda: list(islice(rows, READ_ROWS)), []):
+    for group in iter(lambda: list(islice(rows, BATCH_ROWS)), []):
         files.write(pa.Table.from_pylist(group, DUEL.arrow_schema))
     return " ".join(map(hash_file, files.close()))
 

@@ -36,13 +36,12 @@ MIN_SHARED_MESSAGES = 2
 MIN_JACCARD = 0.8
 # If two similar prompts each have so many words of their own, they are different tasks on one template.
 MIN_OWN_WORDS = 3
-PERMUTATIONS = 128
 # 16 bands of 8: two prompts with a similarity of 0.8 share a band with probability 0.95.
 BANDS = 16
 # The most rows kept per message or band: a message that everybody sends must not pair all rows.
 PLACES = 8
-# Prints in memory at a time, of 8 bytes each, and prompts whose words are.
-PASS_PRINTS, CACHED_PROMPTS = 2**24, 1024
+# Prints in memory at a time, of 8 bytes each.
+PASS_PRINTS = 2**24
 # The columns that a part stores to find the duplicates of its rows.
 PRINTS = Features({"messages": List(Value("int64")), "bands": List(Value("int64")), "minhash": Value("binary")})
 # The column with a print of each row that may repeat an earlier one.
@@ -59,7 +58,7 @@ def add_prints(rows: pa.Table) -> tuple[pa.Table, int]:
     for row in rows.select([KEPT, "fingerprints", "prompt"]).to_pylist():
         prints.append({})
         if row[KEPT]:
-            minhash = RMinHash(num_perm=PERMUTATIONS, seed=0)
+            minhash = RMinHash(num_perm=8 * BANDS, seed=0)
             minhash.update(split_shingles(row["prompt"][-1]["content"]))
             digest = np.array(minhash.digest(), np.uint32)
             bands = [xxhash.xxh3_64_intdigest(part.tobytes(), at) for at, part in enumerate(np.split(digest, BANDS))]
@@ -192,7 +191,7 @@ def _compare(rows: pa.Table, messages: _Index, bands: _Index) -> Iterator[tuple[
     def read_digest(row: int) -> NDArray[np.uint32]:
         return np.frombuffer(rows["minhash"][row].as_buffer(), np.uint32)
 
-    @lru_cache(maxsize=CACHED_PROMPTS)
+    @lru_cache
     def read_words(row: int) -> Set[str]:
         words = _PROMPT_WORD.findall(rows["prompt"][row].as_py().lower())
         return {word for word in words if not _VARIABLE.fullmatch(word)}

@@ -128,7 +128,7 @@ def write_files(
 def read_part(file: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Yield tables of a part with these columns or all; a damaged part is removed, so that it is made again."""
     try:
-        yield from read_tables(file, columns=columns)
+        yield from read_tables(file, columns)
     except SourceError as error:
         file.unlink(missing_ok=True)
         raise SourceError(

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.llm.calls import Json
-from pimono_sdpo.runs.parquet import READ_ROWS, write_atomically
+from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.text import replace_surrogates
 from pimono_sdpo.traces.events import decode_json
@@ -186,7 +186,7 @@ def _read_rows(parquet: pq.ParquetFile, wanted: Sequence[int]) -> Iterator[tuple
         if not any(start <= row < stop for row in wanted):
             start = stop
             continue
-        for batch in parquet.iter_batches(READ_ROWS, row_groups=[group], columns=columns):
+        for batch in parquet.iter_batches(row_groups=[group], columns=columns):
             numbers = [row for row in wanted if start <= row < start + batch.num_rows]
             rows = batch.take(pa.array([row - start for row in numbers], pa.int64())).to_pylist()
             yield from zip(numbers, rows, strict=True)
