@@ -9,8 +9,7 @@ from pimono_sdpo.options import check_shares, option, options
 Unit = Literal["session", "episode"]
 SplitBy = Literal["repository", "session"]
 EngineName = Literal["local", "ray"]
-# The default of --min-worth, see `processors.keep`.
-LEAST_WORTH = 0.45
+RankBy = Literal["worth", "score"]
 
 
 @options
@@ -23,12 +22,12 @@ class FilterOptions:
         default="episode",
         decides="row",
     )
-    min_score: float = option("Drop rows with a lower score.", default=0.0, decides="row")
-    min_worth: float = option(
-        "Drop episodes with a lower probability of being worth training on; the best episode of a session "
-        "is dropped only below 0.9 times this value. 0 keeps all episodes with evidence.",
-        default=LEAST_WORTH,
-        share=True,
+    min_score: float = option("Drop rows with a lower score; the others are ranked by it.", default=0.0, decides="row")
+    min_worth: float | None = option(
+        "Drop rows with a lower worth: log2(1 + failures that the agent caused) + 2 x the probability of a "
+        "correction; 2 is a sure correction, or three such failures.",
+        default=None,
+        shown="keep all",
         decides="row",
     )
     test_fraction: float = option(
@@ -77,12 +76,19 @@ class FilterOptions:
         decides="row",
     )
     max_samples: int | None = option("Keep the best N rows.", default=None, minimum=1, shown="all", decides="output")
+    rank_by: RankBy | None = option(
+        "What makes a row better, for the order of rows and --max-samples: `worth`, or `score` as in the reference "
+        "run; equal rows by score, then by --seed.",
+        default=None,
+        shown="worth; score with --min-score",
+        decides="output",
+    )
     dedupe: bool = option(
         "Keep only the best of duplicate rows, from forks, snapshots and equal prompts.",
         default=True,
         decides="output",
     )
-    seed: int = option("Seed that decides which of equal scores --max-samples keeps.", default=42, decides="output")
+    seed: int = option("Seed that decides the order of equal rows.", default=42, decides="output")
     licence: str | None = option(
         "SPDX id of the licence of the traces, for the card.",
         default=None,
@@ -96,9 +102,19 @@ class FilterOptions:
         if not math.isfinite(self.min_score):
             raise OutputError(f"--min-score {self.min_score} keeps or drops all; use a number.")
         check_shares(self)
+        if self.min_worth is not None and not (self.min_worth == 0 or 1 <= self.min_worth < math.inf):
+            raise OutputError(
+                f"--min-worth {self.min_worth:g} is a probability of an earlier version, which worth is not any more; "
+                "leave it out to keep all rows with evidence, or use 1 for one own failure, 2 for three of them."
+            )
         if self.judge_provider != "hf" and not (self.correction_judge or self.row_judge):
             raise OutputError(
                 "--judge-provider is the provider of --row-judge and --correction-judge; give one of them."
             )
         if self.max_samples is not None and self.max_samples < 1:
             raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")
+
+    @property
+    def ranked_by(self) -> RankBy:
+        """What makes a row better."""
+        return self.rank_by or ("score" if self.min_score else "worth")

@@ -73,9 +73,9 @@ def run_filter(
     with folders.only_run(out) as work:
         parts = _make_parts(opened, work, options, workers, engine)
         filled = [part for part in parts if part.rows]
-        drops = choose_rows(filled, work, options.max_samples, options.seed, options.dedupe)
+        drops, ranked = choose_rows(filled, work, options.max_samples, options.seed, options.dedupe, options.ranked_by)
         finished = folders.make_output(work)
-        write_files(filled, finished, SDPO_ROW, REJECT, drops)
+        write_files(filled, finished, SDPO_ROW, REJECT, drops, ranked=ranked)
         dropped = {name: Counter[str]() for name in ("dedupe", "choose")}
         for stage, reason in zip(drops["stage"].to_pylist(), drops["drop_reason"].to_pylist(), strict=True):
             dropped[stage][reason] += 1
@@ -83,6 +83,7 @@ def run_filter(
         used = report_options(options) | {"licence": licence}
         named = _redact_names(opened)
         report = build_report(named.describe(), used, WEIGHTS, counts, dropped, finished)
+        report["ranked_by"] = options.ranked_by
         report |= report_left_out(counts, report["drop_reasons"], named.others)
         if unreadable := sessions.list_unreadable(counts):
             report["bytes"]["unreadable"] = sum(unreadable.values())

@@ -8,7 +8,7 @@ from math import inf, isfinite
 from typing import Any, get_args
 
 from pimono_sdpo.errors import OutputError, OwnCodeError
-from pimono_sdpo.filter_options import LEAST_WORTH, SplitBy, Unit
+from pimono_sdpo.filter_options import SplitBy, Unit
 from pimono_sdpo.own_code import import_stages
 from pimono_sdpo.schema import REJECT, SESSION
 from pimono_sdpo.stage import AnyDataset, Stage, apply_all, features_after, name_of, run_stages
@@ -26,7 +26,7 @@ def pipeline(
     correction_judge: Judge | None = None,
     own: Sequence[str] = (),
     recorder: Sequence[str] | None = (),
-    min_worth: float = LEAST_WORTH,
+    min_worth: float | None = None,
     judge: Judge | None = None,
 ) -> tuple[Stage, ...]:
     """Return the stages for the options of `filter` that decide each row.
@@ -40,11 +40,11 @@ def pipeline(
     _check_choice("split_by", split_by, get_args(SplitBy))
     _check_number("min_score", min_score)
     _check_number("test_fraction", test_fraction, 0, 1)
-    _check_number("min_worth", min_worth, 0, 1)
+    if min_worth is not None:
+        _check_number("min_worth", min_worth, 0)
     _check_number("history_chars", history_chars, 0)
-    min_worth = min_worth if unit == "episode" else 0.0
     before = (
-        evidence.stage(unit, history_chars, correction_judge, recorder, min_worth),
+        evidence.stage(unit, history_chars, correction_judge, recorder),
         split.stage(test_fraction, split_by),
         names.STAGE,
         keep.stage(min_worth),

@@ -225,21 +225,6 @@ def test_work_without_a_word_is_shown_by_its_last_call() -> None:
     ]
 
 
-def test_the_task_stands_before_nudges_that_would_push_it_out() -> None:
-    task = "Write a parser for the old log files and test it"
-    nudges = [entry for _ in range(6) for entry in (user("continue"), assistant("step " * 300))]
-    messages = [
-        user("Explain the whole repository to me in a few lines"),
-        assistant("It parses."),
-        user(task),
-        *nudges,
-    ]
-    events = read_trace(trace(HEADER, *messages, user("yes"))).events
-    turns = gather_history(events, len(events) - 1, 4000)
-    assert [turn["role"] for turn in turns] == ["user", "assistant"] * 3
-    assert [turn["content"] for turn in turns][::2] == [f"{task}\n\ncontinue", "continue", "continue"]
-
-
 def test_earlier_turns_stand_in_front_of_an_episodes_request(tmp_path: Path) -> None:
     later = [assistant("The lexer is fixed now"), user("Now make the printer print capitals"), *BROKEN]
     (tmp_path / "a.jsonl").write_text(session("Fix the lexer, it drops lines", SAID[:1], *later))

@@ -240,7 +240,7 @@ def test_files_that_cannot_be_read_are_left_out_and_named(home: Path) -> None:
 
 
 def test_a_share_is_between_0_and_1(home: Path) -> None:
-    assert "--min-worth 7 is not between 0 and 1." in refused("pi", "--min-worth", "7")
+    assert "--min-worth 0.45 is a probability of an earlier version" in refused("pi", "--min-worth", "0.45")
     assert "--test-fraction nan is not between" in refused("pi", "--test-fraction", "nan")
 
 

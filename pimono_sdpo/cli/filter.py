@@ -102,6 +102,7 @@ def summarize(report: Json, out: Path) -> str:
 
     score = report["score"]
     lines = [
+        "worth: " + ", ".join(f"{one['kept']} rows from {one['from']:g}" for one in report["worth"]["bands"]),
         f"score {score['min']:g} to {score['max']:g}, mean {score['mean']:.2f}",
         "categories: " + _list_counts(report["category_counts"]),
     ]

@@ -6,7 +6,7 @@ user's words. The cues and their weights are data: cues.toml.
 
 import re
 import tomllib
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -84,6 +84,7 @@ class Cue:
     """One cue to look for; `pattern` is None for one of the situation rather than the words."""
 
     name: str
+    prior: float
     weight: float
     pattern: re.Pattern[str] | None
 
@@ -348,17 +349,15 @@ def read_table() -> dict[str, Any]:
 @cache
 def read_cues() -> tuple[Cue, ...]:
     """Return the cues; all languages of a cue become one pattern."""
-    return tuple(
-        Cue(name, one["weight"], _build_pattern(one["where"], {k: v for k, v in one.items() if isinstance(v, list)}))
-        for name, one in read_table().items()
-        if isinstance(one, dict)
-    )
+    cues = {name: one for name, one in read_table().items() if isinstance(one, dict)}
+    return tuple(Cue(name, one["prior"], one["weight"], _build_pattern(one)) for name, one in cues.items())
 
 
-def _build_pattern(where: str, languages: dict[str, list[str]]) -> re.Pattern[str] | None:
+def _build_pattern(cue: Mapping[str, Any]) -> re.Pattern[str] | None:
+    where = cue["where"]
     if where == "context":
         return None
-    joined = {name: "|".join(words) for name, words in languages.items()}
+    joined = {name: "|".join(words) for name, words in cue.items() if isinstance(words, list)}
     spaced = "|".join(words for name, words in joined.items() if name not in _UNSPACED)
     unspaced = "|".join(words for name, words in joined.items() if name in _UNSPACED)
     if where == "anywhere":
