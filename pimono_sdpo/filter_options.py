@@ -56,23 +56,19 @@ class FilterOptions:
         default=False,
         decides="row",
     )
-    correction_judge: str | None = option(
-        "Chat model that decides whether each later message corrects the agent; the messages are sent "
-        "to its provider.",
+    judge: str | None = option(
+        "Model that decides whether each later message corrects the agent, and answers three questions about each "
+        "row: a name on the Hub or a folder, run on this machine with transformers. The probabilities of its answers "
+        "are in the column `judged`.",
         default=None,
-        shown="decided offline",
+        shown="decided by rules",
         decides="row",
     )
-    row_judge: str | None = option(
-        "Chat model that scores each row that is left from 0 to 100; rows up to 50 are dropped. Their "
-        "redacted prompts and contexts are sent to its provider. Use --min-worth 0.3, so that it sees most rows.",
+    judge_provider: str | None = option(
+        "Send the redacted texts to --judge at this provider instead: hf, together, openai, chutes or the URL of a "
+        "server.",
         default=None,
-        shown="decided offline",
-        decides="row",
-    )
-    judge_provider: str = option(
-        "Provider of --row-judge and --correction-judge: hf, together, openai, chutes or the URL of a server.",
-        default="hf",
+        shown="on this machine",
         decides="row",
     )
     max_samples: int | None = option("Keep the best N rows.", default=None, minimum=1, shown="all", decides="output")
@@ -107,10 +103,8 @@ class FilterOptions:
                 f"--min-worth {self.min_worth:g} is a probability of an earlier version, which worth is not any more; "
                 "leave it out to keep all rows with evidence, or use 1 for one own failure, 2 for three of them."
             )
-        if self.judge_provider != "hf" and not (self.correction_judge or self.row_judge):
-            raise OutputError(
-                "--judge-provider is the provider of --row-judge and --correction-judge; give one of them."
-            )
+        if self.judge_provider and not self.judge:
+            raise OutputError("--judge-provider is where --judge MODEL is asked; give both.")
         if self.max_samples is not None and self.max_samples < 1:
             raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")
 

@@ -35,10 +35,6 @@ Json = dict[str, Any]
 
 def build_stages(options: FilterOptions, recorder: Sequence[str] = ()) -> tuple[Stage, ...]:
     """Return the stages that make the rows; `recorder` are names to redact."""
-
-    def judge(model: str | None) -> Judge | None:
-        return Judge(model, options.judge_provider) if model else None
-
     return pipeline(
         options.unit,
         options.min_score,
@@ -46,11 +42,10 @@ def build_stages(options: FilterOptions, recorder: Sequence[str] = ()) -> tuple[
         options.history_chars,
         options.split_by,
         options.reference_terms,
-        judge(options.correction_judge),
         options.stage,
         None if options.keep_identity else recorder,
         options.min_worth,
-        judge(options.row_judge),
+        Judge(options.judge, options.judge_provider) if options.judge else None,
     )
 
 
@@ -161,10 +156,6 @@ def _advise(report: Json) -> str:
         return f"keep more rows in your stage `{dropping[0]}`, or leave it out"
     if "below_min_score" in report["drop_reasons"]:
         return "lower --min-score"
-    if "not_judged" in report["drop_reasons"]:
-        return "use a --row-judge that answers with a number"
-    if "judged_not_worth_it" in report["drop_reasons"]:
-        return "use another --row-judge or leave it out"
     if "hardly_worth_it" in report["drop_reasons"]:
         return "lower --min-worth"
     return "use traces with tool errors, failed commands or user corrections"

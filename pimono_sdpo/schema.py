@@ -52,6 +52,8 @@ EVIDENCE = Features(
         "tools": STRINGS,
         "problem": Value("string"),
         "worth": Value("float64"),
+        # What a model answered (`--judge`): the probability of each option of each question.
+        "judged": List(columns(string="question option", float64="probability")),
         "counts": COUNTS,
         # Not among the counts of a row, because the layouts of an export format the same JSON differently.
         "volume": columns(int64="bytes_parsed"),
@@ -75,6 +77,7 @@ SDPO_ROW = Features(
         "worth": EVIDENCE["worth"],
         **{name: GRADE[name] for name in ("reward_terms", "score", "score_terms", "categories")},
         "corrections": List(CORRECTION),
+        "judged": EVIDENCE["judged"],
         **columns(string="session_id source harness", int32="episode"),
         **columns(string="split verifier_spec"),
         # One JSON text for the whole list: polars cannot write a list of JSON.

@@ -23,7 +23,6 @@ def pipeline(
     history_chars: int = 0,
     split_by: SplitBy = "repository",
     reference_terms: bool = False,
-    correction_judge: Judge | None = None,
     own: Sequence[str] = (),
     recorder: Sequence[str] | None = (),
     min_worth: float | None = None,
@@ -33,8 +32,8 @@ def pipeline(
 
     `own` names stages as `module:name`, which are run behind `grade`; `recorder` are names of the
     recorder as `processors.identity` finds them, beside those that a session shows, None to keep
-    all of them; `judge` scores each row. Raises OwnCodeError for a stage, OutputError for another
-    value that cannot be used.
+    all of them; `judge` answers questions about later messages and rows. Raises OwnCodeError for a
+    stage, OutputError for another value that cannot be used.
     """
     _check_choice("unit", unit, get_args(Unit))
     _check_choice("split_by", split_by, get_args(SplitBy))
@@ -44,7 +43,7 @@ def pipeline(
         _check_number("min_worth", min_worth, 0)
     _check_number("history_chars", history_chars, 0)
     before = (
-        evidence.stage(unit, history_chars, correction_judge, recorder),
+        evidence.stage(unit, history_chars, judge, recorder),
         split.stage(test_fraction, split_by),
         names.STAGE,
         keep.stage(min_worth),

@@ -98,6 +98,7 @@ def gather_evidence(
                 "tools": [],
                 "problem": trace.problem,
                 "worth": 0.0,
+                "judged": [],
                 "fingerprints": [],
                 **count_row(span, found, row, trace, episode == 0),
             }

@@ -297,9 +297,7 @@ def test_an_empty_selection_names_the_reasons(traces: Path, tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("given", "words"), [({"judge_provider": "together"}, "provider of --row-judge and --correction-judge")]
-)
+@pytest.mark.parametrize(("given", "words"), [({"judge_provider": "together"}, "is where --judge MODEL is asked")])
 def test_an_option_without_the_one_that_it_needs_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(OutputError, match=words):
         FilterOptions(**given)

@@ -51,7 +51,7 @@ def run(options: Options) -> None:
     from pimono_sdpo.source_options import open_sessions
 
     check_push(options)
-    if options.correction_judge or options.row_judge:
+    if options.judge_provider:
         from pimono_sdpo.llm.settings import find_endpoint
 
         typer.echo(f"redacted texts are sent to `{find_endpoint(options.judge_provider).host}` for the judge")
@@ -71,7 +71,7 @@ def run(options: Options) -> None:
     typer.echo(summarize(report, options.out))
     if options.push is not None:
         typer.echo(push_folder(options.out, options.push, options))
-    elif not (options.correction_judge or options.row_judge):
+    elif not options.judge_provider:
         typer.echo("nothing has left this machine")
     require_whole(report)
 

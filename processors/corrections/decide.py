@@ -23,7 +23,7 @@ from processors.corrections.features import (
     read_table,
 )
 from processors.corrections.judge import judge_turns
-from processors.judge import Judge
+from processors.judge import CORRECTION, Judge
 
 SPAN_CHARS = 80
 BEFORE_CHARS = 40
@@ -69,7 +69,12 @@ def find_corrections(events: Sequence[Event], judge: Judge | None = None) -> lis
         answers = judge_turns(judge, [turns[number] for number in asked])
         for number, answer in zip(asked, answers, strict=True):
             if answer is not None:
-                decisions[number] = replace(decisions[number], is_correction=answer, rule="judge")
+                decisions[number] = replace(
+                    decisions[number],
+                    is_correction=max(answer, key=answer.__getitem__) == CORRECTION,
+                    probability=round(answer[CORRECTION], 4),
+                    rule="judge",
+                )
     return [
         {
             "text": turn.text,
