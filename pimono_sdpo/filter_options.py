@@ -10,6 +10,27 @@ Unit = Literal["session", "episode"]
 SplitBy = Literal["repository", "session"]
 EngineName = Literal["local", "ray"]
 RankBy = Literal["worth", "score"]
+# Why a session or a request gives no row, by the `drop_reason` of the rejects; the first ones are no requests.
+NO_REQUEST = {
+    "no_messages": "nobody says anything in the session",
+    "unknown_harness": "an agent that is not read wrote the session",
+    "no_prompt": "nobody asks for anything that can be understood",
+}
+REASONS = {
+    **NO_REQUEST,
+    "no_evidence": "nothing is known to have gone wrong",
+    "only_a_slip": "the only failures are slips that were put right at once",
+    "expected_failure": "the failure was meant to happen, such as a test before its code",
+    "no_information": "the failure does not say what went wrong",
+    "service_outage": "a service did not answer",
+    "permission_not_granted": "the user had not given a permission or a key",
+    "hardly_worth_it": "its worth is below --min-worth",
+    "below_min_score": "its score is below --min-score",
+    "duplicate_session": "a better row has the same messages",
+    "near_duplicate_prompt": "a better row has nearly the same request",
+    "over_max_samples": "--max-samples keeps better rows",
+    "crashed": "a bug stopped the work on the session",
+}
 
 
 @options
