@@ -262,6 +262,8 @@ def test_filter_says_in_words_what_happened(tmp_path: Path, monkeypatch: pytest.
     assert "nothing would be pushed" in told.output
     assert not Path("rows").exists()
     lines = run().output.splitlines()
+    shown = Path(__file__).parents[1].joinpath("README.md").read_text().split("```text\n")[1].partition("```")[0]
+    assert [line[:60] for line in shown.splitlines()] == [line[:60] for line in lines]
     counts = dict(line.split("  ", 1)[::-1] for line in (line.strip() for line in lines[:7]))
     assert lines[-1] == "next: pimono-sdpo view rows"
     assert int(counts["sessions read"]) == 24
