@@ -71,7 +71,8 @@ def run(options: Options) -> None:
     if options.judge_provider:
         from pimono_sdpo.llm.settings import find_endpoint
 
-        typer.echo(f"redacted texts {will} sent to `{find_endpoint(options.judge_provider).host}` for the judge")
+        told = find_endpoint(options.judge_provider).destination
+        typer.echo(f"redacted texts for the judge {will} sent to {told}")
     source = open_sessions(options, options.out)
     if options.dry_run:
         shards = source.describe()["shards"]
@@ -127,6 +128,7 @@ def count_table(sessions: int, kept: int, dropped: Mapping[str, int]) -> str:
 def summarize(report: Json, out: Path) -> str:
     """Summarise a report in a few lines."""
     from pimono_sdpo.left_out import describe_left_out
+    from pimono_sdpo.text import escape_line
 
     score = report["score"]
     lines = [
@@ -148,7 +150,7 @@ def summarize(report: Json, out: Path) -> str:
     if report["secrets_redacted"]:
         lines.append("redacted: " + _list_counts(report["secrets_redacted"]))
     lines.append(f"rows, rejects, report.json and README.md are in {out}")
-    return "\n".join(lines)
+    return "\n".join(map(escape_line, lines))
 
 
 def _list_counts(counts: dict[str, int]) -> str:
