@@ -49,12 +49,13 @@ def run_filter(
     with folders.only_run(out) as work:
         parts = _make(opened, work, options, workers, engine)
         filled = [part for part in parts if part.rows]
-        drops = choose_rows(filled, work, options.max_samples, options.seed, options.dedupe)
+        drops, ranked = choose_rows(filled, work, options.max_samples, options.seed, options.dedupe, options.ranked_by)
         finished = folders.make_output(work)
-        write_files(filled, finished, SDPO_ROW, REJECT, drops)
+        write_files(filled, finished, SDPO_ROW, REJECT, drops, ranked=ranked)
         counts, named = sum_counts(parts), _redact_names(opened)
         used = report_options(options) | {"licence": licence}
         report = build_report(named.describe(), used, WEIGHTS, counts, drops, finished)
+        report["ranked_by"] = options.ranked_by
         report |= report_left_out(counts, report["drop_reasons"], named.others)
         if unreadable := sessions.list_unreadable(counts):
             report["bytes"]["unreadable"] = sum(unreadable.values())
@@ -119,18 +120,12 @@ def _redact_names(source: Source) -> Source:
     return replace(source, name=redact_text(source.name, "")[0], shards=shards)
 
 
-# What to do about a run without rows, by the reason for which some were dropped.
-ADVICE = {
-    "below_min_score": "lower --min-score",
-    "not_judged": "use a --row-judge that answers with a number",
-    "judged_not_worth_it": "use another --row-judge or leave it out",
-    "hardly_worth_it": "lower --min-worth",
-}
-
-
 def _advise(report: Json) -> str:
     own = {name.partition(":")[0].rpartition(".")[2] for name in report["options"]["stage"]}
     if dropping := [one["stage"] for one in report["stages"] if one["stage"] in own and one["dropped"]]:
         return f"keep more rows in your stage `{dropping[0]}`, or leave it out"
-    advice = (ADVICE[reason] for reason in ADVICE if reason in report["drop_reasons"])
-    return next(advice, "use traces with tool errors, failed commands or user corrections")
+    if "below_min_score" in report["drop_reasons"]:
+        return "lower --min-score"
+    if "hardly_worth_it" in report["drop_reasons"]:
+        return "lower --min-worth"
+    return "use traces with tool errors, failed commands or user corrections"

@@ -27,13 +27,16 @@ def option(
     minimum: float | None = None,
     share: bool = False,
     shown: str | None = None,
+    gives_defaults: bool = False,
 ) -> Any:
     """Declare an option; one without a default is required.
 
     `flag` is its spelling if that differs from the field's name; with `share`, it is from 0 to 1; `shown` is the
-    default that the help shows.
+    default that the help shows. One that `gives_defaults` is a YAML file with the values of options that are not
+    given otherwise.
     """
     metadata = {"help": help, "decides": decides, "flag": flag, "minimum": minimum, "share": share, "shown": shown}
+    metadata["gives_defaults"] = gives_defaults
     return field(default=default, default_factory=default_factory, metadata=metadata)
 
 

@@ -9,6 +9,7 @@ _STEP = "use `--unit episode`, the default: one row for each request, with its f
 _RECIPE = "use qwen3_4b for one GPU of 24 GB, or gemma4_12b, the reference run"
 _VERIFIER = "use tool_calls, or tests for rows with tests"
 _WORDINGS = "write the wordings to a file for `--paraphrases`"
+_JUDGE = "use `--judge MODEL`, with `--judge-provider hf` for a chat model that is served elsewhere"
 _ONLY = "give each machine `--only I/N` with the same --out, then run the command once without it"
 # A command, an option of a command, or a value of an option.
 REMOVED = {
@@ -16,6 +17,8 @@ REMOVED = {
     "filter --prompt-tokens": _STEP,
     "filter --resolving-call": _STEP,
     "filter --corrections": _STEP,
+    "filter --row-judge": _JUDGE,
+    "filter --correction-judge": _JUDGE,
     "filter --shard": _ONLY,
     "filter --merge": _ONLY,
     "rescore": "score rows with `Dataset.map` and `build_rubric`, see docs/tutorials/verifiers.md",

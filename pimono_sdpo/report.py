@@ -6,6 +6,8 @@ It contains no times and no machine paths, so that the same input gives the same
 import hashlib
 import math
 import re
+import tomllib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -20,6 +22,8 @@ from pimono_sdpo.traces.drift import describe_drift, sum_by_agent
 from pimono_sdpo.version import __version__
 
 BIN_WIDTH = 2.0
+# How many rows readers called worth training on, by band of worth.
+WORTH_BANDS = Path(__file__).with_name("worth.toml")
 OVER_MAX_SAMPLES = "over_max_samples"
 BY_SCORE = ("below_min_score", OVER_MAX_SAMPLES)
 # The detail of a reject names its harness, then its score.
@@ -99,12 +103,17 @@ def _hash_files(files: list[Path]) -> str:
 def _describe_rows(folder: Path, name: str, options: Json) -> Json:
     """Count and describe the rows of a folder without loading all of them."""
     files = [*_files(folder, "data", "train-"), *_files(folder, "data", "test-")]
-    columns = ["score", "split", "categories", "reward_terms", "source", "session_id"]
+    columns = ["score", "worth", "split", "categories", "reward_terms", "source", "session_id"]
     sessions, scores = set[tuple[str, str]](), list[float]()
     splits, categories, sources = Counter[str](), Counter[str](), Counter[str]()
     without_terms = 0
+    read = tomllib.loads(WORTH_BANDS.read_text("utf-8"))
+    least = [band["from"] for band in read["bands"]]
+    bands = [0] * len(least)
     for batch in _read_columns(files, columns):
         scores += batch["score"]
+        for worth in batch["worth"]:
+            bands[bisect_right(least, worth) - 1] += 1
         splits.update(batch["split"])
         categories.update(chain.from_iterable(batch["categories"]))
         without_terms += sum(
@@ -133,6 +142,7 @@ def _describe_rows(folder: Path, name: str, options: Json) -> Json:
             ],
             "cut": min(scores) if OVER_MAX_SAMPLES in reasons else options["min_score"] if reasons else None,
         },
+        "worth": {**read, "bands": [{**one, "kept": kept} for one, kept in zip(read["bands"], bands, strict=True)]},
         "source_sessions": len(sessions),
         "source_files": len({source for source, _ in sessions}),
         "splits": dict(sorted(splits.items())),

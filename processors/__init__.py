@@ -25,18 +25,13 @@ def pipeline(options: FilterOptions | None = None, recorder: Sequence[str] = (),
     ['threshold', 'context', 'rows']
     """
     options = options or FilterOptions(**given)
-
-    def find_judge(model: str | None) -> Judge | None:
-        return Judge(model, options.judge_provider) if model else None
-
-    min_worth = options.min_worth if options.unit == "episode" else 0.0
+    judge = Judge(options.judge, options.judge_provider) if options.judge else None
     names_of = None if options.keep_identity else recorder
-    correction_judge, judge = find_judge(options.correction_judge), find_judge(options.row_judge)
     before = (
-        evidence.stage(options.unit, options.history_chars, correction_judge, names_of, min_worth),
+        evidence.stage(options.unit, options.history_chars, judge, names_of),
         split.stage(options.test_fraction, options.split_by),
         names.STAGE,
-        keep.stage(min_worth),
+        keep.stage(options.min_worth),
         redact.STAGE,
         grade.stage(options.reference_terms),
     )

@@ -225,11 +225,6 @@ NOTICES = [
             [user("Name it"), assistant("a"), user(TASK), *bash("ls", "a.py"), *bash("cat a.py", "1", call_id="c2")],
             ["Name it", "a", TASK, "[bash cat a.py]"],
         ),
-        # The task stands before nudges that would push it out.
-        (
-            [user("Explain it all to me"), assistant("It parses."), user(TASK), *[user("continue"), LONG] * 6],
-            [f"{TASK}\n\ncontinue", "", "continue", "", "continue", ""],
-        ),
         # What a harness says for its own sake takes no room.
         (
             [user(NOTICES[0]), assistant("NO_REPLY"), user(TASK), assistant("It parses.")]

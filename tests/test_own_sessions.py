@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pimono_sdpo.cli import app
+from pimono_sdpo.filter_options import NO_REQUEST, REASONS
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.source_options import find_project
 from pimono_sdpo.traces.sources import open_source, read_sessions
@@ -240,7 +241,7 @@ def test_files_that_cannot_be_read_are_left_out_and_named(home: Path) -> None:
 
 
 def test_a_share_is_between_0_and_1(home: Path) -> None:
-    assert "--min-worth is 7.0; use a finite number from 0 to 1." in refused("pi", "--min-worth", "7")
+    assert "--min-worth 0.45 is a probability of an earlier version" in refused("pi", "--min-worth", "0.45")
     assert "--test-fraction is nan; use a finite number" in refused("pi", "--test-fraction", "nan")
 
 
@@ -248,3 +249,51 @@ def test_a_failed_run_leaves_no_work_folder(home: Path) -> None:
     write_session(Path("traces/a.jsonl"), "/work/shop")
     refused("traces", "--min-score", "100")
     assert not Path(".rows.partial").exists()
+
+
+def test_filter_says_in_words_what_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    filtering = ("filter", str(SAMPLE_SESSIONS), "--out", "rows")
+
+    def run(*words: str, **environment: str) -> Result:
+        return CliRunner().invoke(app, [*filtering, *words], env=environment)
+
+    assert "24 sessions (" in (told := run("--dry-run")).output
+    assert "nothing would be pushed" in told.output
+    assert not Path("rows").exists()
+    lines = run().output.splitlines()
+    shown = Path(__file__).parents[1].joinpath("README.md").read_text().split("```text\n")[1].partition("```")[0]
+    assert [line[:60] for line in shown.splitlines()] == [line[:60] for line in lines]
+    counts = dict(line.split("  ", 1)[::-1] for line in (line.strip() for line in lines[:7]))
+    assert lines[-1] == "next: pimono-sdpo view rows"
+    assert int(counts["sessions read"]) == 24
+    assert f"no row: {REASONS['no_evidence']} (no_evidence)" in counts
+    report = json.loads(run("--json").output)
+    used = sum(count for reason, count in report["drop_reasons"].items() if reason not in NO_REQUEST)
+    assert int(counts["requests"]) == report["kept"] + used
+    assert int(counts["rows"]) == report["kept"]
+    assert run("--quiet").output == ""
+    assert report["drop_reasons"].keys() <= REASONS.keys()
+    help = " ".join(CliRunner().invoke(app, ["filter", "--help"]).output.split())
+    assert all(f"{reason}: {sentence}." in help for reason, sentence in REASONS.items())
+
+
+def test_options_come_from_the_command_line_then_the_environment_then_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("out: rows\nmax-samples: 3\nseed: 7\nmin_worth: 1\n")
+
+    def run(*words: str) -> Result:
+        monkeypatch.setenv("PIMONO_FILTER_SEED", "8")
+        return CliRunner().invoke(app, ["filter", str(SAMPLE_SESSIONS), "-c", "own.yaml", *words])
+
+    options = json.loads(run("--json", "--min-worth", "2").output)["options"]
+    assert (options["max_samples"], options["seed"], options["min_worth"]) == (3, 8, 2.0)
+    for text, words in (
+        ("mim_worth: 1", "`mim_worth`, which is not an option"),
+        ("", "no options"),
+        ("a: [", "as YAML"),
+    ):
+        Path("own.yaml").write_text(text)
+        assert words in str(run().exception)

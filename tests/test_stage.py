@@ -113,7 +113,7 @@ def test_reads_are_a_tuple() -> None:
         ({"split_by": None}, "--split-by is None; use one of repository, session"),
         ({"min_score": "x"}, "--min-score is 'x'; use a finite number."),
         ({"min_score": float("nan")}, "--min-score is nan"),
-        ({"min_worth": 9}, "--min-worth is 9; use a finite number from 0 to 1"),
+        ({"min_worth": -1}, "--min-worth is -1; use a finite number from 0"),
         ({"test_fraction": -1}, "--test-fraction is -1"),
         ({"history_chars": -3}, "--history-chars is -3; use a finite number from 0."),
     ],

@@ -28,7 +28,7 @@ from pimono_sdpo.push import check_push, push_folder
 from pimono_sdpo.push_options import PushResult
 from pimono_sdpo.schema import Opponent
 from processors.duel.export import Kind
-from processors.duel.turns import read_excluded_ids
+from processors.duel.turns import TurnOptions, read_excluded_ids
 
 Json = dict[str, Any]
 
