@@ -77,7 +77,7 @@ def list_stored(file: Path) -> Stored | None:
             if (agent := fields.get(store.agent)) in own:
                 elsewhere[str(agent)] += 1
             elif fields.get("deleted_at") is None:
-                mark = xxhash.xxh3_128_hexdigest(repr((of, fields)))
+                mark = xxhash.xxh3_128_hexdigest(repr((of, fields)).encode())
                 updated, size = max(_read_time(one["last"]) for one in of), sum(one["size"] or 0 for one in of)
                 project = str(fields.get(store.project) or "")
                 stored.sessions.append(StoredSession(str(row[first.session]), mark, updated, size, project))
