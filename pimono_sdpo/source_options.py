@@ -18,6 +18,7 @@ from pimono_sdpo.runs.folders import require_disjoint
 from pimono_sdpo.session_options import SourceOptions
 from pimono_sdpo.stage import STRICT
 from pimono_sdpo.text import describe_size
+from pimono_sdpo.traces.harness import OWN
 from pimono_sdpo.traces.sources import (
     Shard,
     Source,
@@ -31,14 +32,8 @@ from pimono_sdpo.traces.sources import (
 )
 from processors.identity import find_own_names
 
-# The name of the harness, the environment variable of its home, its default home, and the folders of sessions there.
-PLACES = {
-    "claude": ("Claude Code", "CLAUDE_CONFIG_DIR", "~/.claude", ("projects",)),
-    "codex": ("Codex", "CODEX_HOME", "~/.codex", ("sessions", "archived_sessions")),
-    "pi": ("Pi", "PI_CODING_AGENT_DIR", "~/.pi/agent", ("sessions",)),
-}
 ALL = "all"
-WORDS = (*PLACES, ALL)
+WORDS = (*OWN, ALL)
 # The working directory is recorded in one of the first lines.
 HEAD_BYTES = 2**16
 _CWD = re.compile(rb'"cwd"\s*:\s*("(?:[^"\\]|\\.)*")')
@@ -122,24 +117,23 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
     shards: list[Shard] = []
     others: list[str] = []
     summaries, missing = [], []
-    for harness in PLACES if word == ALL else [word]:
-        name, variable, default, folders = PLACES[harness]
-        home = Path(os.environ.get(variable) or default).expanduser()
-        places = [home / folder for folder in folders]
-        existing = [place for place in places if place.is_dir()]
-        found = sorted(file for place in existing for file in list_files(place))
-        files = [file for file in found if is_session(file)]
+    for harness in OWN.values() if word == ALL else [OWN[word]]:
+        places = harness.homes(os.environ, Path("~").expanduser())
+        existing = [place for place in places if place.exists()]
+        found = [(_find_root(place, places), file) for place in existing for file in sorted(_list_home(place))]
+        # Places may be links to each other, or one may be inside another.
+        found = [*{os.path.realpath(file): (root, file) for root, file in reversed(found)}.values()][::-1]
+        files = [(root, file) for root, file in found if is_session(file)]
         if not files:
             missing.append(" or ".join(f"`{place}`" for place in places))
             continue
-        # With a single folder, the names are the same as if that folder were the source.
-        root = places[0] if len(places) == 1 else home
-        shards += shard_sessions((root, file) for file in files)
-        others += name_others(found, root)
-        projects = len({find_project(file) or str(file.parent) for file in files})
-        size = describe_size(sum(file.stat().st_size for file in files))
+        shards += shard_sessions(files)
+        for root in dict.fromkeys(root for root, _ in found):
+            others += name_others([file for at, file in found if at == root], root)
+        projects = len({find_project(file) or str(file.parent) for _, file in files})
+        size = describe_size(sum(file.stat().st_size for _, file in files))
         summaries.append(
-            f"{name}: {len(files)} sessions of {projects} project{'s' * (projects > 1)}, {size}, in "
+            f"{harness.title}: {len(files)} sessions of {projects} project{'s' * (projects > 1)}, {size}, in "
             + " and ".join(map(str, existing))
         )
     if not summaries:
@@ -148,6 +142,16 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
             "the samples that `pimono-sdpo demo sessions --out traces` writes."
         )
     return Source(word, "jsonl", None, tuple(shards), others=tuple(others)), summaries
+
+
+def _find_root(place: Path, places: list[Path]) -> Path:
+    """Return the folder that names of sessions are relative to: that of the source, or one that several share."""
+    is_shared = sum(other.parent == place.parent for other in places) > 1
+    return place.parent if is_shared or place.is_file() else place
+
+
+def _list_home(place: Path) -> list[Path]:
+    return [place] if place.is_file() else list_files(place)
 
 
 def find_project(file: Path) -> str:

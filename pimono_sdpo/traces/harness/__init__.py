@@ -14,6 +14,8 @@ HARNESSES: tuple[Harness, ...] = (
     simple.HARNESS,
     pi.HARNESS,
 )  # fmt: skip
+# The words that stand for the user's own sessions, and their agents.
+OWN = {harness.word: harness for harness in HARNESSES if harness.word}
 _BY_NAME = {harness.name: harness for harness in HARNESSES}
 
 

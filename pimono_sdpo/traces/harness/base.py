@@ -6,6 +6,7 @@ A new harness is one file here with a `HARNESS`, and one line in `HARNESSES`.
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
@@ -48,6 +49,10 @@ class Harness:
     recorder_of  returns the name of the harness that wrote a session, if several write this format
     version_of   returns the version that wrote a session, "" if it does not say
     list_kinds   yields the types of entries and of the blocks in them, which `traces.drift` counts
+    title        its name in messages
+    word         the SOURCE that stands for the user's own sessions, "" if there are none
+    homes        returns the folders or files where the agent stores them, whether they exist or not, from
+                 the environment variables and the user's home folder
     """
 
     name: str
@@ -64,6 +69,26 @@ class Harness:
     recorder_of: Callable[[list[Any]], str] | None = None
     version_of: Callable[[list[Any]], str] = lambda objects: ""
     list_kinds: Callable[[list[Any]], Iterable[str]] = lambda objects: ()
+    title: str = ""
+    word: str = ""
+    homes: Callable[[Mapping[str, str], Path], list[Path]] = lambda environ, home: []
+
+
+def find_home(environ: Mapping[str, str], variable: str, default: Path) -> Path:
+    """Return the folder that an environment variable names, otherwise the default one."""
+    return Path(environ.get(variable) or default).expanduser()
+
+
+def read_setting(file: Path, *keys: str) -> str:
+    """Return a text from a settings file in JSON, "" if the file does not have it."""
+    try:
+        value = msgspec.json.decode(file.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        # Agents also accept comments in these files; then their default applies here.
+        return ""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else ""
 
 
 def keep_fields(names: str, **nested: Any) -> Any:

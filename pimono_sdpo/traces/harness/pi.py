@@ -7,7 +7,8 @@ custom message. In JSON mode Pi prints each message several times, complete and 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +23,8 @@ from pimono_sdpo.traces.harness.base import (
     describe_arguments,
     describe_list,
     describe_object,
+    find_home,
+    read_setting,
 )
 from pimono_sdpo.traces.harness.blocks import find_path
 
@@ -323,6 +326,13 @@ def list_kinds(entries: list[Entry]) -> Iterator[str]:
                 yield from (f"message:{block.type}" for block in message.content)
 
 
+def list_homes(environ: Mapping[str, str], home: Path) -> list[Path]:
+    """Return the folders of sessions: that of a variable or of the settings, and the default one."""
+    place = find_home(environ, "PI_CODING_AGENT_DIR", home / ".pi" / "agent")
+    chosen = environ.get("PI_CODING_AGENT_SESSION_DIR") or read_setting(place / "settings.json", "sessionDir")
+    return [*([place / Path(chosen).expanduser()] if chosen else []), place / "sessions"]
+
+
 HARNESS = Harness(
     name="pi",
     about="Pi sessions of versions 1 to 3, also without a header, and its JSON mode; oh-my-pi, OpenClaw and GSD",
@@ -336,6 +346,9 @@ HARNESS = Harness(
     version_of=read_version,
     list_kinds=list_kinds,
     edit=("oldText", "newText"),
+    title="Pi",
+    word="pi",
+    homes=list_homes,
     sample="""\
 {"type": "session", "id": "s", "cwd": "/w/app"}
 {"type": "message", "message": {"role": "user", "content": "Fix the failing test of the parser."}}
