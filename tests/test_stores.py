@@ -13,7 +13,7 @@ import pytest
 
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.filter_options import FilterOptions
-from pimono_sdpo.filtering import run_filter
+from pimono_sdpo.filtering import make_parts, run_filter
 from pimono_sdpo.traces import stores
 from pimono_sdpo.traces.parse import Trace, read_trace
 from pimono_sdpo.traces.sources import Source, open_source, read_sessions
@@ -82,7 +82,7 @@ def add_session(agent: str, database: sqlite3.Connection, name: str) -> None:
     command = {"command": "python -m pytest -q"}
     if agent == "opencode":
         tool = {"status": "completed", "input": command, "output": FAILED, "metadata": {"exit": 1}}
-        parts = [
+        parts: list[list[Json]] = [
             [{"type": "text", "text": TASK}],
             [{"type": "step-start"}, {"type": "tool", "callID": "c", "tool": "bash", "state": tool}],
             [{"type": "text", "text": WRONG}],
@@ -94,7 +94,9 @@ def add_session(agent: str, database: sqlite3.Connection, name: str) -> None:
         )  # fmt: skip
         for at, some in enumerate(parts):
             message, role = f"msg_{name}_{at}", ("user", "assistant")[at % 2]
-            insert(database, "message", id=message, session_id=name, time_created=at, time_updated=at, data={"role": role})
+            insert(
+                database, "message", id=message, session_id=name, time_created=at, time_updated=at, data={"role": role}
+            )
             for number, part in enumerate(some):
                 ids = {"id": f"prt_{name}_{at}{number}", "message_id": message, "session_id": name}
                 insert(database, "part", **ids, time_created=at, time_updated=at, data=part)
@@ -102,13 +104,14 @@ def add_session(agent: str, database: sqlite3.Connection, name: str) -> None:
         insert(database, "sessions", id=name, source="cli", started_at=1_767_225_600.0, cwd="/w/app")
         call = {"id": "c", "function": {"name": "terminal", "arguments": json.dumps(command)}}
         output = json.dumps({"output": FAILED, "exit_code": 1, "error": None})
-        for row in (
+        rows: list[Json] = [
             {"role": "user", "content": TASK},
             {"role": "assistant", "content": "", "tool_calls": [call], "display_identity": b"\1"},
             {"role": "tool", "tool_call_id": "c", "tool_name": "terminal", "content": output},
             {"role": "user", "content": WRONG},
             {"role": "assistant", "content": "I have changed src/lexer.py."},
-        ):
+        ]
+        for row in rows:
             insert(database, "messages", session_id=name, timestamp=1_767_225_601.0, **row)
     elif agent == "openclaw":
         messages = (
@@ -118,14 +121,22 @@ def add_session(agent: str, database: sqlite3.Connection, name: str) -> None:
             {"role": "user", "content": WRONG},
             {"role": "assistant", "content": [{"type": "text", "text": "I have changed src/lexer.py."}]},
         )
-        lines = [{"type": "session", "version": 3, "id": name, "cwd": "/w/app"}]
+        lines: list[Json] = [{"type": "session", "version": 3, "id": name, "cwd": "/w/app"}]
         lines += [{"type": "message", "message": message} for message in messages]
         for seq, line in enumerate(lines):
             text = json.dumps(line)
             packed = pa.compress(text.encode(), "zstd", asbytes=True) if seq == 3 else None
             json_of = None if packed else text
-            insert(database, "transcript_events", session_id=name, seq=seq, created_at=seq, event_json=json_of, event_zstd=packed)
-    else:
+            insert(
+                database,
+                "transcript_events",
+                session_id=name,
+                seq=seq,
+                created_at=seq,
+                event_json=json_of,
+                event_zstd=packed,
+            )
+    elif agent == "agentsview":
         insert(database, "sessions", id=name, project="app", agent="cursor", cwd="/w/app")
         texts = (TASK, f"[Bash]\n$ {command['command']}", WRONG, "I have changed src/lexer.py.")
         ids = []
@@ -170,13 +181,19 @@ NAMES = {"openclaw": "pi", "agentsview": "cursor"}
 def test_a_session_of_each_agent(agent: str, tmp_path: Path) -> None:
     source = open_source(str(make(agent, tmp_path / "store.db")))
     trace = only_trace(source)
-    assert (source.kind, trace.harness, trace.session_id, trace.cwd) == ("sqlite", NAMES.get(agent, agent), "ses_000", "/w/app")
+    assert (source.kind, trace.harness, trace.session_id, trace.cwd) == (
+        "sqlite",
+        NAMES.get(agent, agent),
+        "ses_000",
+        "/w/app",
+    )
     assert [event.text for event in trace.events if event.kind == "user"] == [TASK, WRONG]
     (result,) = (event for event in trace.events if event.kind == "tool_result")
     assert (result.text, result.is_error) == (FAILED, True)
     assert result.exit_code == (1 if agent in ("opencode", "hermes") else None)
-    assert [event.text for event in trace.events if event.kind == "assistant"][0] == ""
+    assert next(event.text for event in trace.events if event.kind == "assistant") == ""
     (call,) = (event for event in trace.events if event.kind == "tool_call")
+    assert call.tool_name == "bash"
     assert json.loads(call.arguments) == {"command": "python -m pytest -q"}
     assert trace.lines.bytes_skipped == trace.lines.bytes_repaired == 0
 
@@ -188,13 +205,14 @@ def test_a_store_becomes_rows_and_its_report_and_card_say_what_is_missing(agent:
             database.commit()
     report = run_filter(str(tmp_path / "store.db"), tmp_path / "rows", FilterOptions(min_worth=0, dedupe=False))
     card = (tmp_path / "rows/README.md").read_text()
-    assert report["kept"] and report["input"]["kind"] == "sqlite"
+    assert report["kept"]
+    assert report["input"]["kind"] == "sqlite"
     assert "database" in card
     notes = report["input"].get("notes", [])
     assert all(note in card for note in notes)
     if agent == "agentsview":
-        assert [*report["agents"]] == ["cursor"] and report["sessions"] == 1
-        assert "no exit codes" in notes[0] and "1 sessions of claude" in notes[1]
+        assert ([*report["agents"]], report["sessions"]) == (["cursor"], 1)
+        assert ["no exit codes" in notes[0], "1 sessions of claude" in notes[1]] == [True, True]
     else:
         assert not notes
 
@@ -227,22 +245,24 @@ def test_only_the_changed_part_is_read_again(agent: str, tmp_path: Path) -> None
         database.execute(f"UPDATE {table} SET {text} = {text} || ' ' WHERE session_id = 'ses_070'")
         database.commit()
     after = [shard.list_names() for shard in open_source(str(file)).shards]
-    changed = [sum(one != two for one, two in zip(old, new, strict=False)) for old, new in zip(before, after, strict=True)]
-    assert changed == [0, 1, 0] and len(after[2]) == 3
+    changed = [
+        sum(one != two for one, two in zip(old, new, strict=False)) for old, new in zip(before, after, strict=True)
+    ]
+    assert (changed, len(after[2])) == ([0, 1, 0], 3)
 
 
 def test_a_second_run_makes_only_the_changed_parts(tmp_path: Path) -> None:
-    file = make("opencode", tmp_path / "store.db", 65)
-    options = FilterOptions(min_worth=0, dedupe=False)
-    run_filter(str(file), tmp_path / "rows", options)
-    parts = {path.name: path for path in tmp_path.rglob("0*.parquet")}
-    assert len(parts) == 2, "the working folder keeps the parts"
-    made = {name: path.stat().st_mtime_ns for name, path in parts.items()}
+    file, out = make("opencode", tmp_path / "store.db", 65), tmp_path / "rows"
+    options = FilterOptions(min_worth=0)
+    assert make_parts(str(file), out, options, (1, 1))["columns"]
+    parts = sorted(tmp_path.rglob("0*.parquet"))
+    before = [path.stat().st_mtime_ns for path in parts]
     with closing(connect(file)) as database:
         add_session("opencode", database, "ses_065")
         database.commit()
-    run_filter(str(file), tmp_path / "rows", options)
-    assert [name for name, path in sorted(parts.items()) if path.stat().st_mtime_ns != made[name]] == ["00001.parquet"]
+    make_parts(str(file), out, options, (1, 1))
+    changed = [path.stat().st_mtime_ns != time for path, time in zip(parts, before, strict=True)]
+    assert changed == [False, True]
 
 
 def locked(file: Path) -> Iterator[None]:
@@ -269,11 +289,13 @@ def test_a_database_that_cannot_be_read_is_named(state: Any, tmp_path: Path) -> 
     make("hermes", tmp_path / "good.db")
     for _ in state(tmp_path / "bad.db"):
         report = run_filter(str(tmp_path), tmp_path.parent / "rows", FilterOptions(min_worth=0))
-        assert report["sessions"] == 1
+        assert report["kept"] == 1
         assert any(name.startswith("bad.db") for name in report["unreadable"]), report["unreadable"]
 
 
-@pytest.mark.parametrize("content", ["", "CREATE TABLE notes (id INTEGER, body TEXT); INSERT INTO notes VALUES (1, 'x')"])
+@pytest.mark.parametrize(
+    "content", ["", "CREATE TABLE notes (id INTEGER, body TEXT); INSERT INTO notes VALUES (1, 'x')"]
+)
 def test_empty_and_foreign_databases_are_named_and_left_out(content: str, tmp_path: Path) -> None:
     with closing(connect(tmp_path / "other.db")) as database:
         database.executescript(content)
@@ -283,7 +305,7 @@ def test_empty_and_foreign_databases_are_named_and_left_out(content: str, tmp_pa
         open_source(str(tmp_path))
     make("hermes", tmp_path / "state.db")
     source = open_source(str(tmp_path))
-    assert source.others == ("other.db",) and len(read_all(source)) == 1
+    assert (source.others, len(read_all(source))) == (("other.db",), 1)
 
 
 def test_a_store_on_a_read_only_disk(agent: str, tmp_path: Path) -> None:
@@ -299,12 +321,15 @@ def test_a_store_on_a_read_only_disk(agent: str, tmp_path: Path) -> None:
 
 def test_damaged_rows_are_counted(tmp_path: Path) -> None:
     with closing(connect(make("opencode", tmp_path / "store.db"))) as database:
-        database.execute("UPDATE part SET data = '{\"type\": \"text\", \"text\": ' WHERE id LIKE '%_20'")
-        database.execute("UPDATE part SET data = '{\"type\": \"text\",\n\"text\": \"two lines\"}' WHERE id LIKE '%_31'")
+        database.execute('UPDATE part SET data = \'{"type": "text", "text": \' WHERE id LIKE \'%_20\'')
+        database.execute('UPDATE part SET data = \'{"type": "text",\n"text": "two lines"}\' WHERE id LIKE \'%_31\'')
         database.commit()
     (trace,) = read_all(open_source(str(tmp_path / "store.db"))).values()
     lines = read_trace(trace).lines
-    assert (lines.repaired + lines.skipped, lines.bytes_parsed + lines.bytes_repaired + lines.bytes_skipped) == (1, len(trace))
+    assert (lines.repaired + lines.skipped, lines.bytes_parsed + lines.bytes_repaired + lines.bytes_skipped) == (
+        1,
+        len(trace),
+    )
     assert "two lines" in [event.text for event in read_trace(trace).events]
 
 
@@ -313,7 +338,8 @@ def test_what_was_deleted_after_it_was_listed(tmp_path: Path) -> None:
     source = open_source(str(file))
     file.unlink()
     unreadable: dict[str, dict[str, int]] = {}
-    assert not [*read_sessions(source.shards[0], unreadable)] and [*unreadable] == ["state.db"]
+    assert not [*read_sessions(source.shards[0], unreadable)]
+    assert [*unreadable] == ["state.db"]
 
 
 def test_times_of_all_kinds() -> None:
@@ -327,8 +353,20 @@ def test_the_json_files_of_older_versions(tmp_path: Path) -> None:
         "session/p1/ses_1.json": {"id": "ses_1", "version": "0.15.0", "directory": "/w/app", "projectID": "p1"},
         "message/ses_1/msg_1.json": {"id": "msg_1", "sessionID": "ses_1", "role": "user"},
         "message/ses_1/msg_2.json": {"id": "msg_2", "sessionID": "ses_1", "role": "assistant"},
-        "part/msg_1/prt_1.json": {"id": "prt_1", "messageID": "msg_1", "sessionID": "ses_1", "type": "text", "text": TASK},
-        "part/msg_2/prt_2.json": {"id": "prt_2", "messageID": "msg_2", "sessionID": "ses_1", "type": "text", "text": "Yes."},
+        "part/msg_1/prt_1.json": {
+            "id": "prt_1",
+            "messageID": "msg_1",
+            "sessionID": "ses_1",
+            "type": "text",
+            "text": TASK,
+        },
+        "part/msg_2/prt_2.json": {
+            "id": "prt_2",
+            "messageID": "msg_2",
+            "sessionID": "ses_1",
+            "type": "text",
+            "text": "Yes.",
+        },
         "session_diff/ses_1.json": [],
     }
     for name, content in texts.items():

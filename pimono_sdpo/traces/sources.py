@@ -172,7 +172,8 @@ Kind = Literal["viewer_export", "jsonl", "sqlite", "dataset", "hub", "several"]
 
 SESSION_FILES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 # OpenClaw renames a session to `.jsonl.reset.TIME` when the next one begins.
-_SESSION_NAME = re.compile(r"\.jsonl(?:\.reset\.[\w.-]+)?(?:\.gz|\.zst)?$")
+# Hermes once wrote each session as a JSON file.
+_SESSION_NAME = re.compile(r"\.jsonl(?:\.reset\.[\w.-]+)?(?:\.gz|\.zst)?$|/sessions/session_\w+\.json$")
 # The first of the files of an OpenCode session before 1.2, STORAGE/session/PROJECT/ID.json.
 _SPLIT_NAME = re.compile(r"/session/[^/]+/ses_\w+\.json$")
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
@@ -335,7 +336,7 @@ def join_sources(sources: Sequence[Source]) -> Source:
 
 def is_session(file: Path) -> bool:
     """Return whether a file has the name of a raw session, or of the first of the files of an OpenCode session."""
-    return bool(_SESSION_NAME.search(file.name) or _is_split(file)) and file.is_file()
+    return bool(_SESSION_NAME.search(file.as_posix()) or _is_split(file)) and file.is_file()
 
 
 def _is_split(file: Path) -> bool:
@@ -404,7 +405,9 @@ def _shard_stored(root: Path, file: Path, sessions: Sequence[StoredSession]) -> 
         yield Shard("sqlite", name, "jsonl", len(part), sum(one.bytes for one in part), (file,), root, stored=part)
 
 
-def select_sessions(shards: Iterable[Shard], is_kept: Callable[[str, Path, StoredSession | None], bool]) -> list[Shard]:
+def select_sessions(
+    shards: Iterable[Shard], is_kept: Callable[[str, Path, StoredSession | None], bool]
+) -> list[Shard]:
     """Keep the raw sessions for which `is_kept`, given the name, the file and, in a database, the session, is true."""
     raw: list[tuple[Path, Path]] = []
     stored: dict[tuple[Path, Path], list[StoredSession]] = {}

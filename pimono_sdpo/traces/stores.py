@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from pimono_sdpo.traces.harness import HARNESSES
+from pimono_sdpo.traces.harness import HARNESSES, OWN
 from pimono_sdpo.traces.harness.base import Store, Table
 
 ENDINGS = (".db", ".sqlite", ".sqlite3")
@@ -34,7 +34,7 @@ Columns = dict[str, list[str]]
 
 @dataclass(frozen=True)
 class StoredSession:
-    """A session in a file: `mark` changes when one of its rows does, `updated` is a time in seconds, 0.0 if unknown."""
+    """A session in a file: `mark` changes when a row of it does, `updated` is in seconds, 0.0 if unknown."""
 
     id: str
     mark: str
@@ -70,11 +70,10 @@ def list_stored(file: Path) -> Stored | None:
         first = store.tables[0]
         sql = f'SELECT *, min(rowid) AS first FROM "{first.name}" GROUP BY "{first.session}" ORDER BY first'
         stored, elsewhere = Stored(notes=[store.lacks] if store.lacks else []), Counter[str]()
-        own = {harness.word for harness in HARNESSES if harness.word}
         for row in connection.execute(sql):
             fields = {name: row[name] for name in columns[first.name] if name not in (first.json, first.zstd)}
             of = facts[str(row[first.session])]
-            if (agent := fields.get(store.agent)) in own:
+            if (agent := fields.get(store.agent)) in OWN:
                 elsewhere[str(agent)] += 1
             elif fields.get("deleted_at") is None:
                 mark = xxhash.xxh3_128_hexdigest(repr((of, fields)).encode())

@@ -18,6 +18,8 @@ HARNESSES: tuple[Harness, ...] = (
     pi.HARNESS,
     openclaw.HARNESS,
 )  # fmt: skip
+# The words that stand for the user's own sessions, and their agents.
+OWN = {harness.word: harness for harness in HARNESSES if harness.word}
 _BY_NAME = {harness.name: harness for harness in HARNESSES}
 
 

@@ -114,6 +114,18 @@ def find_home(environ: Mapping[str, str], variable: str, default: Path) -> Path:
     return Path(environ.get(variable) or default).expanduser()
 
 
+def read_setting(file: Path, *keys: str) -> str:
+    """Return a text from a settings file in JSON, "" if the file does not have it."""
+    try:
+        value = msgspec.json.decode(file.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        # Agents also accept comments in these files; then their default applies here.
+        return ""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else ""
+
+
 def keep_fields(names: str, **nested: Any) -> Any:
     """Return the type of a dict from which only these fields are decoded; `nested` gives the types of others.
 

@@ -1,27 +1,28 @@
-"""Read Hermes sessions: the lines that `hermes sessions export` writes, and the rows of `state.db`.
+"""Read Hermes sessions: the rows of `state.db`, exported sessions, and the files of older versions.
 
 Messages have OpenAI's form. The results of tools are JSON objects, which may have an exit code, an error or a status.
 """
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import msgspec
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks
-from pimono_sdpo.traces.harness.base import Entry, Harness, Store, Table, Tool, describe_arguments, find_home
+from pimono_sdpo.traces.harness.base import Entry, Harness, Schema, Store, Table, Tool, describe_arguments, find_home
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 # A list of blocks in a text column begins so.
 _ENCODED = re.compile(r"[\0\1]json:")
 _SUMMARY = re.compile(r"\[CONTEXT (?:COMPACTION|SUMMARY)\b")
 _INSERTED = re.compile(
-    r"\[IMPORTANT: (?:The user has invoked the|Background process|You are running as a scheduled)|\[System note:"
+    r"\[IMPORTANT: (?:The user has invoked the|Background process)|\[System note:"
     r"|Review the conversation above and (?:update the skill library|consider saving)"
 )
+_SCHEDULED = re.compile(r"\[(?:SYSTEM|IMPORTANT): You are running as a scheduled cron job\b.*?\]\n\n", re.DOTALL)
 _INSTRUCTION = re.compile(
     r"(?:following instruction alongside the skill (?:invocation|command)|^User instruction): (.*?)(?=\n\n\[|\Z)",
     re.DOTALL | re.MULTILINE,
@@ -43,10 +44,11 @@ _EXPORTED = msgspec.json.Decoder(_Exported)
 
 
 def recognises(entry: Entry) -> bool:
-    """Recognise an exported session, or a row of a session or message."""
+    """Recognise a whole session, the row of a message, or the first line of an older file."""
     if isinstance(entry.get("messages"), list):
-        return "source" in entry and bool({"started_at", "ended_at", "message_count"} & entry.keys())
-    return entry.get("table") == "messages" and "role" in entry and "ordinal" not in entry
+        return "session_start" in entry or ("source" in entry and "started_at" in entry)
+    is_row = entry.get("table") == "messages" and "role" in entry and "ordinal" not in entry
+    return is_row or entry.get("role") == "session_meta"
 
 
 def _split(objects: list[Entry]) -> tuple[Entry, list[Entry]]:
@@ -67,8 +69,8 @@ def _split(objects: list[Entry]) -> tuple[Entry, list[Entry]]:
 def read_header(objects: list[Entry]) -> tuple[str, str]:
     """Return the session's id and working directory."""
     session, messages = _split(objects)
-    others = (message.get("session_id") for message in messages)
-    return to_text(session.get("id")) or blocks.find_text(others), to_text(session.get("cwd"))
+    ids = (entry.get(key) for entry in (session, *messages[:1]) for key in ("id", "session_id"))
+    return blocks.find_text(ids), to_text(session.get("cwd"))
 
 
 def read(objects: list[Entry]) -> list[Event]:
@@ -117,6 +119,9 @@ def _read_message(message: Entry, typed: bool) -> Iterator[Event]:
         yield _read_result(text, to_text(message.get("tool_call_id")))
     elif role == "user":
         is_inserted = bool(_INSERTED.match(text)) or to_text(message.get("display_kind")) == "hidden"
+        if match := _SCHEDULED.match(text):
+            yield Event(0, "custom_message", match[0])
+            text = text[match.end() :]
         yield from blocks.split_typed([text], typed and not is_inserted)
         if is_inserted and typed and (match := _INSTRUCTION.search(text)):
             yield Event(0, "user", match[1])
@@ -138,7 +143,8 @@ def _read_result(text: str, call_id: str) -> Event:
     result.is_error = failed and not is_expected
     shown = blocks.find_text(value.get(key) for key in ("output", "content"))
     if shown or "output" in value or error:
-        result.text = "\n".join(filter(None, (shown, error, text[end:].strip())))
+        # A script's error repeats what it printed.
+        result.text = "\n".join(filter(None, (shown, "" if error in shown else error, text[end:].strip())))
     return result
 
 
@@ -160,44 +166,76 @@ def list_kinds(objects: list[Entry]) -> Iterator[str]:
         yield f"message:{message.get('role')}"
 
 
-def _one(required: str, texts: str, numbers: str = "", flags: str = "", **others: Any) -> tuple[Any, ...]:
-    return (describe_arguments(required, texts, numbers, flags, **others),)
+def find_homes(environ: Mapping[str, str], home: Path) -> list[Path]:
+    """Return the databases of all profiles, or the folder of an older version."""
+    folder = find_home(environ, "HERMES_HOME", home / ".hermes")
+    stores = [*folder.glob("state.db"), *sorted(folder.glob("profiles/*/state.db"))]
+    return stores or [folder / "state.db", folder / "sessions"]
 
 
-_FLAGS = "background pty notify_on_complete"
+_LIST: Schema = {"type": "array"}
 TOOLS = {
-    "bash": Tool("Run a shell command.", _one("command", "command workdir", "timeout", _FLAGS, watch_patterns={"type": "array"})),
-    "read": Tool("Read a file, or `limit` lines of it from line `offset`.", _one("path", "path", "offset limit")),
-    "write": Tool("Write a file, replacing what it held.", _one("path content", "path content", flags="cross_profile")),
+    "bash": Tool(
+        "Run a shell command.",
+        (
+            describe_arguments(
+                "command", "command workdir", "timeout", "background pty notify_on_complete", watch_patterns=_LIST
+            ),
+        ),
+    ),
+    "read": Tool(
+        "Read a file, or `limit` lines of it from line `offset`.",
+        (describe_arguments("path", "path", "offset limit"),),
+    ),
+    "write": Tool(
+        "Write a file, replacing what it held.",
+        (describe_arguments("path content", "path content", flags="cross_profile"),),
+    ),
     "edit": Tool(
         "Replace a text of a file (mode `replace`) or apply a patch to several files (mode `patch`).",
-        _one("mode", "mode path old_string new_string patch", flags="replace_all cross_profile"),
+        (describe_arguments("mode", "mode path old_string new_string patch", flags="replace_all cross_profile"),),
     ),
     "search_files": Tool(
         "Search the contents of files, or find files by name.",
-        _one("pattern", "pattern target path file_glob output_mode", "limit offset context"),
+        (describe_arguments("pattern", "pattern target path file_glob output_mode", "limit offset context"),),
     ),
-    "process": Tool("Manage a process in the background.", _one("action", "action session_id data", "timeout limit offset")),
-    "execute_code": Tool("Run a Python script that can call tools.", _one("code", "code")),
-    "web_search": Tool("Search the web.", _one("query", "query", "limit")),
-    "web_extract": Tool("Read web pages.", _one("urls", "", urls={"type": "array"})),
-    "delegate_task": Tool("Let subagents do tasks.", _one("", "goal context", toolsets={"type": "array"}, tasks={"type": "array"})),
-    "todo": Tool("Read or replace the list of tasks.", _one("", "", flags="merge", todos={"type": "array"})),
-    "memory": Tool("Remember something across sessions.", _one("action target", "action target content old_text")),
-    "skill_view": Tool("Load a skill or one of its files.", _one("name", "name file_path")),
-    "skills_list": Tool("List skills.", _one("", "category")),
-    "skill_manage": Tool("Change a skill.", _one("action name", "action name content category file_path file_content old_string new_string", flags="replace_all")),
-    "session_search": Tool("Search earlier sessions.", _one("", "query role_filter", "limit")),
-    "clarify": Tool("Ask the user a question.", _one("question", "question", choices={"type": "array"})),
-    "vision_analyze": Tool("Look at an image.", _one("image_url question", "image_url question")),
-}  # fmt: skip
+    "process": Tool(
+        "Manage a process in the background.",
+        (describe_arguments("action", "action session_id data", "timeout limit offset"),),
+    ),
+    "execute_code": Tool("Run a Python script that can call tools.", (describe_arguments("code", "code"),)),
+    "web_search": Tool("Search the web.", (describe_arguments("query", "query", "limit"),)),
+    "web_extract": Tool("Read web pages.", (describe_arguments("urls", "", urls=_LIST),)),
+    "delegate_task": Tool(
+        "Let subagents do tasks.", (describe_arguments("", "goal context", toolsets=_LIST, tasks=_LIST),)
+    ),
+    "todo": Tool("Read or replace the list of tasks.", (describe_arguments("", "", flags="merge", todos=_LIST),)),
+    "memory": Tool(
+        "Remember something across sessions.", (describe_arguments("action target", "action target content old_text"),)
+    ),
+    "skill_view": Tool("Load a skill or one of its files.", (describe_arguments("name", "name file_path"),)),
+    "skills_list": Tool("List skills.", (describe_arguments("", "category"),)),
+    "skill_manage": Tool(
+        "Change a skill.",
+        (
+            describe_arguments(
+                "action name",
+                "action name content category file_path file_content old_string new_string",
+                flags="replace_all",
+            ),
+        ),
+    ),
+    "session_search": Tool("Search earlier sessions.", (describe_arguments("", "query role_filter", "limit"),)),
+    "clarify": Tool("Ask the user a question.", (describe_arguments("question", "question", choices=_LIST),)),
+    "vision_analyze": Tool("Look at an image.", (describe_arguments("image_url question", "image_url question"),)),
+}
 
 HARNESS = Harness(
     name="hermes",
     title="Hermes",
     word="hermes",
-    homes=lambda environ, home: [find_home(environ, "HERMES_HOME", home / ".hermes") / "state.db"],
-    about="Hermes' `state.db`, and what `hermes sessions export` writes",
+    homes=find_homes,
+    about="Hermes' `state.db`, exported sessions, and the files of older versions",
     recognises=recognises,
     read_header=read_header,
     read=read,
@@ -205,10 +243,7 @@ HARNESS = Harness(
     tools=TOOLS,
     edit=("old_string", "new_string"),
     store=Store(
-        tables=(
-            Table("sessions", "id", "rowid", "started_at"),
-            Table("messages", "session_id", "id", "timestamp"),
-        ),
+        tables=(Table("sessions", "id", "rowid", "started_at"), Table("messages", "session_id", "id", "timestamp")),
         project="cwd",
     ),
     sample="""\

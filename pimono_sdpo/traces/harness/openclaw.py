@@ -1,4 +1,4 @@
-"""Find OpenClaw sessions: lines as Pi writes them, in JSONL files and since 2026.8.1 in a SQLite file for each agent."""
+"""Find OpenClaw sessions: lines as Pi writes them, in JSONL files and since 2026.8.1 in SQLite files."""
 
 from collections.abc import Mapping
 from dataclasses import replace

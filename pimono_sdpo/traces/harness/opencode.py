@@ -6,24 +6,12 @@ as Kilo use the same tables.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks
-from pimono_sdpo.traces.harness.base import (
-    TEXT,
-    Entry,
-    Harness,
-    Store,
-    Table,
-    Tool,
-    describe_arguments,
-    describe_list,
-    find_home,
-)
+from pimono_sdpo.traces.harness.base import Entry, Harness, Schema, Store, Table, Tool, describe_arguments, find_home
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
-_TABLES = ("session", "message", "part")
 _FEEDBACK = "use this specific tool call with the following feedback: "
 
 
@@ -31,10 +19,10 @@ def recognises(entry: Entry) -> bool:
     """Recognise a message or a part, as a row, a file or in an export, by its ids."""
     if isinstance(entry.get("messages"), list):
         return to_text(to_object(entry.get("info")).get("id")).startswith("ses_")
+    if "table" in entry:
+        return entry["table"] in ("message", "part") and isinstance(entry.get("data"), dict)
     of = {**entry, **to_object(entry.get("part"))}
-    session = to_text(of.get("sessionID") or of.get("session_id"))
-    is_row = of.get("table") in _TABLES and isinstance(of.get("data"), dict)
-    return session.startswith("ses_") and (is_row or "role" in of or "messageID" in of)
+    return to_text(of.get("sessionID")).startswith("ses_") and ("role" in of or "messageID" in of)
 
 
 def _flatten(objects: list[Entry]) -> Iterator[Entry]:
@@ -44,7 +32,7 @@ def _flatten(objects: list[Entry]) -> Iterator[Entry]:
             yield to_object(entry.get("info"))
             for message in map(to_object, messages):
                 yield {"role": "", **to_object(message.get("info"))}
-                yield from map(to_object, message.get("parts") if isinstance(message.get("parts"), list) else [])
+                yield from filter(None, blocks.to_blocks(message.get("parts")))
         elif "table" in entry:
             yield {**entry, "messageID": entry.get("message_id"), **to_object(entry.get("data"))}
         else:
@@ -121,7 +109,9 @@ def _read_message(message: Entry, parts: list[Entry], typed: bool) -> Iterator[E
             text = "\n".join(to_text(one.get("text")) for one in step if one.get("type") == "text")
             calls = [one for one in step if one.get("type") == "tool"]
             yield Event(0, "compaction", text) if is_summary else Event(0, "assistant", text, stop_reason=stop)
-            yield from (blocks.build_call(one.get("callID"), one.get("tool"), _state(one).get("input")) for one in calls)
+            yield from (
+                blocks.build_call(one.get("callID"), one.get("tool"), _state(one).get("input")) for one in calls
+            )
             for one in calls:
                 yield from _read_result(one)
             step = []
@@ -138,14 +128,17 @@ def _read_result(part: Entry) -> Iterator[Event]:
     code = metadata.get("exit") if type(metadata.get("exit")) is int else None
     text = to_text(state.get("error") if status == "error" else state.get("output"))
     when = blocks.format_time(to_object(state.get("time")).get("end"))
-    if status in {"completed", "error"}:
-        is_error = status == "error" or bool(code)
+    if status in ("completed", "error"):
+        # Without a code, a command was stopped: it took too long, or the user aborted it.
+        is_error = status == "error" or bool(code) or ("exit" in metadata and code is None)
         yield Event(0, "tool_result", text, call_id=call_id, is_error=is_error, exit_code=code, timestamp=when)
     if status == "error" and _FEEDBACK in text:
         yield Event(0, "user", text.partition(_FEEDBACK)[2], is_veto=True, timestamp=when)
     questions, answers = to_object(state.get("input")).get("questions"), metadata.get("answers")
     if part.get("tool") == "question" and isinstance(questions, list) and isinstance(answers, list):
-        options = {to_text(one.get("label")) for of in questions for one in blocks.to_blocks(to_object(of).get("options"))}
+        options = {
+            to_text(one.get("label")) for of in questions for one in blocks.to_blocks(to_object(of).get("options"))
+        }
         given = [to_text(one) for some in answers for one in (some if isinstance(some, list) else [some])]
         # An answer that is not an option was typed.
         yield from blocks.split_typed(one for one in given if one and one not in options)
@@ -163,7 +156,7 @@ def list_kinds(objects: list[Entry]) -> Iterator[str]:
 
 
 def join_files(session: Path) -> bytes:
-    """Return the JSON files of a session below `storage/`, a line for each; the first one is STORAGE/session/PROJECT/ID.json."""
+    """Return the JSON files of a session, a line for each; the first one is STORAGE/session/PROJECT/ID.json."""
     storage = session.parents[2]
     messages = sorted((storage / "message" / session.stem).glob("*.json"))
     parts = [file for message in messages for file in sorted((storage / "part" / message.stem).glob("*.json"))]
@@ -177,32 +170,43 @@ def find_homes(environ: Mapping[str, str], home: Path) -> list[Path]:
     return [find_home(environ, "OPENCODE_DB", folder / "opencode.db"), folder / "storage/session"]
 
 
-def _one(required: str, texts: str, numbers: str = "", flags: str = "", **others: Any) -> tuple[Any, ...]:
-    return (describe_arguments(required, texts, numbers, flags, **others),)
-
-
+_LIST: Schema = {"type": "array"}
 TOOLS = {
-    "bash": Tool("Run a shell command; `timeout` is in milliseconds.", _one("command", "command description workdir", "timeout")),
-    "read": Tool("Read a file or folder, or `limit` lines of it from line `offset`.", _one("filePath", "filePath", "offset limit")),
-    "write": Tool("Write a file, replacing what it held.", _one("filePath content", "filePath content")),
+    "bash": Tool(
+        "Run a shell command; `timeout` is in milliseconds.",
+        (describe_arguments("command", "command description workdir", "timeout"),),
+    ),
+    "read": Tool(
+        "Read a file or folder, or `limit` lines of it from line `offset`.",
+        (describe_arguments("filePath", "filePath", "offset limit"),),
+    ),
+    "write": Tool(
+        "Write a file, replacing what it held.", (describe_arguments("filePath content", "filePath content"),)
+    ),
     "edit": Tool(
         "Replace a text of a file, or apply a patch.",
         (
-            *_one("patchText", "patchText"),
-            *_one("filePath oldString newString", "filePath oldString newString", flags="replaceAll"),
+            describe_arguments("patchText", "patchText"),
+            describe_arguments("filePath oldString newString", "filePath oldString newString", flags="replaceAll"),
         ),
     ),
-    "grep": Tool("Search the contents of files for a regular expression.", _one("pattern", "pattern path include")),
-    "glob": Tool("Find files whose names match a pattern.", _one("pattern", "pattern path")),
-    "ls": Tool("List a folder.", _one("", "path", ignore=describe_list(TEXT))),
-    "webfetch": Tool("Fetch a web page.", _one("url", "url format", "timeout")),
-    "todowrite": Tool("Replace the list of tasks.", _one("todos", "", todos={"type": "array"})),
-    "todoread": Tool("Return the list of tasks.", _one("", "")),
-    "task": Tool("Let a subagent do a task.", _one("description prompt subagent_type", "description prompt subagent_type")),
-    "skill": Tool("Load the instructions of a skill.", _one("name", "name")),
-    "question": Tool("Ask the user questions.", _one("questions", "", questions={"type": "array"})),
-    "invalid": Tool("Say that a call was malformed.", _one("tool error", "tool error")),
-}  # fmt: skip
+    "grep": Tool(
+        "Search the contents of files for a regular expression.",
+        (describe_arguments("pattern", "pattern path include"),),
+    ),
+    "glob": Tool("Find files whose names match a pattern.", (describe_arguments("pattern", "pattern path"),)),
+    "ls": Tool("List a folder.", (describe_arguments("", "path", ignore=_LIST),)),
+    "webfetch": Tool("Fetch a web page.", (describe_arguments("url", "url format", "timeout"),)),
+    "todowrite": Tool("Replace the list of tasks.", (describe_arguments("todos", "", todos=_LIST),)),
+    "todoread": Tool("Return the list of tasks.", (describe_arguments("", ""),)),
+    "task": Tool(
+        "Let a subagent do a task.",
+        (describe_arguments("description prompt subagent_type", "description prompt subagent_type"),),
+    ),
+    "skill": Tool("Load the instructions of a skill.", (describe_arguments("name", "name"),)),
+    "question": Tool("Ask the user questions.", (describe_arguments("questions", "", questions=_LIST),)),
+    "invalid": Tool("Say that a call was malformed.", (describe_arguments("tool error", "tool error"),)),
+}
 
 HARNESS = Harness(
     name="opencode",
