@@ -250,7 +250,7 @@ def test_parts_name_the_same_files(traces: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_of_other_files_says_what_is_read(tmp_path: Path) -> None:
-    (tmp_path / "opencode.db").write_bytes(b"SQLite format 3\0")
+    (tmp_path / "opencode.db").touch()
     for name in ("a.json", "b.json"):
         (tmp_path / name).write_text("{}")
     agents = ", ".join(harness.name for harness in HARNESSES[:-1])

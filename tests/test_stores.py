@@ -138,18 +138,18 @@ def add_session(agent: str, database: sqlite3.Connection, name: str) -> None:
             )
     elif agent == "agentsview":
         insert(database, "sessions", id=name, project="app", agent="cursor", cwd="/w/app")
-        texts = (TASK, f"[Bash]\n$ {command['command']}", WRONG, "I have changed src/lexer.py.")
-        ids = []
-        for ordinal, text in enumerate(texts):
+        said = (TASK, f"[Bash]\n$ {command['command']}", WRONG, "I have changed src/lexer.py.")
+        numbers = []
+        for ordinal, text in enumerate(said):
             role = ("user", "assistant")[ordinal % 2]
             cursor = database.execute(
                 "INSERT INTO messages (session_id, ordinal, role, content, timestamp) VALUES (?, ?, ?, ?, ?)",
                 (name, ordinal, role, text, "2026-01-01T00:00:00Z"),
             )
-            ids.append(cursor.lastrowid)
+            numbers.append(cursor.lastrowid)
         insert(
             database, "tool_calls",
-            message_id=ids[1], session_id=name, tool_name="Bash", category="Bash", tool_use_id="c", input_json=command,
+            message_id=numbers[1], session_id=name, tool_name="Bash", category="Bash", tool_use_id="c", input_json=command,
             result_content=FAILED,
         )  # fmt: skip
         insert(
@@ -308,15 +308,11 @@ def test_empty_and_foreign_databases_are_named_and_left_out(content: str, tmp_pa
     assert (source.others, len(read_all(source))) == (("other.db",), 1)
 
 
-def test_a_store_on_a_read_only_disk(agent: str, tmp_path: Path) -> None:
-    folder = tmp_path / "home"
-    folder.mkdir()
-    make(agent, folder / "store.db")
-    folder.chmod(0o500)
-    try:
-        assert len(read_all(open_source(str(folder / "store.db")))) == 1
-    finally:
-        folder.chmod(0o700)
+def test_a_store_beside_which_sqlite_cannot_make_files(agent: str, tmp_path: Path) -> None:
+    """As on a read-only disk, but also for a test that root runs."""
+    file = make(agent, tmp_path / "store.db")
+    (tmp_path / "store.db-shm").mkdir()
+    assert len(read_all(open_source(str(file)))) == 1
 
 
 def test_damaged_rows_are_counted(tmp_path: Path) -> None:

@@ -116,7 +116,6 @@ QWEN = {"uuid": "1", "parentUuid": None, "sessionId": "s", "type": "user", "prov
         ("gemini_cli", [{"sessionId": "s", "projectHash": "x"}, {"type": "gemini", "content": "hi"}]),
         ("copilot_cli", [{"type": "user.message", "data": {"content": "hi"}}]),
         ("kimi_cli", [{"message": {"type": "TurnBegin", "payload": {"user_input": "hi"}}}]),
-        ("hermes", [{"id": "s", "messages": [{"role": "user", "content": "hi"}]}]),
         ("grok", [{"type": "user", "content": "hi"}, {"type": "reasoning", "summary": []}]),
     ],
 )

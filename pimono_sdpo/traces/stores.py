@@ -103,10 +103,11 @@ def _open(file: Path) -> Iterator[sqlite3.Connection]:
     address = f"{file.absolute().as_uri()}?mode=ro"
     try:
         connection = _connect(address)
-    except sqlite3.OperationalError:
-        if file.with_name(f"{file.name}-wal").exists():
+    except sqlite3.OperationalError as error:
+        cannot_make_files = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+        if not cannot_make_files or file.with_name(f"{file.name}-wal").exists():
             raise
-        # Without a log nobody is writing, and on a read-only disk SQLite cannot make one.
+        # On a read-only disk, SQLite cannot make the files beside it; without a log nobody is writing.
         connection = _connect(f"{address}&immutable=1")
     with closing(connection):
         yield connection
