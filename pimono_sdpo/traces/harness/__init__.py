@@ -3,7 +3,7 @@
 A trace belongs to the first harness that recognises one of its lines.
 """
 
-from pimono_sdpo.traces.harness import claude_code, codex, droid, pi, simple
+from pimono_sdpo.traces.harness import claude_code, codex, copilot, droid, gemini, pi, simple
 from pimono_sdpo.traces.harness.base import Entry, Harness
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
@@ -13,6 +13,9 @@ HARNESSES: tuple[Harness, ...] = (
     droid.HARNESS,
     simple.HARNESS,
     pi.HARNESS,
+    copilot.HARNESS,
+    gemini.QWEN,
+    gemini.GEMINI,
 )  # fmt: skip
 # The words that stand for the user's own sessions, and their agents.
 OWN = {harness.word: harness for harness in HARNESSES if harness.word}
