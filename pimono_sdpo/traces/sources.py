@@ -168,8 +168,8 @@ def list_files(folder: Path) -> list[Path]:
 Kind = Literal["viewer_export", "jsonl", "dataset", "hub", "several"]
 
 SESSION_FILES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-# OpenClaw renames a session to `.jsonl.reset.TIME` when the next one begins.
-_SESSION_NAME = re.compile(r"\.jsonl(?:\.reset\.[\w.-]+)?(?:\.gz|\.zst)?$")
+# OpenClaw renames a session to `.jsonl.reset.TIME` when the next one begins; Gemini CLI wrote documents before 2026.
+_SESSION_NAME = re.compile(r"(?:\.jsonl(?:\.reset\.[\w.-]+)?|^session-[\w.-]+\.json)(?:\.gz|\.zst)?$")
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 # The largest session known from bug reports has 153 MB, and reading one takes four to five times its size in memory.
 MAX_DECOMPRESSED = 256_000_000

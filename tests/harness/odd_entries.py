@@ -14,7 +14,10 @@ _WORDS = st.sampled_from(
     compact_boundary compaction_state attachment queued_command hook_x input_text write_stdin
     exec_command Bash shell c1 c2 bash -lc exec wait item_completed item.completed CommandExecution FileChange
     McpToolCall UserMessage AgentMessage exec_command_end patch_apply_end mcp_tool_call_end agent_message
-    command_execution user_shell failed declined unknown user.text web_search_call AskUserQuestion""".split()
+    command_execution user_shell failed declined unknown user.text web_search_call AskUserQuestion
+    user.message assistant.message tool.execution_start tool.execution_complete tool.user_requested
+    session.snapshot_rewind session.compaction_complete permission.completed abort str_replace_editor
+    gemini info run_shell_command chat_compression cancelled real_user""".split()
 ) | st.sampled_from(
     [
         "[Request interrupted by user]",
@@ -35,6 +38,8 @@ _WORDS = st.sampled_from(
         '<send_user_message_question_reply>[{"questionItemId": "[1, 2]", "answer": "x"}]</send_user_message_question_reply>',
         'User has answered your questions: "a"="b". You can now continue',
         "\x1b[31m",
+        "x\n<exited with exit code 1>",
+        "Output: x\nExit Code: 1\nProcess Group PGID: 7",
     ]
 )
 _KEYS = st.sampled_from(
@@ -44,7 +49,10 @@ _KEYS = st.sampled_from(
     source_uuid origin kind anchorMessage summary timestamp source harness session_id chars stop_reason
     subtype isApiErrorMessage model exitCode error cwd item id process_id changes content_items invocation
     aggregated_output result isError status internal_chat_message_metadata_passthrough content_item_kinds
-    client_authored questions answers unified_diff move_path server tool version""".split()
+    client_authored questions answers unified_diff move_path server tool version
+    data toolRequests arguments toolName upToEventId source contents agentId feedback parts functionCall
+    functionResponse args response toolCalls displayContent $rewindTo $set messages provenance systemPayload
+    compressedHistory displayText toolCallResult directories""".split()
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | _WORDS,

@@ -11,12 +11,16 @@ from pathlib import Path
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks
 from pimono_sdpo.traces.harness.base import TEXT, Entry, Harness, Tool, describe_arguments, describe_list, find_home
-from pimono_sdpo.traces.harness.blocks import find_text, to_object, to_text
+from pimono_sdpo.traces.harness.blocks import find_text, list_objects, to_object, to_text
 
 _EXIT = re.compile(r"<(?:[^<>\n]{0,80} )?(?:exited|completed) with exit code (-?\d{1,9})>\s*\Z")
 _ANSWERED = re.compile(r"User responded: ")
 # The sources of messages that a person typed; skills, schedules and other agents have names of their own.
 _PERSON = frozenset({"", "user", "cli"})
+
+
+# The tool of earlier versions that did all of this, by its argument `command`.
+_EDITOR = {"view": "view", "create": "create", "str_replace": "edit", "insert": "insert"}
 
 
 def recognises(entry: Entry) -> bool:
@@ -81,16 +85,16 @@ def _read_entry(entry: Entry, data: Entry, requested: set[str], own: dict[str, E
             yield Event(0, "custom_message", text)
         case "assistant.message":
             yield Event(0, "assistant", text)
-            for call in blocks.to_blocks(data.get("toolRequests") or []):
+            for call in list_objects(data.get("toolRequests")):
                 requested.add(to_text(call.get("toolCallId")))
-                yield blocks.build_call(call.get("toolCallId"), call.get("name"), call.get("arguments"))
+                yield _build_call(call, call.get("name"))
         case "tool.user_requested":
             given = to_object(data.get("arguments"))
             own[call_id] = Event(0, "bash", tool_name="bash", arguments=to_text(given.get("command")))
         case "tool.execution_start" if call_id not in requested and call_id not in own:
             # The file of a session that was cut begins with the middle of a turn.
             requested.add(call_id)
-            yield blocks.build_call(call_id, data.get("toolName"), data.get("arguments"))
+            yield _build_call(data, data.get("toolName"))
         case "tool.execution_complete":
             yield from _read_result(data, own.get(call_id))
         case "permission.completed":
@@ -102,11 +106,17 @@ def _read_entry(entry: Entry, data: Entry, requested: set[str], own: dict[str, E
             yield Event(0, "compaction")
 
 
+def _build_call(call: Entry, name: object) -> Event:
+    if name == "str_replace_editor":
+        name = _EDITOR.get(to_text(to_object(call.get("arguments")).get("command")), name)
+    return blocks.build_call(call.get("toolCallId"), name, call.get("arguments"))
+
+
 def _read_result(data: Entry, command: Event | None) -> Iterator[Event]:
     """Read the result of a call or of the user's command; a typed answer to a question is the user's word."""
     result, error = to_object(data.get("result")), to_object(data.get("error"))
     text = to_text(result.get("content")) or to_text(error.get("message"))
-    codes = (part.get("exitCode") for part in blocks.to_blocks(result.get("contents") or []))
+    codes = (part.get("exitCode") for part in list_objects(result.get("contents")))
     code = next((one for one in codes if type(one) is int), None)
     if code is None and (match := _EXIT.search(text[-200:])):
         code = int(match[1])
@@ -133,7 +143,7 @@ def list_kinds(objects: list[Entry]) -> Iterator[str]:
         yield kind
         if kind == "tool.execution_complete":
             contents = to_object(to_object(entry.get("data")).get("result")).get("contents")
-            yield from (f"contents:{block.get('type')}" for block in blocks.to_blocks(contents or []))
+            yield from (f"contents:{block.get('type')}" for block in list_objects(contents))
 
 
 def list_homes(environ: Mapping[str, str], home: Path) -> list[Path]:
@@ -144,23 +154,30 @@ def list_homes(environ: Mapping[str, str], home: Path) -> list[Path]:
     return [place / "session-state" for place in places]
 
 
+def _describe_shells(shell: str) -> dict[str, Tool]:
+    return {
+        f"write_{shell}": Tool(
+            "Send input to a running shell session.", (describe_arguments("shellId", "shellId input", "delay"),)
+        ),
+        f"read_{shell}": Tool(
+            "Read new output of a shell session.", (describe_arguments("shellId", "shellId", "delay"),)
+        ),
+        f"stop_{shell}": Tool("Stop a shell session.", (describe_arguments("shellId", "shellId"),)),
+        f"list_{shell}": Tool("List the shell sessions.", (describe_arguments("", ""),)),
+    }
+
+
 # The tools of the snapshots of github/copilot-sdk; the CLI itself is not public.
 TOOLS = {
+    **_describe_shells("bash"),
+    **_describe_shells("powershell"),
     "bash": Tool(
         "Run a command in a shell session and return its output.",
         (
-            describe_arguments(
-                "command description sessionId async", "command description sessionId", "timeout", "async"
-            ),
-            describe_arguments("command description", "command description mode shellId", "initial_wait", "detach"),
+            describe_arguments("command sessionId", "command description sessionId", "timeout", "async"),
+            describe_arguments("command", "command description mode shellId", "initial_wait", "detach"),
         ),
     ),
-    "write_bash": Tool(
-        "Send input to a running shell session.", (describe_arguments("shellId", "shellId input", "delay"),)
-    ),
-    "read_bash": Tool("Read new output of a shell session.", (describe_arguments("shellId", "shellId", "delay"),)),
-    "stop_bash": Tool("Stop a shell session.", (describe_arguments("shellId", "shellId"),)),
-    "list_bash": Tool("List the shell sessions.", (describe_arguments("", ""),)),
     "read": Tool(
         "View a file, or the lines of `view_range`, or list a folder.",
         (
@@ -185,6 +202,7 @@ TOOLS = {
     "glob": Tool(
         "Find files whose names match a pattern.", (describe_arguments("pattern", "pattern", path={}, paths={}),)
     ),
+    "think": Tool("Think about something.", (describe_arguments("thought", "thought"),)),
     "report_intent": Tool("Say in a few words what is done now.", (describe_arguments("intent", "intent"),)),
     "ask_user": Tool(
         "Ask the user a question.",
@@ -193,6 +211,12 @@ TOOLS = {
     "task": Tool(
         "Let a subagent do a task.",
         (describe_arguments("agent_type description prompt", "agent_type name description prompt model mode"),),
+    ),
+    "read_agent": Tool("Read what a subagent has done.", (describe_arguments("agent_id", "agent_id"),)),
+    "list_agents": Tool("List the subagents.", (describe_arguments("", ""),)),
+    "insert": Tool(
+        "Insert a text after a line of a file.",
+        (describe_arguments("path insert_line new_str", "path new_str command", "insert_line"),),
     ),
     "sql": Tool("Query the database of the session.", (describe_arguments("query", "query description database"),)),
     "skill": Tool("Load a skill.", (describe_arguments("skill", "skill"),)),

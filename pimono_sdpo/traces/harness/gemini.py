@@ -22,12 +22,14 @@ from pimono_sdpo.traces.harness.base import (
     find_home,
     read_setting,
 )
-from pimono_sdpo.traces.harness.blocks import find_text, to_object, to_text
+from pimono_sdpo.traces.harness.blocks import find_text, list_objects, to_object, to_text
 
-_EXIT = re.compile(
-    r"^Exit Code: (-?\d{1,9})$(?:\n(?:Signal|Background PIDs|Process Group PGID): .*)*\s*\Z", re.MULTILINE
+# How the result of a command ends; newer versions of Gemini CLI leave out what says nothing, such as a zero.
+_ENDED = re.compile(
+    r"(?P<failed>\nError: (?!\(none\)).*)?(?:(?:\n|^)Exit Code: (?P<code>\S+))?"
+    r"(?P<rest>(?:\n(?:Signal|Background PIDs|Process Group PGID): .*)*)\s*\Z"
 )
-_FINISHED = re.compile(r"Output: (?!.*^(?:Error|Signal): (?!\(none\)))", re.MULTILINE | re.DOTALL)
+_TIMED_OUT = re.compile(r"Command (?:timed out after|was automatically cancelled because)")
 _UNTRUSTED = re.compile(r"<untrusted_context>\n(.*)\n</untrusted_context>\s*\Z", re.DOTALL)
 _SHELL = "run_shell_command"
 _CANCELLED = re.compile(r"Request cancelled")
@@ -60,12 +62,22 @@ def _read_results(parts: list[Entry], status: object) -> Iterator[Event]:
         )
         if match := _UNTRUSTED.match(text):
             text = match[1]
-        code = None
-        if answer.get("name") == _SHELL and status != "cancelled":
-            match = _EXIT.search(text[-400:])
-            code = int(match[1]) if match else 0 if not error and _FINISHED.match(text) else None
-        failed = status != "cancelled" and bool(error or status == "error" or code)
+        code = _read_code(text) if answer.get("name") == _SHELL and not error else None
+        failed = bool(error or status == "error" or code or _TIMED_OUT.match(text))
+        if status == "cancelled":
+            failed, code = False, None
         yield Event(0, "tool_result", text, call_id=to_text(answer.get("id")), is_error=failed, exit_code=code)
+
+
+def _read_code(text: str) -> int | None:
+    """Return the exit code of a command, None if it did not end by itself."""
+    ended = _ENDED.search(text[-400:])
+    if ended is None:
+        return None
+    if ended["code"]:
+        return int(ended["code"]) if ended["code"].lstrip("-").isdecimal() else None
+    says_nothing = not ended["failed"] and "Signal: " not in ended["rest"]
+    return 0 if says_nothing and (ended["rest"] or text.startswith("Output: ")) else None
 
 
 def recognises_gemini(entry: Entry) -> bool:
@@ -87,7 +99,7 @@ def read_gemini_header(objects: list[Entry]) -> tuple[str, str]:
 
 def read_gemini(objects: list[Entry]) -> list[Event]:
     """Return the events of each message where it was first written."""
-    lines = [one for entry in objects for one in (entry, *blocks.to_blocks(entry.get("messages") or []))]
+    lines = [one for entry in objects for one in (entry, *list_objects(entry.get("messages")))]
     latest = {entry["id"]: entry for entry in lines if isinstance(entry.get("id"), str)}
     steps = blocks.Steps()
     begins: dict[str, int] = {}
@@ -114,19 +126,19 @@ def read_gemini(objects: list[Entry]) -> list[Event]:
             event.id, event.parent_id = entry_id, parent
             event.timestamp = to_text(entry.get("timestamp"))
             steps.follow(event)
-            if event.stop_reason == "aborted":
-                steps.abort()
+        if entry.get("type") == "info" and _CANCELLED.match("\n".join(_list_texts(_list_parts(entry.get("content"))))):
+            steps.abort()
         parent = entry_id or parent
     return blocks.finish_events(steps.events)
 
 
 def _read_history(history: list[Any], begins: dict[str, int]) -> list[Event]:
     """Return the summary in a history that replaces the conversation; known messages are kept as they were."""
-    known = [begins[one["id"]] for one in history if isinstance(one, dict) and one.get("id") in begins]
-    new = [one for one in history if isinstance(one, dict) and one.get("id") not in begins]
-    texts = ("\n".join(_list_texts(_list_parts(one.get("content")))) for one in new if one.get("type") == "user")
-    summary = next(filter(None, texts), "")
-    return [Event(0, "compaction", summary, kept_from=min(known, default=None))] if summary else []
+    messages = [(to_text(one.get("id")), one) for one in list_objects(history)]
+    kept = min((begins[name] for name, _ in messages if name in begins), default=None)
+    new = (one for name, one in messages if name not in begins and one.get("type") == "user")
+    summary = find_text("\n".join(_list_texts(_list_parts(one.get("content")))) for one in new)
+    return [Event(0, "compaction", summary, kept_from=kept)] if summary else []
 
 
 def _read_message(entry: Entry, has_task: bool) -> Iterator[Event]:
@@ -142,15 +154,13 @@ def _read_message(entry: Entry, has_task: bool) -> Iterator[Event]:
             yield from blocks.split_typed(typed, not has_task and not is_command)
         case "gemini":
             yield Event(0, "assistant", "\n".join(_list_texts(parts)))
-            calls = blocks.to_blocks(entry.get("toolCalls") or [])
+            calls = list_objects(entry.get("toolCalls"))
             for call in calls:
                 yield blocks.build_call(call.get("id"), call.get("name"), call.get("args"))
             if not calls:
                 yield from _read_calls(parts)
             for call in calls:
                 yield from _read_results(_name_result(call), call.get("status"))
-        case "info" if _CANCELLED.match("\n".join(_list_texts(parts))):
-            yield Event(0, "other", stop_reason="aborted")
 
 
 def _name_result(call: Entry) -> list[Entry]:
@@ -164,11 +174,11 @@ def _name_result(call: Entry) -> list[Entry]:
 def list_gemini_kinds(objects: list[Entry]) -> Iterator[str]:
     """Yield the type of each line, those of the parts in it, and the states of its calls."""
     for entry in objects:
-        for one in (entry, *blocks.to_blocks(entry.get("messages") or [])):
+        for one in (entry, *list_objects(entry.get("messages"))):
             kind = to_text(one.get("type")) or next(iter({"$set", "$rewindTo", "projectHash"} & one.keys()), "")
             yield kind
             yield from (f"{kind}:{name}" for part in _list_parts(one.get("content")) for name in _name_part(part))
-            yield from (f"{kind}/{call.get('status')}" for call in blocks.to_blocks(one.get("toolCalls") or []))
+            yield from (f"{kind}/{call.get('status')}" for call in list_objects(one.get("toolCalls")))
 
 
 def _name_part(part: Entry) -> list[str]:
@@ -227,7 +237,7 @@ def _read_record(entry: Entry) -> Iterator[Event]:
         case "tool_result" if entry.get("subtype") != "code_mode_tool_result":
             yield from _read_results(parts, to_object(entry.get("toolCallResult")).get("status"))
         case "system" if entry.get("subtype") == "chat_compression":
-            history = blocks.to_blocks(payload.get("compressedHistory") or [])
+            history = list_objects(payload.get("compressedHistory"))
             yield Event(
                 0, "compaction", "\n".join(_list_texts(_list_parts(history[0].get("parts")) if history else []))
             )
@@ -269,6 +279,7 @@ def _describe_shell(folder: str) -> Tool:
 
 _TODOS = describe_arguments("todos", "", todos=describe_list({"type": "object"}))
 _QUESTIONS = describe_arguments("questions", "", questions=describe_list({"type": "object"}))
+_REMEMBER = Tool("Remember a fact.", (describe_arguments("fact", "fact scope"),))
 _WRITE = Tool("Write a file.", (describe_arguments("file_path content", "file_path content"),))
 # packages/core/src/tools/definitions of google-gemini/gemini-cli.
 GEMINI_TOOLS = {
@@ -315,6 +326,13 @@ GEMINI_TOOLS = {
     "write_todos": Tool("Write the list of subtasks.", (_TODOS,)),
     "ask_user": Tool("Ask the user questions.", (_QUESTIONS,)),
     "activate_skill": Tool("Load a skill.", (describe_arguments("name", "name"),)),
+    "enter_plan_mode": Tool("Begin to plan.", (describe_arguments("", "reason"),)),
+    "exit_plan_mode": Tool("Show the plan to the user.", (describe_arguments("", "plan_filename plan_path"),)),
+    "list_background_processes": Tool("List the commands in the background.", (describe_arguments("", ""),)),
+    "read_background_output": Tool(
+        "Read the output of a command in the background.", (describe_arguments("pid", "", "pid lines delay_ms"),)
+    ),
+    "save_memory": _REMEMBER,
 }
 # packages/core/src/tools/builtin-tool-definitions.ts of QwenLM/qwen-code.
 QWEN_TOOLS = {
@@ -345,6 +363,9 @@ QWEN_TOOLS = {
         (describe_arguments("description prompt", "description prompt subagent_type", flags="run_in_background"),),
     ),
     "skill": Tool("Load a skill.", (describe_arguments("skill", "skill"),)),
+    "exit_plan_mode": Tool("Show the plan to the user.", (describe_arguments("plan", "plan"),)),
+    "web_search": Tool("Search the web.", (describe_arguments("query", "query provider"),)),
+    "save_memory": _REMEMBER,
 }
 
 GEMINI = Harness(
