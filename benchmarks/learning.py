@@ -68,7 +68,7 @@ class Setting:
                 seed=seed,
                 **self.changes,
             )
-            prepared = prepare(args, model_args, dataset, scoring(tokenizer), self.mode)
+            prepared = prepare(args, model_args, dataset, scoring(), self.mode)
             exam = Exam(tokenizer, world, held_out, self.steps // points)
             prepared.trainer.add_callback(exam)
             prepared.trainer.train()

@@ -4,6 +4,7 @@
 feedback means; which names a world offers it does not know.
 """
 
+import json
 import random
 import re
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from benchmarks.learning_task import KINDS, MEDIUM, NEVER, RARE, Request, World, lesson, requests, rubric
+from pimono_sdpo.training.rewards import set_response_template
 from pimono_sdpo.training.tiny_model import (
     CORE_TOKENS,
     EXTRA_SPECIAL_TOKENS,
@@ -24,6 +26,8 @@ from pimono_sdpo.training.tiny_model import (
     generation_config,
     random_model,
 )
+from pimono_sdpo.training.trainer import read_messages
+from rewards.verifiers.reward import VerifierReward
 
 WORD = r"\w+|[^\w\s]"
 BATCH = 32
@@ -152,7 +156,12 @@ def templated(tokenizer: Any, texts: list[str]) -> list[list[int]]:
 
 
 def sample(model: Any, tokenizer: Any, texts: list[str], seed: int = 0) -> list[str]:
-    """Sample one answer to each user text at temperature 1, with its special tokens.
+    """Sample one answer to each user text at temperature 1, with its special tokens."""
+    return [tokenizer.decode(ids) for ids in sample_ids(model, tokenizer, texts, seed)]
+
+
+def sample_ids(model: Any, tokenizer: Any, texts: list[str], seed: int = 0) -> list[list[int]]:
+    """Sample the ids of one answer to each user text at temperature 1.
 
     The model stays in training mode, which changes nothing without dropout. In evaluation mode
     bitsandbytes 0.50 packs 4-bit weights for this kind of CPU (AVX512-BF16), for good, and what is
@@ -164,14 +173,19 @@ def sample(model: Any, tokenizer: Any, texts: list[str], seed: int = 0) -> list[
         torch.manual_seed(seed)
         ids = model.generate(**prompts, max_new_tokens=ANSWER, do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
     answers = ids[:, prompts["input_ids"].shape[1] :].tolist()
-    return [tokenizer.decode([token for token in answer if token]) for answer in answers]
+    return [[token for token in answer if token] for answer in answers]
 
 
 def passes(model: Any, tokenizer: Any, world: World, asked: list[Request], seed: int = 0) -> list[bool]:
     """Tell for each request whether its sampled answer is the right call."""
-    judge = rubric()
-    texts = sample(model, tokenizer, [request.words for request in asked], seed)
-    return [judge(text, world.spec(request)).passed for text, request in zip(texts, asked, strict=True)]
+    texts = [request.words for request in asked]
+    set_response_template(tokenizer)
+    ids = sample_ids(model, tokenizer, texts, seed)
+    messages = read_messages(tokenizer, templated(tokenizer, texts), ids)
+    specs = [json.dumps(world.spec(request)) for request in asked]
+    reward = VerifierReward(rubric(), workers=1)
+    reward(prompts=texts, completions=messages, verifier_spec=specs)
+    return [result.passed for result in reward.results]
 
 
 def knowledge(folder: Path) -> dict[str, float]:

@@ -61,7 +61,6 @@ class World:
         """Return what the verifiers judge by: the tools offered, and the call wanted."""
         return {
             "tools": [definition(self.tool(intent), self.key) for intent in INTENTS],
-            "format": "gemma4",
             "wanted": {"name": wanted or self.tool(request.intent), "arguments": {self.key: request.thing}},
         }
 
@@ -118,7 +117,7 @@ def shown(text: str) -> str:
 
 def right_call(completion: str, spec: Row) -> VerifierResult:
     """Pass the one call that does what was asked; what was wanted is not given away."""
-    calls = tool_calls.parse_calls(completion, spec)
+    calls = tool_calls.read_calls(completion, spec).calls
     if not calls:
         return skipped("right_call", "There is no call.")
     wanted = spec["wanted"]
@@ -133,9 +132,9 @@ def rubric() -> Rubric:
     return Rubric((tool_calls.verify,), ((right_call, 1.0),))
 
 
-def scoring(tokenizer: Any) -> Scoring:
+def scoring() -> Scoring:
     """Return the reward with its feedback."""
-    reward = VerifierReward(rubric(), tokenizer, workers=1)
+    reward = VerifierReward(rubric(), workers=1)
     return Scoring(reward, reward.feedback, "verifier_spec")
 
 
@@ -171,8 +170,8 @@ def failure(world: World, request: Request, chance: random.Random) -> str:
             named, key = world.tool(request.intent), chance.choice(KEYS)
         elif draw < WRONG_KEY + WRONG_TOOL:
             named, key = world.tool(chance.choice(list(INTENTS))), world.key
-        attempt = call(named, key, request.thing)
-        verdict = judge(attempt, world.spec(request))
+        attempt = {"name": named, "arguments": {key: request.thing}}
+        verdict = judge("", {**world.spec(request), "tool_calls": [attempt]})
         if not verdict.passed:
             return verdict.feedback()
 

@@ -106,7 +106,7 @@ class Run:
                 **settings,
             )
             model_args.dtype = size.dtype
-            scoring = task.scoring(tokenizer, other)
+            scoring = task.scoring(other)
             prepared = prepare(args, model_args, rows, scoring, mode)
             prepared.trainer.add_callback(exam)
             prepared.trainer.train()

@@ -191,9 +191,9 @@ def judged(completion: str, task: Task) -> str:
     return Rubric((), ((right_program, 1.0),))(completion, spec).feedback()
 
 
-def scoring(tokenizer: Any, other: bool = False) -> Scoring:
+def scoring(other: bool = False) -> Scoring:
     """Return the reward with its feedback, or with that on another task as a control."""
-    reward = VerifierReward(Rubric((), ((right_program, 1.0),)), tokenizer, workers=1)
+    reward = VerifierReward(Rubric((), ((right_program, 1.0),)), workers=1)
     return Scoring(reward, (lambda: moved(reward.feedback())) if other else reward.feedback)
 
 

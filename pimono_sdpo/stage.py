@@ -356,9 +356,14 @@ def table_of_rows(rows: Iterable[Row], features: Features, schema: pa.Schema | N
     `schema` is `features.arrow_schema`, if the caller has it: computing it takes milliseconds.
     """
     listed, schema = list(rows), schema or features.arrow_schema
-    if text_for_json(schema).equals(schema):
-        return pa.Table.from_pylist(listed, schema)
     # Arrow converts text to JSON, but not dicts.
+    encode = {
+        column.name: features[column.name].encode_example for column in schema if isinstance(column.type, pa.JsonType)
+    }
+    others = pa.schema([column for column in schema if column.name not in encode])
+    if text_for_json(others).equals(others):
+        encoded = ({**row, **{name: write(row.get(name)) for name, write in encode.items()}} for row in listed)
+        return pa.Table.from_pylist([*encoded] if encode else listed, schema)
     columns = {name: [row.get(name) for row in listed] for name in features}
     return Dataset.from_dict(columns, features=features).data.table
 

@@ -125,8 +125,11 @@ def list_tools(events: Sequence[Event], harness: str) -> list[str]:
     """Return the definitions of the tools of a session as JSON texts, without those that the agent made up."""
     unknown = {event.tool_name for event in events if event.kind == "tool_result" and _NO_TOOL.match(event.text)}
     calls = (event for event in events if event.kind == "tool_call" and event.tool_name not in unknown)
-    called = ((call.tool_name, decode_json(call.arguments)) for call in calls)
-    return [*map(json.dumps, describe_tools(called, harness, find_harness(harness).tools))]
+    known = find_harness(harness).tools
+    # A published schema needs no calls if there is only one.
+    certain = {name for name, tool in known.items() if len(tool.schemas) == 1}
+    called = ((one.tool_name, None if one.tool_name in certain else decode_json(one.arguments)) for one in calls)
+    return [*map(json.dumps, describe_tools(called, harness, known))]
 
 
 class Found(NamedTuple):

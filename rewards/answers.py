@@ -14,8 +14,6 @@ MAX_EXTRA_INDENT = 3  # of a closing fence relative to its opening one, as in Co
 Conversation = Sequence[Mapping[str, Any]]
 
 _FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})([^`]*)$")
-_BARE_GEMMA = re.compile(r"call:(\w{1,40})\{([^\n]*)")
-_FIELD = re.compile(r"(\w{1,40}):(?!//)")
 _DECODER = json.JSONDecoder(strict=False)
 _TAG = re.compile(r"</?tool_calls?>")
 _SHELL_LINE = re.compile(r"^[ \t]*\$ (\S[^\n]*)$", re.MULTILINE)
@@ -24,11 +22,6 @@ _DIFF = re.compile(r"^(?:@@ |\+\+\+ |diff --git )", re.MULTILINE)
 _NAMES = ("name", "tool", "tool_name", "function")
 _ARGUMENTS = ("arguments", "args", "input", "parameters", "params")
 _SHELLS = ("bash", "sh", "shell", "console", "zsh", "terminal")
-# `_find_between` searches an opening and its end one after the other: a pattern of both takes quadratic time.
-_GEMMA = re.compile(r"call:(\w+)\{"), "<tool_call|>"
-_GEMMA_TEXT = re.compile(r'(?<!\w)(\w+):<\|"\|>'), '<|"|>'
-_XML = re.compile(r"<function=(\w+)>"), "</function>"
-_XML_TEXT = re.compile(r"<parameter=(\w+)>\n?"), "</parameter>"
 
 
 class Call(NamedTuple):
@@ -111,29 +104,10 @@ def _dedent(line: str, indent: str) -> str:
 
 
 def find_calls(completion: str) -> Iterator[Call]:
-    """Yield every complete call of a completion, first those in Gemma's format, then XML, then JSON."""
-    text = completion[:MAX_CHARS]
-    for at, name, body in _find_between(text, *_GEMMA):
-        if body.endswith("}"):
-            yield Call(name, {key: value for _, key, value in _find_between(body, *_GEMMA_TEXT)}, at)
-    for at, name, body in _find_between(text, *_XML):
-        texts = _find_between(body, *_XML_TEXT)
-        yield Call(name, {key: value.removesuffix("\n") for _, key, value in texts}, at)
-    for at, _, value in _find_objects(text):
+    """Yield every complete call in the JSON of a completion, as `text_of` writes those of messages."""
+    for at, _, value in _find_objects(completion[:MAX_CHARS]):
         if call := _read_call(value):
             yield call._replace(at=at)
-
-
-def _find_between(text: str, opening: re.Pattern[str], end: str) -> Iterator[tuple[int, str, str]]:
-    """Yield position, name and body from each opening to the next end, in linear time."""
-    stop = at = 0
-    while stop >= 0 and (found := opening.search(text, at)):
-        at = found.end()
-        if stop < at:
-            stop = text.find(end, at)
-        if stop >= 0:
-            yield found.start(), found[1], text[at:stop]
-            at = stop + len(end)
 
 
 def _find_objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
@@ -177,12 +151,6 @@ def parse_answer(text: str) -> Answer:
 
 def _extract_calls(text: str, answer: Answer) -> str:
     """Move the tool calls of a text to the answer; other JSON stays in the text."""
-    for name, arguments in _BARE_GEMMA.findall(text):
-        # Such as `path:a.py,limit:3`, a Gemma call without its special tokens.
-        first = _FIELD.match(arguments)
-        field, value = (first[1], arguments[first.end() :]) if first else ("", arguments)
-        answer.calls.append(Call(name, {field: value.rstrip("} \t")}))
-    text = _BARE_GEMMA.sub("", text)
     calls = [(start, end, call) for start, end, value in _find_objects(text) if (call := _read_call(value))]
     answer.calls += [call for _, _, call in calls]
     for start, end, _ in reversed(calls):
@@ -205,6 +173,24 @@ def _read_call(value: Any) -> Call | None:
     with suppress(ValueError, RecursionError):
         arguments = _DECODER.decode(arguments) if isinstance(arguments, str) else arguments
     return Call(name, arguments) if name and isinstance(arguments, dict) else None
+
+
+def list_calls(turns: Conversation) -> list[dict[str, Any]]:
+    """Return name and arguments of each tool call of the assistant; arguments that are JSON text are decoded.
+
+    >>> list_calls([{"role": "assistant", "tool_calls": [{"function": {"name": "ls", "arguments": "{}"}}]}])
+    [{'name': 'ls', 'arguments': {}}]
+    """
+    calls = []
+    for message in turns:
+        items = message.get("tool_calls") if message.get("role") == "assistant" else None
+        for item in filter(lambda item: isinstance(item, dict), items or ()):
+            function = item["function"] if isinstance(item.get("function"), dict) else item
+            arguments = function.get("arguments")
+            with suppress(ValueError, RecursionError):
+                arguments = _DECODER.decode(arguments) if isinstance(arguments, str) else arguments
+            calls.append({"name": function.get("name"), "arguments": arguments})
+    return calls
 
 
 def _format_content(content: object) -> str:

@@ -69,7 +69,7 @@ def test_messages_of_an_invented_form_are_not_silent() -> None:
         line["type"] = line["type"].replace("response_item", "thread_item").replace("event_msg", "thread_event")
     trace = read_trace("\n".join(map(json.dumps, lines)))
     assert (trace.harness, trace.problem) == ("codex", "no_messages")
-    assert "`thread_event`, `thread_item`" in drift_of(lines)[0]
+    assert "`thread_event/item_completed`" in drift_of(lines)[0]
 
 
 def test_calls_that_are_not_understood_are_counted() -> None:

@@ -63,9 +63,9 @@ JUDGE = """
 import json
 from rewards.verifiers.tool_calls import verify
 
-CALL = '<tool_call>{{"name": "play", "arguments": {{"n": %s}}}}</tool_call>'
-for n in ("1", '"one"'):
-    print(verify(CALL % n, {spec!r}).status)
+for n in (1, "one"):
+    calls = [{{"name": "play", "arguments": {{"n": n}}}}]
+    print(verify("", {{**{spec!r}, "tool_calls": calls}}).status)
 """
 TOY_CATEGORY = """
 [toy_trouble]

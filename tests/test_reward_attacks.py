@@ -334,7 +334,6 @@ HUGE: dict[str, Callable[[int], str]] = {
     "braces": lambda n: "{" * n,
     "nested": lambda n: '{"a":' * (n // 5),
     "calls": lambda n: "<tool_call>" * (n // 11),
-    "gemma": lambda n: "call:bash{" * (n // 10),
     "ticks": lambda n: "`" * n,
     "npm": lambda n: "`npm " * (n // 5),
     "fences": lambda n: "```\n" * (n // 4),

@@ -66,7 +66,7 @@ def test_other_tools_are_described_from_their_use() -> None:
         ("ok", []),
     ]
     assert named(describe_tools(odd, "the agent")) == {
-        "ok": {"type": "object", "properties": {"n": {}}, "required": []}
+        "ok": {"type": "object", "properties": {"n": {}}, "required": ["n"]}
     }
 
 
@@ -103,8 +103,8 @@ def test_every_row_has_tools_that_a_template_and_a_verifier_take(tmp_path: Path,
         assert "tools" not in spec
         shell = named(row["tools"])["bash"]
         assert shell["properties"]["command"]["type"] == "string"
-        made = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
-        assert verify(made, {"tools": row["tools"], **spec}).status == "passed"
+        made = [{"name": "bash", "arguments": {"command": "ls"}}]
+        assert verify("", {"tools": row["tools"], **spec, "tool_calls": made}).status == "passed"
         template = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
         (shown,), _ = render_jinja_template([row["prompt"]], tools=row["tools"], chat_template=template)
         assert '"name": "bash"' in shown

@@ -104,3 +104,22 @@ def test_deep_nesting_loses_at_most_its_line(depth: int) -> None:
     assert read.events[0].text == "Fix the parser"
     assert find_failures(read.events) == []
     assert read.lines.parsed + read.lines.repaired + read.lines.skipped == 2
+
+
+QWEN = {"uuid": "1", "parentUuid": None, "sessionId": "s", "type": "user", "provenance": "user"}
+
+
+@pytest.mark.parametrize(
+    ("agent", "lines"),
+    [
+        ("qwen_code", [{**QWEN, "type": "system"}, {**QWEN, "message": {"role": "user", "parts": [{"text": "hi"}]}}]),
+        ("gemini_cli", [{"sessionId": "s", "projectHash": "x"}, {"type": "gemini", "content": "hi"}]),
+        ("copilot_cli", [{"type": "user.message", "data": {"content": "hi"}}]),
+        ("kimi_cli", [{"message": {"type": "TurnBegin", "payload": {"user_input": "hi"}}}]),
+        ("hermes", [{"id": "s", "messages": [{"role": "user", "content": "hi"}]}]),
+        ("grok", [{"type": "user", "content": "hi"}, {"type": "reasoning", "summary": []}]),
+    ],
+)
+def test_a_session_of_an_agent_that_is_not_read_has_its_name(agent: str, lines: list[Entry]) -> None:
+    read = read_trace(trace(*lines))
+    assert (read.harness, read.problem, read.events) == (agent, "unknown_harness", ())

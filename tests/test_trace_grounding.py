@@ -52,7 +52,7 @@ GOOD = {
     ),
     "tool_call": (
         "The failing case is in test/parser.test.ts, so I first run only that suite.\n"
-        "call:bash{command:npx vitest run test/parser.test.ts}"
+        '{"name": "bash", "arguments": {"command": "npx vitest run test/parser.test.ts"}}'
     ),
     "command": (
         "We should look at line 41 first: parser.ts:41 returns before the buffer is written. "
@@ -74,7 +74,7 @@ GOOD = {
     ),
     "call_beside_a_sentence": (
         "I run only the failing suite first, before touching any code.\n"
-        "call:bash{command:npx vitest run test/parser.test.ts}"
+        '{"name": "bash", "arguments": {"command": "npx vitest run test/parser.test.ts"}}'
     ),
     "json_call": (
         "I rerun the suite that fails, to see the stack.\n"
@@ -158,7 +158,7 @@ BAD = {
     "error_x": " ".join(f"error {term}" for term in CONCRETE),
     "random_words": _among_random_words(),
     "code_list": "```\n" + "\n".join(CONCRETE) + "\n```",
-    "call_list": "call:bash{command:" + " ".join(CONCRETE) + "}",
+    "call_list": json.dumps({"name": "bash", "arguments": {"command": " ".join(CONCRETE)}}),
     "refusal": REFUSAL,
     "list_into_refusal": ", ".join(CONCRETE) + " " + REFUSAL,
     "refusal_of_terms": (
@@ -178,7 +178,9 @@ BAD = {
     "generic_and_list": GENERIC + "\n" + ", ".join(CONCRETE),
     "generic_and_context": f"{GENERIC}\n```\n{CONTEXT}\n```",
     "generic_and_code_list": GENERIC + "\n```\n" + "\n".join(CONCRETE) + "\n```",
-    "generic_and_call_list": GENERIC + "\ncall:bash{command:" + " ".join(CONCRETE) + "}",
+    "generic_and_call_list": GENERIC
+    + "\n"
+    + json.dumps({"name": "bash", "arguments": {"command": " ".join(CONCRETE)}}),
     "one_term_and_empty_code": f"I will fix the {CONCRETE[0]} in the code.\n```\n```",
     "one_term_and_context": f"I will fix the {CONCRETE[0]} in the code.\n```\n{CONTEXT}\n```",
     "list_and_refusal": ", ".join(TERMS) + ". I'm sorry, but I cannot help with that request.",
@@ -263,7 +265,6 @@ def test_a_call_is_parsed_in_every_format() -> None:
     forms: list[object] = [
         json.dumps(call),
         f"<tool_call>{json.dumps(call)}</tool_call>",
-        "call:bash{command:npx vitest run test/parser.test.ts}",
         [{"role": "assistant", "content": None, "tool_calls": [function]}],
         [{"role": "assistant", "content": "", "tool_calls": [call]}],
         [{"role": "assistant", "content": [{"type": "tool_use", "name": "bash", "input": arguments}]}],

@@ -144,7 +144,7 @@ def render_view(folder: Path, traces: list[str], limit: int) -> str:
         "The traces were not found: use --source with the traces that were filtered to show the "
         "context of the evidence and the content of rejected rows."
     )
-    if report["options"]["unit"] == "step":
+    if report["options"].get("unit") == "step":
         note = "These rows are of `--unit step`, which was removed: they are shown without their traces."
     if windows is None:
         typer.echo(note, err=True)
@@ -202,7 +202,7 @@ def _find_windows(
     from processors.event_window import show_event_windows
 
     source, options = _open_traces(traces, report, folder), report["options"]
-    if source is None or options["unit"] == "step":
+    if source is None or options.get("unit") == "step":
         return None
     is_own = {*report["input"]["source"].split(", "), source.name} & {*WORDS}
     recorder = None if options.get("keep_identity") else find_own_names() if is_own else ()

@@ -21,14 +21,14 @@ def describe_tools(
 ) -> list[Json]:
     """Return the definitions of the common tools among the known ones, and of the called ones, by name.
 
-    `calls` are names with decoded arguments. A known tool has the newest of its schemas that all its
-    calls fit; any other tool is described from its calls.
+    `calls` are names with decoded arguments, None for unknown ones. A known tool has the newest of its
+    schemas that all its calls fit; any other tool is described from its calls.
     """
     own = known or {}
     called: dict[str, list[Json]] = {name: [] for name in COMMON_TOOLS & own.keys()}
     for name, arguments in calls:
         if _NAME.fullmatch(name):
-            called.setdefault(name, []).append(arguments if isinstance(arguments, dict) else {})
+            called.setdefault(name, []).extend([arguments] if isinstance(arguments, dict) else [])
     tools = []
     for name, arguments_of in sorted(called.items()):
         tool = own.get(name, Tool(f"The tool `{name}` of {agent}.", ()))

@@ -16,6 +16,7 @@ from trl.experimental.sdpo import SDPOTrainer
 
 from pimono_sdpo.report import MEASURES
 from pimono_sdpo.stats import cluster_interval
+from pimono_sdpo.training.trainer import read_messages
 
 Row = dict[str, Any]
 Json = dict[str, Any]
@@ -27,13 +28,14 @@ Scores = dict[str, ByCluster]
 def sample_rewards(trainer: SDPOTrainer, rows: list[Row], prompt_ids: list[list[int]]) -> list[float]:
     """Sample a completion of each prompt and return its weighted reward; None counts as 0, as in TRL."""
     _, completion_ids = trainer._generate(prompt_ids)
-    texts = trainer.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
+    tools = (trainer.chat_template_kwargs or {}).get("tools")
+    messages = read_messages(trainer.processing_class, prompt_ids, completion_ids, tools)
     columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
     totals = [0.0] * len(rows)
     for reward, weight in zip(trainer.reward_funcs, trainer.reward_weights.tolist(), strict=True):
         scores = reward(
             prompts=[row["prompt"] for row in rows],
-            completions=[[{"role": "assistant", "content": text}] for text in texts],
+            completions=messages,
             completion_ids=completion_ids,
             trainer_state=trainer.state,
             **columns,

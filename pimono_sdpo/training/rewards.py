@@ -9,6 +9,7 @@ arXiv:2601.20802), feedback is about the completion just sampled, and empty when
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
+from trl.chat_template_utils import add_response_schema, supports_tool_calling
 from trl.experimental.sdpo.sdpo_trainer import SuccessfulRolloutTeacherContextBuilder
 
 from pimono_sdpo.errors import OwnCodeError, TrainingInputError
@@ -24,9 +26,9 @@ from pimono_sdpo.stage import source_hash
 from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, special_tokens
 from pimono_sdpo.training.tracking import keep_rollouts, log_rollouts
 from rewards.trace_grounding import trace_grounding_reward
-from rewards.verifiers.call_formats import FAMILIES
-from rewards.verifiers.reward import VerifierReward, add_tools, find_model_format, needs_format, self_test
-from rewards.verifiers.rubric import MAX_PARTIAL, build_rubric
+from rewards.verifiers.reward import VerifierReward, add_tools, self_test
+from rewards.verifiers.rubric import MAX_PARTIAL, BadSpec, build_rubric
+from rewards.verifiers.tool_calls import is_json
 
 Mode = Literal["rollout", "trace", "both", "none"]
 Reward = Callable[..., list[float | None]]
@@ -195,12 +197,10 @@ class Scoring:
             )
 
 
-def scoring_of(
-    name: str, gates: Sequence[str], graded: Sequence[str], tokenizer: Any, end_ids: Collection[int] = ()
-) -> Scoring:
+def scoring_of(name: str, gates: Sequence[str], graded: Sequence[str], end_ids: Collection[int] = ()) -> Scoring:
     """Return the reward of a name: verifiers, trace_grounding or module:name."""
     if name == "verifiers":
-        reward = VerifierReward(build_rubric(gates, graded), tokenizer, end_ids)
+        reward = VerifierReward(build_rubric(gates, graded), end_ids)
         return Scoring(reward, reward.feedback, "verifier_spec", MAX_PARTIAL)
     if gates or graded:
         raise TrainingInputError("--gate and --grade name verifiers; give --reward verifiers, or leave them out.")
@@ -222,17 +222,27 @@ def hash_own(names: Sequence[str]) -> dict[str, str]:
     return {name: source_hash(function) for name, function in functions.items()}
 
 
+def set_response_template(tokenizer: Any) -> None:
+    """Set the response template that TRL has for exactly this chat template, unless the tokenizer has its own."""
+    if getattr(tokenizer, "response_template", None) is None:
+        with suppress(ValueError):  # TRL does not know the chat template
+            add_response_schema(tokenizer)
+
+
 def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:
-    """Raise TrainingInputError when the reward scores tool calls and the model's call format is unknown."""
-    if name != "verifiers" or find_model_format(tokenizer) or "verifier_spec" not in rows.column_names:
+    """Raise TrainingInputError when the reward scores tool calls and TRL cannot parse those of the model."""
+    if name != "verifiers" or "verifier_spec" not in rows.column_names:
         return
     tools = rows["tools"] if "tools" in rows.column_names else repeat(None)
     specs = (json.loads(text) for text in map(add_tools, rows["verifier_spec"], tools) if text)
-    if any(isinstance(spec, dict) and needs_format(spec) for spec in specs):
+    try:
+        need_parsing = [spec for spec in specs if isinstance(spec, dict) and spec.get("tools") and not is_json(spec)]
+    except BadSpec as error:
+        raise TrainingInputError(f"The tool calls of a row cannot be read: {error}") from error
+    if need_parsing and not (getattr(tokenizer, "response_template", None) and supports_tool_calling(tokenizer)):
         raise TrainingInputError(
-            "The format in which this model calls tools is unknown, so that every call would score "
-            f"0; use a model of {', '.join(FAMILIES)}, or one whose tokenizer has a "
-            "`response_template`."
+            "The tool calls of this model cannot be parsed, so that every call would score 0: its chat template is "
+            "not one that TRL knows; give a tokenizer with a `response_template`, or rows with the `format` json."
         )
 
 

@@ -44,6 +44,7 @@ from pimono_sdpo.training.rewards import (
     hash_own,
     refuse_unsound,
     scoring_of,
+    set_response_template,
 )
 from pimono_sdpo.training.rows import FILTERED, Fitted, LeftOut, filter_source, fit_rows, load_report
 from pimono_sdpo.training.token_budget import (
@@ -305,8 +306,10 @@ class SDPO(Method):
     def load_model(self) -> None:
         """Load the tokenizer and the reward."""
         super().load_model()
-        job, end_ids = self.job, models.end_ids(self.model_args, self.revision)
-        self.scoring = scoring_of(job.reward, job.gate, job.grade, self.tokenizer, end_ids)
+        job = self.job
+        set_response_template(self.tokenizer)
+        end_ids = {self.tokenizer.eos_token_id, *models.end_ids(self.model_args, self.revision)}
+        self.scoring = scoring_of(job.reward, job.gate, job.grade, end_ids)
 
     def teaching(self) -> Json:
         """Return the settings besides TRL's arguments that decide the result."""

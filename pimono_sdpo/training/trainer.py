@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
+from trl.chat_template_utils import parse_response
 from trl.experimental.sdpo import SDPOTrainer
 from trl.experimental.sdpo.loss_utils import (
     apply_importance_sampling_clipping,
@@ -51,6 +52,16 @@ class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no typ
         self._log_self_distillation_metric("train", self.accelerator.gather(mean).mean().item())
         scaled: Tensor = mean / self.current_gradient_accumulation_steps
         return scaled
+
+    def _calculate_rewards(
+        self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
+    ) -> Tensor:
+        """Give the rewards messages with the tool calls that TRL parses, as its GRPO trainer does."""
+        if isinstance(completions[0], list):
+            tools = (self.chat_template_kwargs or {}).get("tools")
+            completions = read_messages(self._tokenizer, self._tokenize_prompts(prompts), completion_ids_list, tools)
+        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        return rewards
 
     def _generate_transformers(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
         """Sample `sample_at_once` completions at a time, so that their caches fit into memory."""
@@ -149,6 +160,27 @@ class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no typ
         probs, gap = log_probs.exp(), gap.sub_(log_probs)
         entropy, divergence = -(probs * log_probs).sum(-1), -(probs * gap).sum(-1)
         return entropy, divergence, gap.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+
+
+def read_messages(
+    tokenizer: Any, prompt_ids: list[list[int]], completion_ids: list[list[int]], tools: list[Batch] | None = None
+) -> list[list[Batch]]:
+    """Return each completion as a conversation of one message.
+
+    If the tokenizer has a response template, TRL and Transformers parse its tool calls and reasoning;
+    a message with a malformed call is the plain text.
+    """
+    if getattr(tokenizer, "response_template", None) is None:
+        texts = tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
+        return [[{"role": "assistant", "content": text}] for text in texts]
+    messages = []
+    for prefix, ids in zip(prompt_ids, completion_ids, strict=True):
+        try:
+            message = parse_response(tokenizer, ids, prefix=prefix, tools=tools)
+        except RecursionError:  # which TRL does not catch
+            message = {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
+        messages.append([message])
+    return messages
 
 
 def trim(batch: Batch) -> Batch:

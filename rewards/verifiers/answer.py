@@ -100,7 +100,7 @@ def find_label(block: Fenced, known: Collection[str]) -> str | None:
 
 def apply_code(completion: str, spec: Mapping[str, Any]) -> Candidate:
     """Return the files after the code blocks of a completion replace them; raises Refusal."""
-    blocks = _find_blocks(drop_delimiter(completion.removesuffix(spec.get("end", ""))), spec)
+    blocks = _find_blocks(drop_delimiter(completion), spec)
     writable = [p for p in spec["files"] if p.endswith(".py") and refused_path(p, spec) is None]
     labeled = [(find_label(block, spec["files"]), block) for block in blocks]
     after = dict(spec["files"])

@@ -53,8 +53,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
 def apply_patch(completion: str, spec: Mapping[str, Any]) -> Candidate:
     """Return the files after the diff of a completion; raises Refusal, and BadSpec for a spec without files."""
     before = get_files(spec)
-    text = completion.removesuffix(spec.get("end", ""))
-    diffs = _combine(_read_diff(text, spec.get("truncated")), spec)
+    diffs = _combine(_read_diff(completion, spec.get("truncated")), spec)
     after, positions, refusals = dict(before), list[int](), list[Refusal]()
     for diff in diffs:
         file = _File(diff.old or diff.new or "", before.get(diff.old or "", ""))

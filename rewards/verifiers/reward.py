@@ -23,10 +23,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from pimono_sdpo.errors import TrainingInputError
-from rewards.answers import Conversation, text_of
-from rewards.verifiers.call_formats import decode, find_format
+from rewards.answers import Conversation, list_calls, text_of
 from rewards.verifiers.rubric import MAX_PARTIAL, BadSpec, Rubric, RubricResult, error
-from rewards.verifiers.tool_calls import DEFAULT_FORMATS
 
 Reward = Callable[..., Sequence[float | None]]
 NEUTRAL = 0.5
@@ -37,17 +35,14 @@ NO_VERDICT = RubricResult(None, ())
 class VerifierReward:
     """A picklable reward function; its cache and the results of the last call are not pickled.
 
-    With a `tokenizer` the text is decoded from `completion_ids`, because SDPO passes text without the
-    special tokens that delimit tool calls. Then `spec["truncated"]` is whether the completion lacks a
-    token that ends the turn, `spec["end"]` is that token, and `find_model_format` sets the format of
-    calls unless the row does. `end_ids` are further tokens that end a turn, such as
-    `generation_config.eos_token_id`.
+    Verifiers get the text of a completion. `spec["tool_calls"]` are the calls of its messages, as TRL
+    parsed them. `end_ids` are the tokens that end a turn, such as `generation_config.eos_token_id`; with
+    them, `spec["truncated"]` is whether a completion lacks such a token.
     """
 
-    def __init__(self, rubric: Rubric, tokenizer: Any = None, end_ids: Collection[int] = (), workers: int = 4) -> None:
+    def __init__(self, rubric: Rubric, end_ids: Collection[int] = (), workers: int = 4) -> None:
         self.__name__ = "verifier_reward"
         self.rubric = rubric
-        self.tokenizer = tokenizer
         self.end_ids = frozenset(end_ids)
         self.workers = workers
         self.results: list[RubricResult] = []
@@ -90,14 +85,12 @@ class VerifierReward:
         """Return text and spec of a completion, None without a spec."""
         if not spec:
             return None
-        decoded = _decode_spec(spec)
-        if self.tokenizer is None or ids is None:
-            return text_of(completion, "assistant"), spec
-        text, truncated = decode(ids, self.tokenizer, self.end_ids)
-        ends = [token for token in self.tokenizer.get_added_vocab() if token and text.endswith(token)]
-        end = "" if truncated else max(ends, key=len, default="")
-        default_format = find_model_format(self.tokenizer) if needs_format(decoded) else {}
-        return text, json.dumps({**default_format, **decoded, "truncated": truncated, "end": end})
+        found = _decode_spec(spec)
+        if not isinstance(completion, str):
+            found["tool_calls"] = list_calls(completion)
+        if ids and self.end_ids:
+            found["truncated"] = ids[-1] not in self.end_ids
+        return text_of(completion, "assistant"), json.dumps(found)
 
     def _verify(self, pair: tuple[str, str]) -> RubricResult:
         text, spec = pair
@@ -135,25 +128,8 @@ def add_tools(spec: str | None, tools: Sequence[Any] | None) -> str | None:
     return json.dumps({"tools": tools, **_decode_spec(spec)}) if spec and tools else spec
 
 
-def needs_format(spec: Mapping[str, Any]) -> bool:
-    """Whether a spec has tools but does not set the format of calls."""
-    tools = spec.get("tools")
-    return bool(tools) and "format" not in spec and not (isinstance(tools, str) and tools in DEFAULT_FORMATS)
-
-
-def find_model_format(tokenizer: Any) -> dict[str, Any]:
-    """Return the keys of a spec that set the format in which a model writes calls, {} if it is unknown.
-
-    It is the response template of the tokenizer if it has one, otherwise the family of its chat template.
-    """
-    if template := getattr(tokenizer, "response_template", None):
-        return {"response_template": template}
-    family = find_format(tokenizer.chat_template or "")
-    return {"format": family} if family else {}
-
-
 def _decode_spec(spec: str) -> dict[str, Any]:
-    decoded = None
+    decoded: Any = None
     with suppress(TypeError, ValueError, RecursionError):  # users may write any value into the column
         decoded = json.loads(spec)
     if not isinstance(decoded, dict):

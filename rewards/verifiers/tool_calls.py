@@ -4,10 +4,9 @@ spec   tools: the tools that may be called, as in `load_tools`; without it the r
        (the reward takes them from the column `tools`)
        harness: the harness whose tools are meant by the names in `tools`; all generations of their
        schemas are valid (default: Pi for tools without a definition)
-       format: a name of EXAMPLES (default: that of the set of tools, else those of all families);
-       other formats do not count
-       response_template: the response template of the model's tokenizer; used if there is no `format`,
-       and then no other format counts
+       tool_calls: the calls that TRL parsed (name, arguments), which `VerifierReward` takes from the message
+       format: "json" if the whole message is one object {"type": "tool_call", "name", "args"}; so is the
+       text of a spec without `tool_calls`, and always that of the repository agent
        call: "required" (default), or "optional" to skip completions without a call
        truncated: whether the completion stopped without its end token
 score  from this table, for the worst call
@@ -44,7 +43,7 @@ from referencing.exceptions import Unresolvable
 
 from pimono_sdpo.text import shorten
 from pimono_sdpo.traces.harness import HARNESSES, base
-from rewards.verifiers.call_formats import EXAMPLES, FAMILIES, Call, Reading, read_calls
+from rewards.answers import Call
 from rewards.verifiers.rubric import BadSpec, VerifierResult, failed, passed, skipped
 
 NAME = "tool_calls"
@@ -55,7 +54,6 @@ MAX_SHOWN = 3  # failed calls
 AGENT_TOOLS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("agent_tools.json").read_text(encoding="utf-8")
 )
-DEFAULT_FORMATS = {"repo_agent": ["json"]}
 # The tools of each known set, by name.
 TOOL_SETS: dict[str, Mapping[str, base.Tool]] = {
     "repo_agent": {name: base.Tool(tool["description"], (tool["parameters"],)) for name, tool in AGENT_TOOLS.items()},
@@ -76,13 +74,6 @@ class Tool:
     def validators(self) -> list[Draft202012Validator]:
         """The validators of the schemas; the registry keeps them from fetching a "$ref" from the network."""
         return [Draft202012Validator(schema, registry=Registry()) for schema in self.schemas]
-
-    def typed(self) -> dict[str, Any]:
-        """Return the tool in the form that transformers expects, with the properties of all schemas."""
-        properties: dict[str, Any] = {}
-        for schema in self.schemas:
-            properties |= schema.get("properties") or {}
-        return {"function": {"name": self.name, "parameters": {"properties": properties}}}
 
 
 def load_tools(tools: str | Sequence[str | dict[str, Any]], harness: str | None = None) -> dict[str, Tool]:
@@ -237,18 +228,18 @@ def definitions(name: str) -> list[dict[str, Any]]:
 
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
-    """Check the calls of a completion, which was decoded with its special tokens (`call_formats.decode`)."""
+    """Check the calls of a completion."""
     if not spec.get("tools"):
         return skipped(NAME, "The row has no tools.")
-    tools, formats, reading = _read(completion, spec)
-    example = f"Write it as {EXAMPLES[formats[0]]}." if len(formats) == 1 else ""
+    tools, (calls, problem) = load_tools(spec["tools"], spec.get("harness")), read_calls(completion, spec)
+    example = f"Write it as {EXAMPLE}." if is_json(spec) else ""
     if spec.get("truncated"):
         text = "The message was cut off because it reached the maximum length. Make one shorter call."
-    elif reading.problem:
-        text = f"The tool call could not be parsed: {reading.problem}. {example}"
-    elif reading.calls:
+    elif problem:
+        text = f"The tool call could not be parsed: {problem}. {example}"
+    elif calls:
         try:
-            return _verify_calls(reading.calls, tools)
+            return _verify_calls(calls, tools)
         except (Unresolvable, RecursionError) as error:  # the depth of arguments is limited, so the $ref loops
             raise BadSpec(f"A $ref of the spec's tools cannot be resolved: {str(error)[:200]}.") from error
     elif spec.get("call") == "optional":
@@ -258,24 +249,76 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     return failed(NAME, "malformed_output", shorten(text.strip(), MAX_FEEDBACK), calls=0, strict=0.0)
 
 
-def parse_calls(completion: str, spec: dict[str, Any]) -> tuple[Call, ...]:
-    """Return the calls of a completion for other verifiers, none if they cannot be parsed; raises BadSpec."""
-    return _read(completion, spec)[2].calls if spec.get("tools") else ()
+MAX_CHARS = 400_000  # enough for a whole file in one call; more would take seconds
+MAX_DEPTH = 64
+EXAMPLE = '{"type": "tool_call", "name": NAME, "args": {...}} and nothing else'
 
 
-def _read(completion: str, spec: dict[str, Any]) -> tuple[dict[str, Tool], list[str], Reading]:
-    """Return the tools of a spec, the formats of their calls, and the calls."""
-    tools = load_tools(spec["tools"], spec.get("harness"))
-    name, formats = spec.get("format"), list(FAMILIES)
-    if name is not None:
-        if str(name) not in EXAMPLES:
-            raise BadSpec(f"`format` of the spec is {name!r}; use one of {', '.join(EXAMPLES)}.")
-        formats = [name]
-    elif isinstance(spec["tools"], str):
-        formats = DEFAULT_FORMATS.get(spec["tools"], formats)
-    typed = [tool.typed() for tool in tools.values()]
-    template = None if "format" in spec else spec.get("response_template")
-    return tools, formats, read_calls(completion, formats, typed, template if isinstance(template, dict) else None)
+class Reading(NamedTuple):
+    """The calls of a message, or the reason why they cannot be parsed."""
+
+    calls: tuple[Call, ...] = ()
+    problem: str = ""
+
+
+def is_json(spec: dict[str, Any]) -> bool:
+    """Return whether the calls of a row are JSON text, rather than in the model's own format; raises BadSpec."""
+    if (name := spec.get("format", "json")) != "json":
+        raise BadSpec(f"`format` of the spec is {name!r}; use json, or leave it out for the model's own format.")
+    return "format" in spec or spec["tools"] == "repo_agent"
+
+
+def read_calls(completion: str, spec: dict[str, Any]) -> Reading:
+    """Return the calls of a completion, as TRL parsed them or in the format `json`; raises BadSpec."""
+    if is_json(spec) or "tool_calls" not in spec:
+        reading = _read_json(completion)
+    else:
+        reading = Reading(tuple(Call(one["name"], one["arguments"]) for one in spec["tool_calls"]))
+    if not all(isinstance(call.name, str) and call.name.strip() for call in reading.calls):
+        return Reading(problem="the call does not name a tool")
+    problem = next(filter(None, (_find_unsupported(call.arguments) for call in reading.calls)), "")
+    return Reading(problem=problem) if problem else reading
+
+
+def _read_json(text: str) -> Reading:
+    """Parse a message in the format `json`, without prose or a fence around the object; reasoning is skipped."""
+    if len(text) > MAX_CHARS:
+        return Reading(problem=f"the message is longer than {MAX_CHARS} characters")
+    text = text.strip()
+    if not text.startswith("{"):
+        text = text.partition("</think>")[2].strip()
+    if not text.startswith("{"):
+        return Reading()
+    try:
+        action = json.loads(text)
+    except json.JSONDecodeError as error:
+        near = error.doc[max(error.pos - 20, 0) : error.pos + 20]
+        return Reading(problem=f"it is not valid JSON: {error.msg} at character {error.pos}, near {near!r}")
+    except (ValueError, RecursionError) as error:  # a number of too many digits, or nested too deeply
+        return Reading(problem=f"it is not valid JSON: {str(error)[:200]}")
+    if action.get("type") == "final":
+        return Reading()
+    if action.get("type") != "tool_call" or not {"args"} <= set(action) <= {"type", "name", "args", "thought"}:
+        return Reading(problem="the object must have the keys `type` (tool_call or final), `name` and `args`")
+    return Reading((Call(action.get("name"), action["args"]),))
+
+
+def _find_unsupported(arguments: Any) -> str:
+    """Return what no harness accepts: NaN, infinity, huge numbers or deep nesting; "" if there is nothing."""
+    pending = [(arguments, 0)]
+    while pending:
+        value, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            return f"the arguments are nested deeper than {MAX_DEPTH}"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{value} is not a JSON number"
+        if isinstance(value, int) and value.bit_length() > 1023:
+            return "a number is too large"
+        if isinstance(value, dict):
+            pending += [(item, depth + 1) for item in value.values()]
+        elif isinstance(value, list):
+            pending += [(item, depth + 1) for item in value]
+    return ""
 
 
 def _verify_calls(calls: Sequence[Call], tools: dict[str, Tool]) -> VerifierResult:

@@ -106,7 +106,7 @@ def sdpo(
     args: GuardedSDPOConfig, model_args: ModelConfig, scoring: Scoring | None = None, mode: Mode = "trace"
 ) -> SDPO:
     """The method with its model and reward, as the job has it before it opens rows."""
-    method = SDPO(SDPOArguments(feedback=mode), args, model_args)
+    method = SDPO(SDPOArguments(feedback=mode, reward="tests.training.setup:letters_reward"), args, model_args)
     method.load_model()
     method.scoring = scoring or Scoring(letters_reward)
     return method

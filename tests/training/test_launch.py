@@ -13,6 +13,7 @@ import pytest
 
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import SAMPLE_SESSIONS
+from pimono_sdpo.training.options import SMOKE_TEST
 from pimono_sdpo.version import __version__
 from tests.exports import write_samples
 from tests.loopback_hub import LoopbackHub, run_client, run_hf, run_python
@@ -156,6 +157,17 @@ def test_rows_that_cannot_be_trained_on_buy_no_machine(
     assert len(loopback_hub.store.repos) == 2
     assert not loopback_hub.store.buckets
     assert not loopback_hub.store.jobs
+
+
+@pytest.mark.parametrize(
+    ("words", "is_said"),
+    [((), True), (("--config", "qwen3_4b"), True), (("--reward", "verifiers"), False), (("--method", "sft"), False)],
+)
+def test_the_first_line_says_that_the_reward_is_a_smoke_test(
+    loopback_hub: LoopbackHub, rows: Path, words: tuple[str, ...], is_said: bool
+) -> None:
+    done = launch(loopback_hub, rows.parent, "--on", "hf:abacus", *words)
+    assert (done.stdout.splitlines()[:1] == [SMOKE_TEST]) == is_said, done.stdout + done.stderr
 
 
 def test_private_rows_do_not_go_to_a_public_dataset(loopback_hub: LoopbackHub, rows: Path) -> None:

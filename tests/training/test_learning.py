@@ -75,11 +75,11 @@ def test_a_collapse_is_caught_and_the_best_adapter_is_what_remains(base: Path, t
         stop_on="divergence",
     )
     tokenizer = AutoTokenizer.from_pretrained(base)
-    prepared = prepare(args, model_args, rows(RARE, asked[:256]), scoring(tokenizer), "rollout")
+    prepared = prepare(args, model_args, rows(RARE, asked[:256]), scoring(), "rollout")
     prepared.run_steps()
     record, trainer = prepared.guards.record(), prepared.trainer
     assert record["stopped_by"] == "divergence"
-    assert {alert["guard"] for alert in record["alerts"]} == {"reward_collapse", "divergence"}
+    assert {alert["guard"] for alert in record["alerts"]} >= {"reward_collapse", "divergence"}
     assert record["went_back_to"] == record["best"]["step"] < trainer.state.global_step
     kept = fmean(passes(trainer.model, tokenizer, RARE, held_out))
     last = output.last_checkpoint(tmp_path)

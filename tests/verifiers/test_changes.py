@@ -27,13 +27,6 @@ FORMS: dict[str, Callable[[str, str], str]] = {
     "qwen": lambda path, content: (
         "<tool_call>\n" + json.dumps({"name": "write", "arguments": {"path": path, "content": content}}) + "\n</tool_call>"
     ),
-    "gemma": lambda path, content: (
-        f'<|tool_call>call:write{{content:<|"|>{content}<|"|>,path:<|"|>{path}<|"|>}}<tool_call|>'
-    ),
-    "xml": lambda path, content: (
-        f"<tool_call>\n<function=write>\n<parameter=path>\n{path}\n</parameter>\n"
-        f"<parameter=content>\n{content}\n</parameter>\n</function>\n</tool_call>"
-    ),
 }  # fmt: skip
 
 
@@ -91,4 +84,3 @@ def test_new_files_must_be_allowed_and_truncated_answers_are_refused() -> None:
 @given(st.text(st.sampled_from('{}[]":,ab<>|/=\n\\')))
 def test_no_completion_raises(text: str) -> None:
     syntax.verify(text, {"files": FILES})
-    syntax.verify(f"<|tool_call>call:write{{{text}}}<tool_call|><function=write>{text}</function>", {"files": FILES})

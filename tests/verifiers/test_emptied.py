@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from rewards.answers import Call, find_calls
 from rewards.verifiers import syntax
 from rewards.verifiers.answer import read_candidate
 from rewards.verifiers.reward import VerifierReward, attacks, self_test
@@ -51,29 +50,8 @@ def test_the_self_test_deletes_the_code() -> None:
     assert self_test(VerifierReward(Rubric([syntax.verify])), [row]) == []
 
 
-@pytest.mark.parametrize(
-    "opening",
-    [
-        "<|tool_call>call:edit{",
-        "call:write{a:<tool_call|>",
-        "<function=write>",
-        "<function=write><parameter=path>",
-        "```python\n",
-        "a",
-    ],
-)
+@pytest.mark.parametrize("opening", ['{"name": "write", ', "{", "```python\n", "a"])
 def test_openings_without_an_end_are_skipped(opening: str) -> None:
     """Where each looks for its own end, this takes minutes."""
     text = opening * (LONG // len(opening))
-    for completion in (text, f"call:x{{{text}}}<tool_call|>"):
-        refusal(completion, SPEC)
-
-
-def test_calls_after_openings_without_an_end_are_read() -> None:
-    quote = '<|"|>'
-    call = f"call:write{{path:{quote}a.py{quote},content:{quote}x = 1\n{quote}}}<tool_call|>"
-    given = {"path": "a.py", "content": "x = 1\n"}
-    assert list(find_calls(call)) == [Call("write", given)]
-    xml = "<function=write><parameter=path>a.py</parameter>"
-    xml += "<parameter=content>\nx = 1\n\n</parameter></function>"
-    assert list(find_calls(xml)) == [Call("write", given)]
+    refusal(text, SPEC)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.rewards import Scoring
@@ -60,7 +59,8 @@ def test_missing_columns_are_an_error() -> None:
 def test_the_tools_of_a_row_are_those_of_its_spec_unless_it_has_its_own() -> None:
     reward = VerifierReward(Rubric([tool_calls.verify]))
     tools = tool_calls.definitions("codex")
-    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    function = {"name": "bash", "arguments": {"command": "ls"}}
+    call = [{"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}]
     specs = ["{}", '{"tools": ["read"]}', "{}", None]
     reward(["a", "b", "c", "d"], [call] * 4, verifier_spec=specs, tools=[tools, tools, [], tools])
     verdicts = [[result.status for result in found.results] for found in reward.results]
@@ -123,22 +123,24 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def report_spec(completion: str, spec: dict[str, Any]) -> VerifierResult:
-    return failed("seen", "command_error", json.dumps([completion, spec["truncated"], spec["end"]]))
+    return failed("seen", "command_error", json.dumps([completion, spec.get("tool_calls"), spec.get("truncated")]))
 
 
-def test_the_text_is_decoded_with_its_special_tokens(tiny: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-    call = '<|tool_call>call:read{path:<|"|>a.ts<|"|>}<tool_call|>'
-    ids = tokenizer(call, add_special_tokens=False)["input_ids"]
-    ended = [*ids, *tokenizer.convert_tokens_to_ids(["<turn|>", "<eos>"])]
-    reward = VerifierReward(Rubric([report_spec]), tokenizer)
-    reward(["p"] * 2, ["stripped"] * 2, completion_ids=[ids, ended], verifier_spec=[SPEC] * 2)
+def test_verifiers_see_the_calls_of_messages_and_whether_the_answer_was_cut_off() -> None:
+    function = {"name": "read", "arguments": '{"path": "a.ts"}'}
+    call = {"role": "assistant", "content": "I look.", "tool_calls": [{"type": "function", "function": function}]}
+    completions: list[Any] = ["text", [{"role": "assistant", "content": "no call"}], [call]]
+    reward = VerifierReward(Rubric([report_spec]), end_ids=[7])
+    reward(["p"] * 3, completions, completion_ids=[[1], [1, 7], [2, 7]], verifier_spec=[SPEC] * 3)
+    read = {"name": "read", "arguments": {"path": "a.ts"}}
     assert [json.loads(text or "") for text in reward.feedback()] == [
-        [call, True, ""],
-        [f"{call}<turn|>", False, "<turn|>"],
+        ["text", None, True],
+        ["no call", [], False],
+        [f"I look.\n{json.dumps(read)}", [read], False],
     ]
-    reward = VerifierReward(RUBRIC, tokenizer)
-    assert reward(["p"], ["gate:failed"], verifier_spec=[SPEC]) == [0.0], "without ids, the text"
+    reward = VerifierReward(Rubric([report_spec]))
+    reward(["p"], ["text"], completion_ids=[[1]], verifier_spec=[SPEC])
+    assert json.loads(reward.feedback()[0] or "") == ["text", None, None], "it is not known what ends a turn"
 
 
 class Alternating:
@@ -197,14 +199,11 @@ def test_in_trl_an_error_does_not_change_the_advantages(tiny: Path, tmp_path: Pa
         assert advantages[3] < -0.5
 
 
-def test_a_diff_that_ends_with_the_turn_applies_and_a_truncated_one_does_not(tiny: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
+def test_a_diff_at_the_end_of_an_answer_applies_and_a_truncated_one_does_not() -> None:
     diff = "--- a/x\n+++ b/x\n@@ @@\n-a\n+b"
-    ids = tokenizer(diff, add_special_tokens=False)["input_ids"]
-    eos = tokenizer.convert_tokens_to_ids(["<eos>"])
-    reward = VerifierReward(Rubric([patches.verify]), tokenizer)
+    reward = VerifierReward(Rubric([patches.verify]), end_ids=[7])
     spec = json.dumps({"files": {"x": "a\n"}})
-    scored = reward(["p"] * 2, ["", ""], completion_ids=[ids, [*ids, *eos]], verifier_spec=[spec] * 2)
+    scored = reward(["p"] * 2, [diff] * 2, completion_ids=[[1], [1, 7]], verifier_spec=[spec] * 2)
     assert scored == [0.0, 1.0]
     (feedback, nothing) = reward.feedback()
     assert nothing is None

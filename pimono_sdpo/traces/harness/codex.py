@@ -59,6 +59,8 @@ _RAN = frozenset({*_ENDED.values(), "DynamicToolCall"})
 _OPENED = frozenset({"item_completed", "item.completed"})
 _COMPLETED = _OPENED | _ENDED.keys()
 _SCANNED = frozenset({"message", "user_message", "turn_aborted"}) | _CALLS | _RESULTS | _COMPLETED
+# What else is read; lines that wrap something without a type may be a compaction.
+_READ = _SCANNED | {"", "agent_message", "error", "thread_rolled_back", "turn.failed", "web_search_call"}
 _SCRIPT, _WAIT = "exec", "wait"
 # The kinds of content that a version recorded for which it did not know better, and for typed text.
 _UNKNOWN, _USER_TEXT = "unknown", "user.text"
@@ -120,7 +122,8 @@ class _State:
     """What was read so far, and the messages of the items and of the events."""
 
     # Of each line what it wraps, and the type of that.
-    lines: list[tuple[Entry, str]] = field(default_factory=list)
+    payloads: list[Entry] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
     item_texts: dict[str, set[str]] = field(default_factory=dict)
     typed_texts: set[str] = field(default_factory=set)
     # The texts that repeat a typed one, and the typed ones that they repeat.
@@ -131,7 +134,7 @@ class _State:
     # Positions on the active branch, that is without the turns that were rolled back.
     active: list[int] = field(default_factory=list)
     requests: list[int] = field(default_factory=list)
-    commands: dict[str, str] = field(default_factory=dict)
+    commands: dict[str, _Call] = field(default_factory=dict)
     # The command of each terminal that is still open.
     running: dict[str, str] = field(default_factory=dict)
     stopped: set[str] = field(default_factory=set)
@@ -183,10 +186,13 @@ def read(objects: list[Entry]) -> list[Event]:
     """Return the events in file order; turns that were rolled back are marked."""
     state = _scan(objects)
     events = state.steps.events
-    for position, (entry, (payload, kind)) in enumerate(zip(objects, state.lines, strict=True)):
+    for position, (entry, payload, kind) in enumerate(zip(objects, state.payloads, state.kinds, strict=True)):
         before, timestamp = len(events), to_text(entry.get("timestamp"))
-        for event in _read_entry(position, entry, payload, kind, state):
-            state.steps.add(event)
+        if kind in _READ:
+            for event in _read_entry(position, entry, payload, kind, state):
+                state.steps.add(event)
+        else:
+            events.append(Event(0, "other"))
         for at in range(before, len(events)):
             events[at].timestamp = timestamp
             state.active.append(at)
@@ -220,9 +226,11 @@ def _scan(objects: list[Entry]) -> _State:
     for position, entry in enumerate(objects):
         payload = _unwrap_payload(entry)
         kind = to_text(payload.get("type"))
-        state.lines.append((payload, kind))
+        state.payloads.append(payload)
+        state.kinds.append(kind)
         if kind not in _SCANNED:
-            state.is_subagent |= entry.get("type") == "session_meta" and "subagent" in to_object(payload.get("source"))
+            if entry.get("type") == "session_meta":
+                state.is_subagent |= "subagent" in to_object(payload.get("source"))
             continue
         call_id = to_text(payload.get("call_id"))
         if kind == "message":
@@ -629,7 +637,7 @@ def _read_call(payload: Entry, kind: str, state: _State) -> Event:
         arguments = payload.get("input")
     call = _name_call(call_id, name, arguments, state, kind == "custom_tool_call")
     if call.tool == "bash":
-        state.commands[call_id] = _read_line(call)
+        state.commands[call_id] = call
     return Event(0, "tool_call", call_id=call_id, tool_name=call.tool, arguments=call.arguments)
 
 
@@ -672,7 +680,7 @@ def _read_result(payload: Entry, state: _State) -> Iterator[Event]:
     is_shell = call_id in state.commands
     running = _RUNNING.search(text[:400]) if has_head and is_shell else None
     if running:
-        state.running[running[1]] = state.commands[call_id]
+        state.running[running[1]] = _read_line(state.commands[call_id])
     head, separator, body = text.partition("Output:\n")
     if separator and has_head and "\n\n" not in head:
         exit_code = _EXIT.search(head)
@@ -683,11 +691,12 @@ def _read_result(payload: Entry, state: _State) -> Iterator[Event]:
         code, failed = ended if code is None and not running else code, failed or broke
     failed = failed or (code is None and bool(_FAILED.match(text)))
     yield from _build_result(call_id, text, code, failed, is_shell, state)
-    # The text that the user wrote in reply to questions for which the agent waited.
-    answers = [to_object(one).get("answers") for one in to_object(inner.get("answers")).values()]
-    said = [one for given in answers for one in blocks.list_texts(given) if one not in state.options.get(call_id, ())]
-    if said:
-        yield Event(0, "user", "\n".join(said))
+    if "answers" in inner:
+        # The text that the user wrote in reply to questions for which the agent waited.
+        answers = [to_object(one).get("answers") for one in to_object(inner["answers"]).values()]
+        options = state.options.get(call_id, ())
+        if said := [one for given in answers for one in blocks.list_texts(given) if one not in options]:
+            yield Event(0, "user", "\n".join(said))
 
 
 def _build_result(
@@ -707,21 +716,20 @@ def read_version(objects: list[Entry]) -> str:
     return blocks.find_text(_unwrap_payload(entry).get("cli_version") for entry in objects)
 
 
-def list_kinds(objects: list[Entry]) -> list[str]:
-    """Return the type of each line and of what it wraps, and those of its item or the blocks of its message."""
-    kinds = []
+def list_kinds(objects: list[Entry]) -> Iterator[str]:
+    """Yield the type of each line and of what it wraps, and those of its item or the blocks of its message."""
     for entry in objects:
-        kind = to_text(entry.get("type"))
-        inner, payload = "", to_object(entry.get("payload")) if kind in _WRAPPERS else entry
-        if payload is not entry:
-            inner = to_text(payload.get("type"))
-        kinds.append(f"{kind}/{inner}" if inner else kind)
-        inner = inner or kind
+        kind, payload = entry.get("type", ""), entry.get("payload")
+        if isinstance(payload, dict) and (inner := payload.get("type")):
+            yield f"{kind}/{inner}"
+        else:
+            payload, inner = entry, kind
+            yield f"{kind}"
         if inner == "message":
-            kinds += [f"message:{block.get('type')}" for block in blocks.to_blocks(payload.get("content"))]
-        elif inner in _OPENED:
-            kinds.append(f"{inner}:{to_object(_open(payload.get('item'), _ITEM)).get('type')}")
-    return kinds
+            for block in blocks.to_blocks(payload.get("content")):
+                yield f"message:{block.get('type')}"
+        elif to_text(inner) in _OPENED:
+            yield f"{inner}:{to_object(_open(payload.get('item'), _ITEM)).get('type')}"
 
 
 _OPTIONS = describe_list(describe_arguments("label description", "label description"))
