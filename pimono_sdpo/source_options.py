@@ -20,6 +20,7 @@ from pimono_sdpo.stage import STRICT
 from pimono_sdpo.text import describe_size
 from pimono_sdpo.traces.harness import OWN
 from pimono_sdpo.traces.sources import (
+    Kind,
     Shard,
     Source,
     is_session,
@@ -28,8 +29,11 @@ from pimono_sdpo.traces.sources import (
     name_others,
     open_source,
     read_head,
+    select_sessions,
+    shard_databases,
     shard_sessions,
 )
+from pimono_sdpo.traces.stores import StoredSession, is_database
 from processors.identity import find_own_names
 
 ALL = "all"
@@ -59,9 +63,9 @@ def _select(options: SourceOptions, source: Source) -> Source:
     """Keep the session files that match all of the options; raises SourceError."""
     if options.project is None and options.since is None and not options.exclude:
         return source
-    if any(shard.kind != "jsonl" for shard in source.shards):
+    if any(shard.kind not in ("jsonl", "sqlite") for shard in source.shards):
         raise SourceError(
-            f"--project, --since and --exclude select session files, but `{source.name}` "
+            f"--project, --since and --exclude select sessions, but `{source.name}` "
             "holds other files as well; leave them out."
         )
     start = _read_date(options.since) if options.since is not None else 0.0
@@ -73,23 +77,20 @@ def _select(options: SourceOptions, source: Source) -> Source:
     def is_excluded(name: str) -> bool:
         return any(fnmatch(name, pattern) for pattern in options.exclude)
 
-    def is_kept(root: Path, file: Path) -> bool:
-        name = file.relative_to(root).as_posix()
+    def is_kept(name: str, file: Path, stored: StoredSession | None) -> bool:
         return (
-            (not project or project in name.casefold() or project in find_project(file).casefold())
-            and (options.since is None or file.stat().st_mtime >= start)
+            (not project or project in name.casefold() or project in _name_project(file, stored).casefold())
+            and (options.since is None or (stored.updated if stored else file.stat().st_mtime) >= start)
             and not is_excluded(name)
         )
 
-    files = [(shard.root, file) for shard in source.shards for file in shard.files]
-    kept = [one for one in files if is_kept(*one)]
+    kept = select_sessions(source.shards, is_kept)
     if not kept:
         used = " and ".join(options.choices())
-        raise SourceError(
-            f"No session of `{source.name}` ({len(files)} in all) is left by {used}; change these options."
-        )
+        count = sum(shard.sessions for shard in source.shards)
+        raise SourceError(f"No session of `{source.name}` ({count} in all) is left by {used}; change these options.")
     others = tuple(name for name in source.others if not is_excluded(name))
-    return replace(source, shards=tuple(shard_sessions(kept)), others=others)
+    return replace(source, shards=tuple(kept), others=others)
 
 
 def open_one(source: str) -> Source:
@@ -116,6 +117,7 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
     """
     shards: list[Shard] = []
     others: list[str] = []
+    notes: list[str] = []
     summaries, missing = [], []
     for harness in OWN.values() if word == ALL else [OWN[word]]:
         places = harness.homes(os.environ, Path("~").expanduser())
@@ -124,24 +126,31 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
         # Places may be links to each other, or one may be inside another.
         found = [*{os.path.realpath(file): (root, file) for root, file in reversed(found)}.values()][::-1]
         files = [(root, file) for root, file in found if is_session(file)]
-        if not files:
+        stored, lacking = shard_databases((root, file) for root, file in found if is_database(file))
+        if not files and not stored:
             missing.append(" or ".join(f"`{place}`" for place in places))
             continue
-        shards += shard_sessions(files)
+        own = [*shard_sessions(files), *stored]
+        shards += own
+        notes += lacking
+        read = {file for shard in stored for file in shard.files}
         for root in dict.fromkeys(root for root, _ in found):
-            others += name_others([file for at, file in found if at == root], root)
-        projects = len({find_project(file) or str(file.parent) for _, file in files})
-        size = describe_size(sum(file.stat().st_size for _, file in files))
+            others += name_others([file for at, file in found if at == root], root, read)
+        projects = {find_project(file) or str(file.parent) for _, file in files}
+        projects |= {one.project for shard in stored for one in shard.stored}
+        size = describe_size(sum(shard.bytes for shard in own))
         summaries.append(
-            f"{harness.title}: {len(files)} sessions of {projects} project{'s' * (projects > 1)}, {size}, in "
-            + " and ".join(map(str, existing))
+            f"{harness.title}: {sum(shard.sessions for shard in own)} sessions of {len(projects)} "
+            f"project{'s' * (len(projects) > 1)}, {size}, in " + " and ".join(map(str, existing))
         )
     if not summaries:
         raise SourceError(
             f"There are no sessions in {', '.join(missing)}; give the folder that holds yours, or try "
             "the samples that `pimono-sdpo demo sessions --out traces` writes."
         )
-    return Source(word, "jsonl", None, tuple(shards), others=tuple(others)), summaries
+    kinds = [*{shard.kind for shard in shards}]
+    kind: Kind = kinds[0] if len(kinds) == 1 else "several"
+    return Source(word, kind, None, tuple(shards), others=tuple(others), notes=tuple(notes)), summaries
 
 
 def _find_root(place: Path, places: list[Path]) -> Path:
@@ -152,6 +161,10 @@ def _find_root(place: Path, places: list[Path]) -> Path:
 
 def _list_home(place: Path) -> list[Path]:
     return [place] if place.is_file() else list_files(place)
+
+
+def _name_project(file: Path, stored: StoredSession | None) -> str:
+    return stored.project if stored else find_project(file)
 
 
 def find_project(file: Path) -> str:

@@ -221,7 +221,7 @@ def test_options_that_select_nothing_are_explained(home: Path) -> None:
     assert "--since `yesterday` is not a date" in refused("traces", "--since", "yesterday")
     assert "--since `2999-01-01` is in the future" in refused("traces", "--since", "2999-01-01")
     pq.write_table(pa.table({"trace": ["{}"], "file_path": ["a"]}), "traces/b.parquet")
-    assert "select session files" in refused("traces", "--since", "7d")
+    assert "select sessions" in refused("traces", "--since", "7d")
 
 
 def test_compressed_sessions_are_read(home: Path) -> None:

@@ -33,6 +33,39 @@ class Tool:
 
 
 @dataclass(frozen=True)
+class Table:
+    """A table of an agent's SQLite file: its columns with the session's id, the order of rows and the time of changes.
+
+    A row becomes a JSON object with its `name` as `table`. Of a table with a `json` column, only the columns in
+    `keys` and that one, as `data`, are read; without `keys` the stored JSON is the line. `zstd` is a column with the
+    compressed JSON of the rows in which `json` is null.
+    """
+
+    name: str
+    session: str
+    order: str
+    changed: str = ""
+    json: str = ""
+    keys: tuple[str, ...] = ()
+    zstd: str = ""
+
+
+@dataclass(frozen=True)
+class Store:
+    """The sessions in an agent's SQLite file; the first table has all their ids, in the order they began.
+
+    `project` is its column with the working directory. A column `agent` names the agent of each session, if the
+    file holds sessions of several: those of agents with a reader of their own are left out. `lacks` says what these
+    sessions do not record, for the report and the card.
+    """
+
+    tables: tuple[Table, ...]
+    project: str = ""
+    agent: str = ""
+    lacks: str = ""
+
+
+@dataclass(frozen=True)
 class Harness:
     """One harness: how its sessions are recognised and read, and what its tools are.
 
@@ -53,6 +86,7 @@ class Harness:
     word         the SOURCE that stands for the user's own sessions, "" if there are none
     homes        returns the folders or files where the agent stores them, whether they exist or not, from
                  the environment variables and the user's home folder
+    store        its sessions in SQLite, whose rows are the lines that it reads
     """
 
     name: str
@@ -72,6 +106,7 @@ class Harness:
     title: str = ""
     word: str = ""
     homes: Callable[[Mapping[str, str], Path], list[Path]] = lambda environ, home: []
+    store: Store | None = None
 
 
 def find_home(environ: Mapping[str, str], variable: str, default: Path) -> Path:

@@ -6,6 +6,7 @@ import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,21 @@ def to_text(value: object) -> str:
 def find_text(values: Iterable[object]) -> str:
     """Return the first value that is a text and not empty, "" if there is none."""
     return next(filter(None, map(to_text, values)), "")
+
+
+def format_time(value: object) -> str:
+    """Return a time as text; numbers are milliseconds.
+
+    >>> format_time(1_767_225_600_000)
+    '2026-01-01T00:00:00+00:00'
+    """
+    if not isinstance(value, int | float):
+        return to_text(value)
+    try:
+        return datetime.fromtimestamp(value / 1000, UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        # Too large for a time, or NaN.
+        return ""
 
 
 def to_object(value: object) -> dict[str, Any]:

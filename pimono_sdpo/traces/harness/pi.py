@@ -166,7 +166,20 @@ def read(entries: list[Entry]) -> list[Event]:
             kept = entry_at.get(entry.firstKeptEntryId or "-", -1) if kept is None else kept
             new[0].kept_from = first_event[kept] if 0 <= kept <= position else begin
         events += new
-    return _ensure_request(events)
+    return _ensure_request(_name_shells(events))
+
+
+def _name_shells(events: list[Event]) -> list[Event]:
+    """Give OpenClaw's `exec`, which runs a command in a shell, the name that it has in Pi."""
+    renamed = set[str]()
+    for event in events:
+        if event.tool_name != "exec":
+            continue
+        if event.kind == "tool_call" and '"command"' in event.arguments:
+            renamed.add(event.call_id)
+        if event.call_id in renamed:
+            event.tool_name = "bash"
+    return events
 
 
 def _empty_copies(entries: list[Entry]) -> list[Entry]:

@@ -5,7 +5,6 @@ such a header, which are read like a Pi session.
 """
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -43,7 +42,7 @@ def read(objects: list[Entry]) -> list[Event]:
     steps = blocks.Steps()
     for entry in objects:
         message = to_object(entry.get("message")) or entry
-        timestamp = _format_time(message.get("timestamp") or entry.get("timestamp"))
+        timestamp = blocks.format_time(message.get("timestamp") or entry.get("timestamp"))
         for event in list(_read_message(message)) or [Event(0, "other")]:
             event.timestamp = timestamp
             steps.follow(event)
@@ -80,21 +79,6 @@ def _read_message(message: Entry) -> Iterator[Event]:
         )
     elif role:
         yield from blocks.split_typed(blocks.list_texts(message.get("content")), role == "user")
-
-
-def _format_time(value: object) -> str:
-    """Return a time as text; numbers are milliseconds.
-
-    >>> _format_time(1_767_225_600_000)
-    '2026-01-01T00:00:00+00:00'
-    """
-    if not isinstance(value, int | float):
-        return to_text(value)
-    try:
-        return datetime.fromtimestamp(value / 1000, UTC).isoformat()
-    except (ValueError, OverflowError, OSError):
-        # Too large for a time, or NaN.
-        return ""
 
 
 def name_harness(row: Mapping[str, Any]) -> str:
