@@ -29,6 +29,7 @@ from pimono_sdpo.traces.sources import Shard, Unreadable, read_sessions
 from processors import pipeline
 from processors.rollouts import sessions, steps
 
+SESSIONS = Path(__file__).with_name("harness") / "sessions"
 TRACES = Path(os.environ.get("PIMONO_TRACES") or Path(__file__).parents[2] / "shared" / "traces")
 # The fast ones take less than a minute of CPU time, at 9 ms each.
 MUTANTS, FAST, EACH_TEST, TOGETHER = 10_000, 4_000, 500, 50
@@ -48,14 +49,26 @@ VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 2**31, 2**63, 2**70, -(2**64), 1.5, 1e308, float("nan"), float("inf"), [], {}, [[]], [None], [{}], {"": None},
     {"type": "text"}, [{"type": "text", "text": None}], [{"type": "tool_use"}], [1, "a", None], {"content": {"content": []}}, "1", "true", "null",
 )  # fmt: skip
-IDS = {"id", "uuid", "parentUuid", "parentId", "call_id", "tool_use_id", "toolCallId", "callId", "sessionId"}
+IDS = {
+    "id",
+    "uuid",
+    "parentUuid",
+    "parentId",
+    "call_id",
+    "tool_use_id",
+    "toolCallId",
+    "callId",
+    "sessionId",
+    "upToEventId",
+    "$rewindTo",
+}
 
 
 @cache
 def originals() -> list[list[list[bytes]]]:
     """The lines of every session that the package has, and of real ones if they are there, in groups."""
     groups = [[harness.sample.encode() for harness in HARNESSES]]
-    for folder in (SAMPLE_SESSIONS, *sorted(path for path in TRACES.glob("*") if path.is_dir())):
+    for folder in (SAMPLE_SESSIONS, SESSIONS, *sorted(path for path in TRACES.glob("*") if path.is_dir())):
         groups.append([file.read_bytes() for file in sorted(folder.glob("*.jsonl"))])
     return [[text.split(b"\n") for text in texts] for texts in groups if texts]
 

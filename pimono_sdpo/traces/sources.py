@@ -172,8 +172,10 @@ Kind = Literal["viewer_export", "jsonl", "sqlite", "dataset", "hub", "several"]
 
 SESSION_FILES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 # OpenClaw renames a session to `.jsonl.reset.TIME` when the next one begins.
-# Hermes once wrote each session as a JSON file.
-_SESSION_NAME = re.compile(r"\.jsonl(?:\.reset\.[\w.-]+)?(?:\.gz|\.zst)?$|/sessions/session_\w+\.json$")
+# Gemini CLI and Hermes once wrote each session as a JSON file.
+_SESSION_NAME = re.compile(
+    r"\.jsonl(?:\.reset\.[\w.-]+)?(?:\.gz|\.zst)?$|(?:^|/)session-[\w.-]+\.json$|/sessions/session_\w+\.json$"
+)
 # The first of the files of an OpenCode session before 1.2, STORAGE/session/PROJECT/ID.json.
 _SPLIT_NAME = re.compile(r"/session/[^/]+/ses_\w+\.json$")
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
@@ -612,7 +614,7 @@ def _read_session(file: Path) -> bytes:
     """Return a session, decompressed; raises OverflowError if it has more than MAX_DECOMPRESSED bytes then."""
     with _open_raw(file) as stream:
         if file.suffix == ".json":
-            # One object, printed on many lines.
+            # One object on many lines; what a command printed before it may stand above.
             return _decode_utf16(stream.read()).replace(b"\n", b" ")
         if file.suffix not in _COMPRESSIONS:
             return _decode_utf16(stream.read())

@@ -3,7 +3,19 @@
 A trace belongs to the first harness that recognises one of its lines.
 """
 
-from pimono_sdpo.traces.harness import agentsview, claude_code, codex, droid, hermes, openclaw, opencode, pi, simple
+from pimono_sdpo.traces.harness import (
+    agentsview,
+    claude_code,
+    codex,
+    copilot,
+    droid,
+    gemini,
+    hermes,
+    openclaw,
+    opencode,
+    pi,
+    simple,
+)
 from pimono_sdpo.traces.harness.base import Entry, Harness
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
@@ -16,6 +28,9 @@ HARNESSES: tuple[Harness, ...] = (
     agentsview.HARNESS,
     simple.HARNESS,
     pi.HARNESS,
+    copilot.HARNESS,
+    gemini.QWEN,
+    gemini.GEMINI,
     openclaw.HARNESS,
 )  # fmt: skip
 # The words that stand for the user's own sessions, and their agents.

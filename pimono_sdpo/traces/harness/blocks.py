@@ -84,6 +84,11 @@ def to_blocks(content: object) -> list[dict[str, Any]]:
     ]
 
 
+def list_objects(value: object) -> list[dict[str, Any]]:
+    """Return the JSON objects of a list, [] for anything else."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
 def list_texts(content: object) -> list[str]:
     """Return the text blocks of a message, without thinking, images and tools."""
     return [
