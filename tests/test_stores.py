@@ -481,15 +481,11 @@ def test_sessions_of_a_database_are_selected(tmp_path: Path, monkeypatch: pytest
         now = int(time.time() * 1000)
         database.execute("UPDATE session SET time_updated = ? WHERE id = 'ses_002'", (now,))
         database.commit()
-    for option, value, names in (
-        ("project", "SHOP", ["ses_001"]),
-        ("since", "7d", ["ses_002"]),
-        ("exclude", ["*#ses_00[12]"], ["ses_000"]),
-    ):
-        options = SourceOptions(**{"source": [str(tmp_path / "store.db")], option: value})
-        assert [
-            session.id for shard in open_sessions(options, tmp_path / "rows").shards for session in shard.stored
-        ] == names
+    cases: tuple[Json, ...] = ({"project": "SHOP"}, {"since": "7d"}, {"exclude": ["*#ses_00[12]"]})
+    for chosen, name in zip(cases, ("ses_001", "ses_002", "ses_000"), strict=True):
+        options = SourceOptions(source=[str(tmp_path / "store.db")], **chosen)
+        shards = open_sessions(options, tmp_path / "rows").shards
+        assert [session.id for shard in shards for session in shard.stored] == [name]
     with pytest.raises(SourceError, match="3 in all"):
         open_sessions(SourceOptions(source=[str(tmp_path / "store.db")], project="blog"), tmp_path / "rows")
 
