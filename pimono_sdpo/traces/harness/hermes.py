@@ -150,7 +150,7 @@ def _read_result(text: str, call_id: str) -> Event:
 
 def split_export(content: bytes) -> list[tuple[str, bytes]]:
     """Return the id and the line of each session of an export of several, [] for any other content."""
-    lines = content.splitlines() if content.startswith(b'{"id"') and b"\n" in content.strip() else []
+    lines = content.splitlines(keepends=True) if content.startswith(b'{"id"') and b"\n" in content.strip() else []
     try:
         sessions = [_EXPORTED.decode(line) for line in lines]
     except (msgspec.MsgspecError, UnicodeDecodeError):
