@@ -35,8 +35,9 @@ from pimono_sdpo.text import describe_size
 from pimono_sdpo.traces import hub
 from pimono_sdpo.traces.harness import HARNESSES, hermes, opencode
 from pimono_sdpo.traces.harness.simple import ROLLOUT_COLUMNS
-from pimono_sdpo.traces.layouts import READ_COLUMNS, Layout, convert_table, detect_layout, ensure_utf8
+from pimono_sdpo.traces.layouts import MESSAGE_COLUMNS, READ_COLUMNS, Layout, convert_table, detect_layout, ensure_utf8
 from pimono_sdpo.traces.stores import BROKEN, StoredSession, is_database, list_stored, read_stored
+from pimono_sdpo.traces.trajectories.openai_messages import split_rows
 
 logger = logging.getLogger(__name__)
 
@@ -495,7 +496,7 @@ def read_sessions(shard: Shard, unreadable: Unreadable | None = None) -> Iterato
 def _read_parquet(file: Path, name: str, origin: str = "") -> Iterator[pa.Table]:
     with _open_parquet(file, name) as parquet:
         layout = detect_layout(parquet.schema_arrow, name)
-        known = ROLLOUT_COLUMNS if layout == "rollouts" else READ_COLUMNS
+        known = {"rollouts": ROLLOUT_COLUMNS, "messages": MESSAGE_COLUMNS}.get(layout, READ_COLUMNS)
         columns = [name for name in parquet.schema_arrow.names if name in known]
         rows = _count_batch_rows(sum(_list_group_sizes(parquet)), parquet.metadata.num_rows)
         # Threads decode one column each, but only one column is large.
@@ -590,8 +591,11 @@ def _read_files(shard: Shard, unreadable: Unreadable) -> Iterator[tuple[str, str
         except (pa.ArrowException, OSError, OverflowError) as error:
             unreadable[name] = {_explain(error): file.stat().st_size if file.exists() else 0}
             continue
-        exported = hermes.split_export(content)
-        yield from ((f"{name}#{session_id}", session_id, trace) for session_id, trace in exported)
+        exported = hermes.split_export(content) or split_rows(content)
+        yield from (
+            (f"{name}#{session_id or number}", session_id, trace)
+            for number, (session_id, trace) in enumerate(exported, 1)
+        )
         if not exported:
             yield name, "", content
 

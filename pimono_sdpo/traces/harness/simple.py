@@ -16,6 +16,8 @@ from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 # The columns of a rollout that `encode_session` reads.
 ROLLOUT_COLUMNS = ("run_id", "suite", "model", "protocol", "test_policy", "messages", "tools", "steps")
+# The fields of a result that say whether its call failed.
+FLAGS = ("is_error", "isError", "error")
 _ENCODER = msgspec.json.Encoder()
 _STOPS = {**dict.fromkeys(("cancelled", "canceled", "interrupted"), "aborted"), "failed": "error"}
 
@@ -66,7 +68,7 @@ def _read_message(message: Entry) -> Iterator[Event]:
             function = to_object(call.get("function")) or call
             yield blocks.build_call(call.get("id"), function.get("name"), function.get("arguments"))
     elif role == "tool":
-        flags = [message.get(key) for key in ("is_error", "isError", "error")]
+        flags = [message.get(key) for key in FLAGS]
         code = message.get("exitCode", message.get("exit_code"))
         code = code if type(code) is int else None
         yield Event(
@@ -76,6 +78,7 @@ def _read_message(message: Entry) -> Iterator[Event]:
             call_id=blocks.find_text(map(message.get, ("toolCallId", "tool_call_id"))),
             is_error=bool(code) or any(flag is True or bool(to_text(flag)) for flag in flags),
             exit_code=code,
+            lacks_status=code is None and not any(key in message for key in FLAGS),
         )
     elif role:
         yield from blocks.split_typed(blocks.list_texts(message.get("content")), role == "user")
