@@ -3,18 +3,25 @@
 import json
 import shutil
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
+from pimono_sdpo.cli import app
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.filter_options import FilterOptions
 from pimono_sdpo.filtering import make_parts, run_filter
+from pimono_sdpo.session_options import SourceOptions
+from pimono_sdpo.source_options import open_sessions
 from pimono_sdpo.traces import stores
+from pimono_sdpo.traces.harness import OWN
 from pimono_sdpo.traces.parse import Trace, read_trace
 from pimono_sdpo.traces.sources import Source, open_source, read_sessions
 
@@ -308,15 +315,11 @@ def test_empty_and_foreign_databases_are_named_and_left_out(content: str, tmp_pa
     assert (source.others, len(read_all(source))) == (("other.db",), 1)
 
 
-def test_a_store_on_a_read_only_disk(agent: str, tmp_path: Path) -> None:
-    folder = tmp_path / "home"
-    folder.mkdir()
-    make(agent, folder / "store.db")
-    folder.chmod(0o500)
-    try:
-        assert len(read_all(open_source(str(folder / "store.db")))) == 1
-    finally:
-        folder.chmod(0o700)
+def test_a_store_beside_which_sqlite_cannot_make_files(agent: str, tmp_path: Path) -> None:
+    """As on a read-only disk, but also for a test that root runs."""
+    file = make(agent, tmp_path / "store.db")
+    (tmp_path / "store.db-shm").mkdir()
+    assert len(read_all(open_source(str(file)))) == 1
 
 
 def test_damaged_rows_are_counted(tmp_path: Path) -> None:
@@ -331,6 +334,58 @@ def test_damaged_rows_are_counted(tmp_path: Path) -> None:
         len(trace),
     )
     assert "two lines" in [event.text for event in read_trace(trace).events]
+
+
+DAMAGES: tuple[Any, ...] = (
+    *(None, 7, -1.5, 2**63 - 1, float("inf"), b"\xff\xfe", b"", "", "{", "[]", "null", "7", '"x"', "\ud7ff\0", "x\ny"),
+    *('{"role": []}', '{"type": "tool", "state": 7}', '{"type": "session"}', '[{"function": {"arguments": 7}}]'),
+)
+
+
+def spoil_rows(file: Path, draw: Random) -> None:
+    """Overwrite some values of any column."""
+    with closing(connect(file)) as database:
+        tables = [
+            name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE TABLE%'")
+        ]
+        for _ in range(draw.randint(1, 6)):
+            table = draw.choice(tables)
+            column = draw.choice([row[1] for row in database.execute(f"PRAGMA table_info({table})")])
+            try:
+                sql = f"UPDATE {table} SET {column} = ? WHERE rowid % ? = 0"
+                database.execute(sql, (draw.choice(DAMAGES), draw.randint(1, 3)))
+            except sqlite3.IntegrityError:
+                # The agent cannot have written it either.
+                continue
+        database.commit()
+
+
+def spoil_bytes(file: Path, draw: Random) -> None:
+    content = bytearray(file.read_bytes())
+    for _ in range(draw.randint(1, 40)):
+        content[draw.randrange(len(content))] = draw.randrange(256)
+    file.write_bytes(content[: draw.choice((None, None, draw.randrange(len(content))))])
+
+
+@pytest.mark.parametrize("spoil", [spoil_rows, spoil_bytes])
+def test_no_damaged_database_crashes(spoil: Any, agent: str, tmp_path: Path) -> None:
+    original = make(agent, tmp_path / "original.db", 3)
+    for number in range(40):
+        file = tmp_path / f"{number}.db"
+        shutil.copy(original, file)
+        spoil(file, Random(number))
+        try:
+            source = open_source(str(file))
+        except SourceError:
+            # Its schema is gone, or all of its sessions.
+            continue
+        for shard in source.shards:
+            unreadable: dict[str, dict[str, int]] = {}
+            traces = [row["trace"] for table in read_sessions(shard, unreadable) for row in table.to_pylist()]
+            assert not shard.stored or len(traces) + len(unreadable) == len(shard.stored), number
+            for trace in traces:
+                lines = read_trace(trace).lines
+                assert lines.bytes_parsed + lines.bytes_repaired + lines.bytes_skipped == len(trace), number
 
 
 def test_what_was_deleted_after_it_was_listed(tmp_path: Path) -> None:
@@ -394,6 +449,45 @@ def test_exports(tmp_path: Path) -> None:
     read = read_all(open_source(str(tmp_path / "all.jsonl")))
     assert [read_trace(trace).session_id for trace in read.values()] == ["a", "b"]
     assert [*read] == ["all.jsonl#a", "all.jsonl#b"]
+
+
+PLACES = {
+    "opencode": ".local/share/opencode/opencode.db",
+    "hermes": ".hermes/state.db",
+    "openclaw": ".openclaw/agents/main/agent/openclaw-agent.sqlite",
+    "agentsview": ".agentsview/sessions.db",
+}
+
+
+def test_the_word_of_an_agent(agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "home" / PLACES[agent]
+    file.parent.mkdir(parents=True)
+    make(agent, file, 2)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("XDG_DATA_HOME", "OPENCODE_DB", "HERMES_HOME", "OPENCLAW_STATE_DIR", "AGENTSVIEW_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["filter", agent, "--min-worth", "0", "--no-dedupe", "--out", "rows"])
+    assert done.exit_code == 0, done.output
+    assert f"{OWN[agent].title}: 2 sessions of 1 project, " in done.output
+    report = json.loads((tmp_path / "rows/report.json").read_text())
+    assert (report["input"]["kind"], report["sessions"], report["kept"] > 0) == ("sqlite", 2, True)
+    assert all(note in done.output for note in report["input"].get("notes", []))
+
+
+def test_sessions_of_a_database_are_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(connect(make("opencode", tmp_path / "store.db", 3))) as database:
+        database.execute("UPDATE session SET directory = '/w/shop' WHERE id = 'ses_001'")
+        now = int(time.time() * 1000)
+        database.execute("UPDATE session SET time_updated = ? WHERE id = 'ses_002'", (now,))
+        database.commit()
+    cases: tuple[Json, ...] = ({"project": "SHOP"}, {"since": "7d"}, {"exclude": ["*#ses_00[12]"]})
+    for chosen, name in zip(cases, ("ses_001", "ses_002", "ses_000"), strict=True):
+        options = SourceOptions(source=[str(tmp_path / "store.db")], **chosen)
+        shards = open_sessions(options, tmp_path / "rows").shards
+        assert [session.id for shard in shards for session in shard.stored] == [name]
+    with pytest.raises(SourceError, match="3 in all"):
+        open_sessions(SourceOptions(source=[str(tmp_path / "store.db")], project="blog"), tmp_path / "rows")
 
 
 def test_a_copy_gives_the_same(agent: str, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import codecs
 import logging
 import os
 import re
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -37,7 +36,7 @@ from pimono_sdpo.traces import hub
 from pimono_sdpo.traces.harness import HARNESSES, hermes, opencode
 from pimono_sdpo.traces.harness.simple import ROLLOUT_COLUMNS
 from pimono_sdpo.traces.layouts import MESSAGE_COLUMNS, READ_COLUMNS, Layout, convert_table, detect_layout, ensure_utf8
-from pimono_sdpo.traces.stores import StoredSession, is_database, list_stored, read_stored
+from pimono_sdpo.traces.stores import BROKEN, StoredSession, is_database, list_stored, read_stored
 from pimono_sdpo.traces.trajectories.openai_messages import split_rows
 
 logger = logging.getLogger(__name__)
@@ -392,7 +391,7 @@ def shard_databases(files: Iterable[tuple[Path, Path]]) -> tuple[list[Shard], tu
         name = _name_relative(file, root)
         try:
             found = list_stored(file)
-        except sqlite3.Error:
+        except BROKEN:
             shards.append(Shard("sqlite", name, "jsonl", 1, file.stat().st_size, (file,), root))
             continue
         if found is not None:
@@ -610,7 +609,7 @@ def _read_database(shard: Shard, unreadable: Unreadable) -> Iterator[tuple[str, 
                 yield f"{name}#{one.id}", one.id, trace
             else:
                 unreadable[f"{name}#{one.id}"] = {_explain(trace): one.bytes}
-    except sqlite3.Error as error:
+    except BROKEN as error:
         unreadable[name] = {_explain(error): shard.bytes}
 
 
@@ -618,7 +617,7 @@ def _read_session(file: Path) -> bytes:
     """Return a session, decompressed; raises OverflowError if it has more than MAX_DECOMPRESSED bytes then."""
     with _open_raw(file) as stream:
         if file.suffix == ".json":
-            # One object, printed on many lines.
+            # One object on many lines; what a command printed before it may stand above.
             return _decode_utf16(stream.read()).replace(b"\n", b" ")
         if file.suffix not in _COMPRESSIONS:
             return _decode_utf16(stream.read())

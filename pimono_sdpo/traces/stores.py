@@ -19,6 +19,8 @@ import xxhash
 from pimono_sdpo.traces.harness import HARNESSES, OWN
 from pimono_sdpo.traces.harness.base import Store, Table
 
+# A damaged file makes SQLite return names and messages that are not UTF-8.
+BROKEN = (sqlite3.Error, UnicodeDecodeError)
 ENDINGS = (".db", ".sqlite", ".sqlite3")
 # An agent's transaction takes milliseconds.
 WAIT_SECONDS = 1.0
@@ -57,7 +59,7 @@ def is_database(file: Path) -> bool:
 
 
 def list_stored(file: Path) -> Stored | None:
-    """Return the sessions in a file, None for a foreign one; raises sqlite3.Error."""
+    """Return the sessions in a file, None for a foreign one; raises BROKEN."""
     with _open(file) as connection:
         found = _find_store(connection)
         if found is None:
@@ -86,14 +88,14 @@ def list_stored(file: Path) -> Stored | None:
 
 
 def read_stored(file: Path, sessions: Iterable[StoredSession]) -> Iterator[tuple[StoredSession, bytes | Exception]]:
-    """Yield the lines of each session, or the error for one that cannot be read; raises sqlite3.Error."""
+    """Yield the lines of each session, or the error for one that cannot be read; raises BROKEN."""
     with _open(file) as connection:
         store, columns = _find_store(connection) or (Store(()), {})
         for session in sessions:
             try:
                 rows = (line for table in store.tables for line in _read_rows(connection, table, columns, session.id))
                 yield session, b"\n".join(rows)
-            except (sqlite3.Error, pa.ArrowException, OSError) as error:
+            except (*BROKEN, pa.ArrowException, OSError) as error:
                 yield session, error
 
 
@@ -103,10 +105,11 @@ def _open(file: Path) -> Iterator[sqlite3.Connection]:
     address = f"{file.absolute().as_uri()}?mode=ro"
     try:
         connection = _connect(address)
-    except sqlite3.OperationalError:
-        if file.with_name(f"{file.name}-wal").exists():
+    except sqlite3.OperationalError as error:
+        cannot_make_files = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+        if not cannot_make_files or file.with_name(f"{file.name}-wal").exists():
             raise
-        # Without a log nobody is writing, and on a read-only disk SQLite cannot make one.
+        # On a read-only disk, SQLite cannot make the files beside it; without a log nobody is writing.
         connection = _connect(f"{address}&immutable=1")
     with closing(connection):
         yield connection
@@ -119,7 +122,7 @@ def _connect(address: str) -> sqlite3.Connection:
         connection.text_factory = lambda text: text.decode(errors="replace")
         connection.execute("BEGIN")
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.Error:
+    except BROKEN:
         connection.close()
         raise
     return connection

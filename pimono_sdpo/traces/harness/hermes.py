@@ -153,7 +153,7 @@ def split_export(content: bytes) -> list[tuple[str, bytes]]:
     lines = content.splitlines() if content.startswith(b'{"id"') and b"\n" in content.strip() else []
     try:
         sessions = [_EXPORTED.decode(line) for line in lines]
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return []
     return [(session.id, line) for session, line in zip(sessions, lines, strict=True)]
 
