@@ -11,8 +11,8 @@ from time import time
 
 import msgspec
 import pyarrow as pa
-import typer
 
+from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.runs.folders import require_disjoint
 from pimono_sdpo.session_options import SourceOptions
@@ -23,6 +23,7 @@ from pimono_sdpo.traces.sources import (
     Kind,
     Shard,
     Source,
+    count_kinds,
     is_session,
     join_sources,
     list_files,
@@ -80,7 +81,7 @@ def _select(options: SourceOptions, source: Source) -> Source:
     def is_kept(name: str, file: Path, stored: StoredSession | None) -> bool:
         return (
             (not project or project in name.casefold() or project in _name_project(file, stored).casefold())
-            and (options.since is None or (stored.updated if stored else file.stat().st_mtime) >= start)
+            and (options.since is None or not _is_older(file, stored, start))
             and not is_excluded(name)
         )
 
@@ -89,7 +90,7 @@ def _select(options: SourceOptions, source: Source) -> Source:
         used = " and ".join(options.choices())
         count = sum(shard.sessions for shard in source.shards)
         raise SourceError(f"No session of `{source.name}` ({count} in all) is left by {used}; change these options.")
-    others = tuple(name for name in source.others if not is_excluded(name))
+    others = {name: why for name, why in source.others.items() if not is_excluded(name)}
     return replace(source, shards=tuple(kept), others=others)
 
 
@@ -98,7 +99,7 @@ def open_one(source: str) -> Source:
     if source in WORDS:
         opened, summaries = find_own_sessions(source)
         for summary in summaries:
-            typer.echo(summary)
+            print_lines(summary)
         return replace(opened, recorder=tuple(find_own_names()))
     if re.fullmatch(r"\w+", source) and not Path(source).exists():
         similar = get_close_matches(source, WORDS, 1)
@@ -116,26 +117,31 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
     Raises SourceError if there are none.
     """
     shards: list[Shard] = []
-    others: list[str] = []
+    others: dict[str, str] = {}
     notes: list[str] = []
     summaries, missing = [], []
     for harness in OWN.values() if word == ALL else [OWN[word]]:
         places = harness.homes(os.environ, Path("~").expanduser())
-        existing = [place for place in places if place.exists()]
-        found = [(_find_root(place, places), file) for place in existing for file in sorted(_list_home(place))]
+        existing = [place for place in places if _is_there(place)]
+        found: list[tuple[Path, Path]] = []
+        for place in existing:
+            root = _find_root(place, places)
+            below, left_out = ([place], {}) if _is_file(place) else list_files(place)
+            found += ((root, file) for file in sorted(below))
+            others |= name_others([], root, left_out)
         # Places may be links to each other, or one may be inside another.
         found = [*{os.path.realpath(file): (root, file) for root, file in reversed(found)}.values()][::-1]
         files = [(root, file) for root, file in found if is_session(file)]
         stored, lacking = shard_databases((root, file) for root, file in found if is_database(file))
+        read = {file for shard in stored for file in shard.files}
+        for root in dict.fromkeys(root for root, _ in found):
+            others |= name_others([file for at, file in found if at == root], root, {}, read)
         if not files and not stored:
             missing.append(" or ".join(f"`{place}`" for place in places))
             continue
         own = [*shard_sessions(files), *stored]
         shards += own
         notes += lacking
-        read = {file for shard in stored for file in shard.files}
-        for root in dict.fromkeys(root for root, _ in found):
-            others += name_others([file for at, file in found if at == root], root, read)
         projects = {find_project(file) or str(file.parent) for _, file in files}
         projects |= {one.project for shard in stored for one in shard.stored}
         size = describe_size(sum(shard.bytes for shard in own))
@@ -144,27 +150,40 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
             f"project{'s' * (len(projects) > 1)}, {size}, in " + " and ".join(map(str, existing))
         )
     if not summaries:
+        only = f", only {count_kinds(others)}" if others else ""
         raise SourceError(
-            f"There are no sessions in {', '.join(missing)}; give the folder that holds yours, or try "
+            f"There are no sessions in {', '.join(missing)}{only}; give the folder that holds yours, or try "
             "the samples that `pimono-sdpo demo sessions --out traces` writes."
         )
     kinds = [*{shard.kind for shard in shards}]
     kind: Kind = kinds[0] if len(kinds) == 1 else "several"
-    return Source(word, kind, None, tuple(shards), others=tuple(others), notes=tuple(notes)), summaries
+    return Source(word, kind, None, tuple(shards), others=others, notes=tuple(notes)), summaries
 
 
 def _find_root(place: Path, places: list[Path]) -> Path:
     """Return the folder that names of sessions are relative to: that of the source, or one that several share."""
     is_shared = sum(other.parent == place.parent for other in places) > 1
-    return place.parent if is_shared or place.is_file() else place
-
-
-def _list_home(place: Path) -> list[Path]:
-    return [place] if place.is_file() else list_files(place)
+    return place.parent if is_shared or _is_file(place) else place
 
 
 def _name_project(file: Path, stored: StoredSession | None) -> str:
     return stored.project if stored else find_project(file)
+
+
+def _is_file(place: Path) -> bool:
+    # Path.is_file raises PermissionError.
+    return os.path.isfile(place)  # noqa: PTH113
+
+
+def _is_there(place: Path) -> bool:
+    """Return whether a folder exists, also one that cannot be read."""
+    try:
+        place.lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def find_project(file: Path) -> str:
@@ -175,6 +194,14 @@ def find_project(file: Path) -> str:
     except (pa.ArrowException, OSError, msgspec.DecodeError):
         # The run itself reports files that cannot be read.
         return ""
+
+
+def _is_older(file: Path, stored: StoredSession | None, start: float) -> bool:
+    try:
+        return (stored.updated if stored else file.stat().st_mtime) < start
+    except OSError:
+        # The run itself reports files that cannot be read.
+        return False
 
 
 def _read_date(text: str) -> float:

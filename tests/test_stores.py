@@ -314,7 +314,7 @@ def test_empty_and_foreign_databases_are_named_and_left_out(content: str, tmp_pa
         open_source(str(tmp_path / "other.db"))
     make("hermes", tmp_path / "state.db")
     source = open_source(str(tmp_path))
-    assert (source.others, len(read_all(source))) == (("other.db",), 1)
+    assert (source.others, len(read_all(source))) == ({"other.db": ".db"}, 1)
 
 
 def test_a_store_beside_which_sqlite_cannot_make_files(agent: str, tmp_path: Path) -> None:
@@ -431,7 +431,7 @@ def test_the_json_files_of_older_versions(tmp_path: Path) -> None:
         (storage / name).write_text(json.dumps(content, indent=2))
     source = open_source(str(tmp_path))
     trace = only_trace(source)
-    assert source.others == ()
+    assert source.others == {}
     assert (trace.harness, trace.version, trace.cwd) == ("opencode", "0.15.0", "/w/app")
     assert [(event.kind, event.text) for event in trace.events[-2:]] == [("user", TASK), ("assistant", "Yes.")]
 

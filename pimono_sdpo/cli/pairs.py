@@ -85,7 +85,7 @@ def write_pairs(options: Options) -> Json:
         for field in fields(Rules):
             used_options.pop(field.name, None)
     table = (PAIR, DROPPED_PAIR)
-    others = () if isinstance(runs, Rollouts) else runs.others
+    others = {} if isinstance(runs, Rollouts) else runs.others
     return write_dataset(
         parts, table, options.out, options, "pairs", name_source(runs), used_options, warnings, others
     )
