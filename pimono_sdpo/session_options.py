@@ -8,9 +8,10 @@ class SourceOptions:
     """Which recorded sessions a command reads."""
 
     source: list[str] = argument(
-        "One or more of: `claude`, `codex`, `pi`, `opencode`, `hermes`, `openclaw` or the word of another agent that "
-        "is read, `agentsview` for its database, or `all` for the sessions of all of them on this machine; a folder, "
-        "file or glob of viewer-export parquet, session JSONL (also .gz, .zst) or agents' databases, a saved dataset, "
+        "One or more of: `claude`, `codex`, `copilot`, `droid`, `gemini`, `hermes`, `openclaw`, `opencode`, `pi`, "
+        "`qwen`, `agentsview` for its database, or `all` for the sessions of all of them on this machine; a folder, "
+        "file or glob of viewer-export parquet, session JSONL (also .gz, .zst) or agents' databases, parquet or JSONL "
+        "with a column of OpenAI messages, a saved dataset, "
         "a Hub dataset id (ns/name, read at refs/convert/parquet), or files on the Hub "
         "(hf://datasets/ns/name[@rev]/path, hf://buckets/ns/name/path)."
     )

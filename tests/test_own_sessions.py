@@ -1,6 +1,7 @@
 """Test reading the sessions of agents on this machine, and selecting session files."""
 
 import gzip
+import inspect
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
+from pimono_sdpo import session_options
 from pimono_sdpo.cli import app
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.source_options import find_project
@@ -275,3 +277,14 @@ def test_a_failed_run_leaves_no_work_folder(home: Path) -> None:
     write_session(Path("traces/a.jsonl"), "/work/shop")
     refused("traces", "--min-score", "100")
     assert not Path(".rows.partial").exists()
+
+
+@pytest.mark.parametrize("page", ["filter.md", "my-sessions.md"])
+def test_the_documentation_has_the_word_of_every_agent(page: str) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "tutorials" / page).read_text(encoding="utf-8")
+    assert [word for word in [*OWN, "all"] if f"`{word}`" not in text] == []
+
+
+def test_the_help_has_the_word_of_every_agent() -> None:
+    text = inspect.getsource(session_options)
+    assert [word for word in [*OWN, "all"] if f"`{word}`" not in text] == []
