@@ -390,6 +390,50 @@ def test_atif_calls_that_were_observed_together(tmp_path: Path) -> None:
     assert [turn["content"] for turn in row["messages"][3:6:2]] == ["", "both"]
 
 
+def continue_atif(folder: Path, reference: str) -> Path:
+    """Write a run in two files: the second repeats the steps of the first one, and begins with a dispatch."""
+    first = write_atif(folder) / "shop-cart__x1" / "agent" / "trajectory.json"
+    content = json.loads(first.read_text()) | {"schema_version": "ATIF-v1.7"}
+    *before, final = content["steps"]
+    asked = {"step_id": 4, "source": "user", "message": "Summarize your work."}
+    copies = [step | {"is_copied_context": True} for step in [*before, asked]]
+    call = {"tool_call_id": "d", "function_name": "bash", "arguments": {"command": "git status"}}
+    dispatch = {"step_id": 5, "source": "agent", "message": "", "llm_call_count": 0, "tool_calls": [call]}
+    dispatch["observation"] = {"results": [{"source_call_id": "d", "content": "clean"}]}
+    steps = [*copies, dispatch, final | {"step_id": 6, "metrics": {"prompt_tokens": 5}}]
+    last = first.with_name("trajectory.cont-1.json")
+    last.write_text(json.dumps(content | {"session_id": "s-1-cont-1", "steps": steps}))
+    content |= {"steps": before, "continued_trajectory_ref": reference}
+    first.write_text(json.dumps(content))
+    return first
+
+
+@pytest.mark.parametrize("reference", ["trajectory.cont-1.json", "/logs/agent/trajectory.cont-1.json"])
+def test_an_atif_run_in_two_files_is_one_run_whose_copies_and_dispatches_are_no_targets(
+    tmp_path: Path, reference: str
+) -> None:
+    continue_atif(tmp_path / "jobs", reference)
+    [row], report = read(tmp_path / "jobs", tmp_path / "out")
+    assert (report["rollouts"], report["verdicts"], row["run_id"]) == (1, {"FAIL": 1}, "s-1")
+    assert shape(row) == ["system", "user", "assistant pytest", "tool", "user", "user", "assistant"]
+    assert row["messages"][5]["content"] == 'bash {"command":"git status"}\nclean'
+    assert [(step["name"], step["n_context"]) for step in row["steps"]] == [("bash", 2), (None, 6)]
+    assert (row["prompt_tokens"], row["error"]) == (5, None)
+
+
+def test_an_atif_continuation_that_is_not_there_or_names_its_own_run(tmp_path: Path) -> None:
+    first = continue_atif(tmp_path / "jobs", "gone.json")
+    last = first.with_name("trajectory.cont-1.json")
+    alone, lost = read(tmp_path / "jobs", tmp_path / "out")[0]
+    assert lost["error"] == "its continuation gone.json is not there"
+    # By itself, the steps that are copies are its context.
+    assert (alone["run_id"], [step["n_context"] for step in alone["steps"]]) == ("s-1-cont-1", [5])
+    for file, name in ((first, last.name), (last, first.name)):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"continued_trajectory_ref": name}))
+    rows, _ = read(first, tmp_path / "cycle")
+    assert len(rows) == 1
+
+
 def test_equal_and_odd_ids_of_runs_keep_a_session_each(tmp_path: Path) -> None:
     ids = ["a/b", "a_b", "..", "L" * 300, "L" * 301]
     rows = [nebius_row(0, 1) | {"trajectory_id": one} for one in ids]

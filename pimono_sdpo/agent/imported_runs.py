@@ -253,6 +253,8 @@ def read_turns(messages: Sequence[Message]) -> tuple[list[Turn], list[Json], Cou
         fate, before = "turns", len(turns)
         if message.role == "tool":
             fate = "turns" if id(message) in answered else "results without a call"
+        elif message.role == "assistant" and not message.learned:
+            turns.append(make_turn("user", _describe(message)))
         elif message.role == "assistant" and message.calls:
             _add_calls(message, turns, steps)
             fate = "turns" if len(turns) > before else "calls without a result"
@@ -264,6 +266,14 @@ def read_turns(messages: Sequence[Message]) -> tuple[list[Turn], list[Json], Cou
             turns.append(make_turn(message.role, message.text))
         fates[fate] += 1
     return turns, steps, fates
+
+
+def _describe(message: Message) -> str:
+    """Return an answer that is not learned as text, with its calls and their results."""
+    calls = (
+        f"{one.name} {_write_json(one.arguments)}\n{one.result.text if one.result else ''}" for one in message.calls
+    )
+    return "\n\n".join(filter(None, map(str.strip, [message.text, *calls])))
 
 
 def _add_calls(message: Message, turns: list[Turn], steps: list[Json]) -> None:

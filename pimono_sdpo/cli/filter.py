@@ -139,7 +139,7 @@ def summarize(report: Json, out: Path) -> str:
     broken = {name: n for name, n in report["lines"].items() if n and name != "parsed"}
     if broken:
         lines.append("broken lines: " + _list_counts(broken))
-    lines += report["drift"]
+    lines += [*report["drift"], *report["input"].get("notes", ())]
     lines += describe_left_out(report)
     upstream = report["input"].get("upstream") or {}
     if upstream.get("commits_behind"):

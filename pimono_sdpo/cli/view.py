@@ -59,7 +59,7 @@ class ViewOptions:
     )
     out: Path | None = option("HTML file to write.", default=None, shown="NAME.html in the current folder")
     traces: list[str] = option(
-        "The traces that were filtered, if they have moved, or `claude`, `codex`, `pi` or `all` as "
+        "The traces that were filtered, if they have moved, or a word such as `claude` or `all` as "
         "for `filter`; may be repeated.",
         default_factory=list,
         flag="--source",
