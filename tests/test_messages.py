@@ -111,7 +111,8 @@ def test_a_file_of_many_sessions_has_an_entry_for_each_and_counts_a_damaged_line
 def test_other_files_with_messages_are_left_to_their_readers() -> None:
     gemini = {"sessionId": "s", "projectHash": "h", "messages": [{"type": "user", "content": "x"}]}
     exported = {"id": "s", "source": "cli", "started_at": 1.0, "messages": [{"role": "user", "content": "x"}]}
-    others: list[Json] = [{"messages": []}, {"messages": "text"}, {"type": "session"}]
+    pi = {"type": "agent_end", "messages": [{"role": "assistant", "content": []}]}
+    others: list[Json] = [pi, {"messages": []}, {"messages": "text"}, {"type": "session"}]
     for row in (gemini, exported, *others):
         assert split_rows(json.dumps(row).encode()) == [], row
 

@@ -310,6 +310,8 @@ def test_empty_and_foreign_databases_are_named_and_left_out(content: str, tmp_pa
     (tmp_path / "other.db").touch()
     with pytest.raises(SourceError, match=r"1 \.db"):
         open_source(str(tmp_path))
+    with pytest.raises(SourceError, match="is a database without sessions of an agent that is read"):
+        open_source(str(tmp_path / "other.db"))
     make("hermes", tmp_path / "state.db")
     source = open_source(str(tmp_path))
     assert (source.others, len(read_all(source))) == (("other.db",), 1)

@@ -300,7 +300,9 @@ def open_source(source: str) -> Source:
     others = name_others(files, root, {*raw, *(file for shard in stored for file in shard.files)})
     if not parquet and not raw and not stored:
         problem = (
-            "is neither a .parquet nor a .jsonl file"
+            "is a database without sessions of an agent that is read"
+            if is_database(path)
+            else "is neither a .parquet nor a .jsonl file"
             if path.is_file()
             else "contains neither .parquet nor .jsonl files" + (f", only {count_endings(others)}" if others else "")
         )

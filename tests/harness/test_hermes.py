@@ -94,7 +94,10 @@ def test_what_was_undone_is_abandoned_and_a_copy_after_a_compaction_is_empty() -
 
 def test_who_wrote_a_message() -> None:
     cron = "[IMPORTANT: You are running as a scheduled cron job. Say [SILENT] if so.]\n\nCheck the disk."
-    events = read(user(cron), user("x", display_kind="hidden"), user('\0json:[{"type": "text", "text": "look"}]'))
+    reset = "[System: This session is about to be automatically reset due to inactivity."
+    events = read(
+        user(cron), user(reset), user("x", display_kind="hidden"), user('\0json:[{"type": "text", "text": "look"}]')
+    )
     assert [(event.kind, event.text) for event in events if event.kind == "user"] == [
         ("user", "Check the disk."),
         ("user", "look"),

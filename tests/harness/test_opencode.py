@@ -136,5 +136,8 @@ def test_a_compaction_keeps_the_messages_after_its_mark() -> None:
 def test_its_homes(tmp_path: Path) -> None:
     default = tmp_path / ".local/share/opencode"
     assert opencode.find_homes({}, tmp_path) == [default / "opencode.db", default / "storage/session"]
+    default.mkdir(parents=True)
+    (default / "opencode-dev.db").touch()
+    assert default / "opencode-dev.db" in opencode.find_homes({}, tmp_path)
     moved = opencode.find_homes({"XDG_DATA_HOME": "/data", "OPENCODE_DB": "/db/x.db"}, tmp_path)
     assert moved == [Path("/db/x.db"), Path("/data/opencode/storage/session")]

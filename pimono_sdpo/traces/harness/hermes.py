@@ -20,6 +20,7 @@ _ENCODED = re.compile(r"[\0\1]json:")
 _SUMMARY = re.compile(r"\[CONTEXT (?:COMPACTION|SUMMARY)\b")
 _INSERTED = re.compile(
     r"\[IMPORTANT: (?:The user has invoked the|Background process)|\[System note:"
+    r"|\[System: This session is about to be automatically reset"
     r"|Review the conversation above and (?:update the skill library|consider saving)"
 )
 _SCHEDULED = re.compile(r"\[(?:SYSTEM|IMPORTANT): You are running as a scheduled cron job\b.*?\]\n\n", re.DOTALL)
@@ -150,7 +151,7 @@ def _read_result(text: str, call_id: str) -> Event:
 
 def split_export(content: bytes) -> list[tuple[str, bytes]]:
     """Return the id and the line of each session of an export of several, [] for any other content."""
-    lines = content.splitlines() if content.startswith(b'{"id"') and b"\n" in content.strip() else []
+    lines = content.splitlines(keepends=True) if content.startswith(b'{"id"') and b"\n" in content.strip() else []
     try:
         sessions = [_EXPORTED.decode(line) for line in lines]
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -204,6 +205,10 @@ TOOLS = {
         (describe_arguments("action", "action session_id data", "timeout limit offset"),),
     ),
     "execute_code": Tool("Run a Python script that can call tools.", (describe_arguments("code", "code"),)),
+    "browser_navigate": Tool("Open a page in the browser.", (describe_arguments("url", "url"),)),
+    "browser_snapshot": Tool("Return the page as text.", (describe_arguments("", "", flags="full"),)),
+    "browser_click": Tool("Click an element of the page.", (describe_arguments("ref", "ref"),)),
+    "browser_type": Tool("Type into a field of the page.", (describe_arguments("ref text", "ref text"),)),
     "web_search": Tool("Search the web.", (describe_arguments("query", "query", "limit"),)),
     "web_extract": Tool("Read web pages.", (describe_arguments("urls", "", urls=_LIST),)),
     "delegate_task": Tool(

@@ -165,9 +165,10 @@ def join_files(session: Path) -> bytes:
 
 
 def find_homes(environ: Mapping[str, str], home: Path) -> list[Path]:
-    """Return the database and the folder of older sessions."""
+    """Return the databases, one for each channel of releases, and the folder of older sessions."""
     folder = find_home(environ, "XDG_DATA_HOME", home / ".local/share") / "opencode"
-    return [find_home(environ, "OPENCODE_DB", folder / "opencode.db"), folder / "storage/session"]
+    stores = [find_home(environ, "OPENCODE_DB", folder / "opencode.db"), *sorted(folder.glob("opencode-*.db"))]
+    return [*stores, folder / "storage/session"]
 
 
 _LIST: Schema = {"type": "array"}

@@ -158,12 +158,12 @@ def _decode(line: bytes) -> Any:
 
 
 def _is_row(row: Any) -> bool:
-    """Check for messages with roles; Gemini CLI's have types, and a session of Hermes is read by its own reader."""
+    """Check for messages with roles; Gemini CLI's have types, and Pi's JSON mode and Hermes have their own readers."""
     messages = row.get("messages") if isinstance(row, dict) else None
     has_roles = (
         isinstance(messages, list) and bool(messages) and isinstance(messages[0], dict) and "role" in messages[0]
     )
-    return has_roles and not hermes.recognises(row)
+    return has_roles and "type" not in row and not hermes.recognises(row)
 
 
 FORMAT = base.Format(
