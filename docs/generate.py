@@ -210,7 +210,7 @@ def describe_stages() -> str:
     from processors.grade import WEIGHTS
 
     stages = []
-    for stage in pipeline(row_judge="model"):
+    for stage in pipeline(judge="model"):
         module = sys.modules[getattr(stage.fn, "func", stage.fn).__module__]
         path = Path(str(module.__file__))
         kind = code(type(stage).__name__)
