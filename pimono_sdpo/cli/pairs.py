@@ -29,7 +29,7 @@ from pimono_sdpo.stage import KEPT, Stage, table_of_rows
 from pimono_sdpo.suites.stored_rollouts import Rollouts, read_rows_at
 from pimono_sdpo.suites.suite import files_of, load_suite
 from processors.rollouts import sessions
-from processors.rollouts.pairs import Case, Retest, Rules, pair_runs, pair_steps
+from processors.rollouts.pairs import Case, PairRules, Retest, pair_runs, pair_steps
 
 NO_CONTRAST = frozenset({"no_contrast", "both_fail"})
 ADVICE = (
@@ -45,13 +45,13 @@ Json = dict[str, Any]
 
 
 @options
-class Options(PushResult, RunRowsOptions, Rules):
+class PairOptions(PushResult, RunRowsOptions, PairRules):
     """Options of `pairs`."""
 
     out: Path = option("Folder to write; an earlier output is replaced.")
 
 
-def run(options: Options) -> None:
+def run(options: PairOptions) -> None:
     """Write the pairs, and push them with --push."""
     check_push(options)
     report = write_pairs(options)
@@ -61,7 +61,7 @@ def run(options: Options) -> None:
     finish(report, options.out, options, advice)
 
 
-def write_pairs(options: Options) -> Json:
+def write_pairs(options: PairOptions) -> Json:
     """Pair the rollouts of each task, or edits of sessions, under `out`; return the report, also without pairs."""
     key, used_options = options.describe()
     runs = open_runs(options, options.out)
@@ -82,7 +82,7 @@ def write_pairs(options: Options) -> Json:
             *options.length_stages(),
         ]
         parts = session_parts(runs.shards, stages, key, (PAIR, DROPPED_PAIR))
-        for field in fields(Rules):
+        for field in fields(PairRules):
             used_options.pop(field.name, None)
     table = (PAIR, DROPPED_PAIR)
     others = {} if isinstance(runs, Rollouts) else runs.others
@@ -91,7 +91,7 @@ def write_pairs(options: Options) -> Json:
     )
 
 
-def _task_parts(rollouts: Rollouts, options: Options, key: Json, retest: Retest) -> list[Part]:
+def _task_parts(rollouts: Rollouts, options: PairOptions, key: Json, retest: Retest) -> list[Part]:
     stages = options.length_stages()
     contents = {file: hash_files([file]) for file in rollouts.files}
     parts = []
@@ -117,7 +117,12 @@ def _task_parts(rollouts: Rollouts, options: Options, key: Json, retest: Retest)
 
 
 def _pair_task(
-    rollouts: Rollouts, task_id: str, places: list[tuple[Path, int]], rules: Rules, stages: list[Stage], retest: Retest
+    rollouts: Rollouts,
+    task_id: str,
+    places: list[tuple[Path, int]],
+    rules: PairRules,
+    stages: list[Stage],
+    retest: Retest,
 ) -> Iterator[Piece]:
     task = rollouts.tasks.get(task_id)
     needs_files = task and rules.target in {"patch", "last_write"} and Path(task["repo"]).is_dir()

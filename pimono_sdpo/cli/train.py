@@ -29,7 +29,7 @@ METHODS = Literal["auto", "sdft", "sdpo", "rft", "grpo", "sft", "dpo"]
 
 
 @options
-class Options:
+class TrainOptions:
     """Options of `train`."""
 
     rows: list[str] = argument(
@@ -53,7 +53,7 @@ class Options:
     detach: bool = option("Return when the job is submitted, without its log.", default=False)
 
 
-def run(options: Options) -> None:
+def run(options: TrainOptions) -> None:
     """Run the job of the method on this machine or on Hugging Face Jobs."""
     rows, *arguments = options.rows
     if rows.startswith("-"):

@@ -255,7 +255,6 @@ def parse_job(
     found, rest = split_options(argv, config=recipe)
     path, parser = find_recipe(found["config"]), open_parser(method, description)
     values = read_recipe(found["config"], method)
-    refuse_removed("train", [f"--{name}={value}" for name, value in values.items()])
     try:
         parser.set_defaults_with_config(**checked_recipe(values, parser))
         job, args, model_args, *unknown = parser.parse_args_into_dataclasses(

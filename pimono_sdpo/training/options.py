@@ -187,7 +187,9 @@ def read_recipe(name: str, method: str) -> dict[str, Any]:
             f"The recipe `{path}` is not a mapping; write a line `option: value` for each option."
         )
     sections = {section: recipe.pop(section) for section in READS if isinstance(recipe.get(section), dict)}
-    return {**recipe, **sections.get(section_of(method), {})}
+    values = {**recipe, **sections.get(section_of(method), {})}
+    refuse_removed("train", [f"--{name}={value}" for name, value in values.items()])
+    return values
 
 
 def is_local(name: str) -> bool:

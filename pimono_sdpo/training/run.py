@@ -28,8 +28,8 @@ from trl import DPOTrainer, ModelConfig, SFTTrainer
 from trl.trainer.utils import create_model_from_path
 
 from cards.render import write_model_card
-from pimono_sdpo.console import allow_cleanup, check_hub
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
+from pimono_sdpo.program import allow_cleanup, check_hub
 from pimono_sdpo.push import Repo, remove_empty
 from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.text import escape_line, is_this_machine, shorten_line
@@ -46,6 +46,7 @@ from pimono_sdpo.training.options import (
     check_generations,
     choose,
     is_local,
+    read_recipe,
     split_options,
 )
 from pimono_sdpo.training.rewards import (
@@ -116,7 +117,8 @@ def run_job(method: str, argv: list[str], description: str | None = None, recipe
         raise TrainingInputError(f"`{method}` is not a method; use one of {', '.join(dict.fromkeys(known))}.")
     command, rows, choice = argv, None, None
     if method == "auto":
-        given, _ = split_options(argv, dataset=None, dataset_config=None, reward=None)
+        given, _ = split_options(argv, dataset=None, dataset_config=None, reward=None, config=recipe)
+        read_recipe(given["config"], "sdft")
         if given["reward"]:
             method = "sdpo"
         elif given["dataset"] and not {"-h", "--help"} & {*argv}:

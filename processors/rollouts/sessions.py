@@ -25,12 +25,11 @@ from pimono_sdpo.traces.parse import Trace, find_branches, match_results, read_t
 from pimono_sdpo.traces.tools import describe_tools
 from processors.redact import Private, identify, redact_json, redact_text
 from processors.rollouts.conversation import Json, add_answer, add_call, dump_json, make_turn, select_context
-from processors.rollouts.steps import PLACEHOLDER, PROBLEM, RUN, drop_problems
+from processors.rollouts.steps import PLACEHOLDER, PROBLEM, RUN, SESSION_CONTEXT, drop_problems
 from processors.split import split
 
 EDITS = frozenset({"edit", "write", "multi_edit"})
 MOST_BETWEEN = 40  # events between a failed edit and its fix
-LAST = 8  # turns of the agent in a prompt
 READ = ("session_id", "source", "trace")
 
 
@@ -133,7 +132,7 @@ def pair_session(row: Row, test_fraction: float, recorder: Sequence[str] | None)
             problem = "redacted"
         if problem is None and _without_ids(chosen) == _without_ids(rejected):
             problem = "identical_outcome"
-        pair: Json = {"target": target, "prompt": select_context(turns[:at], goal, LAST, None)}
+        pair: Json = {"target": target, "prompt": select_context(turns[:at], goal, SESSION_CONTEXT, None)}
         for side, turn, score in (("chosen", chosen, 1.0), ("rejected", rejected, 0.0)):
             pair |= {side: [turn], f"score_{side}": [score], f"run_{side}": columns["task_id"]}
         pairs.append({**dict.fromkeys(PAIR), **columns, **pair, "problem": problem, "detail": None})

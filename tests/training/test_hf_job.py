@@ -1,11 +1,16 @@
 """The wheel as built with its real dependencies: three commands, and jobs on a loopback Hub."""
 
+import importlib.util
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from time import sleep
 
 import pytest
@@ -18,6 +23,11 @@ from tests.training.setup import JOBS
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+SPEC = importlib.util.spec_from_file_location("make_job", JOBS / "make_job.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+make_job = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(make_job)
 UV = Path(sys.executable).with_name("uv")
 
 
@@ -79,12 +89,23 @@ def test_three_commands_from_the_wheel(loopback_hub: LoopbackHub, wheel: Path, h
     assert loopback_hub.repo("me/rows", "dataset").private
 
 
-def test_the_launch_line_of_the_reference_card(loopback_hub: LoopbackHub, wheel: Path, home: Path) -> None:
-    """The environment names repository and Space; the Space sleeps, which costs no training."""
-    line = f"""hf jobs uv run -v {wheel.parent}:/dist --with /dist/{wheel.name}[train]
-        --flavor cpu-basic --timeout 20m --secrets HF_TOKEN -e TIME_LIMIT=20m
-        -e HUB_MODEL_ID=me/adapter -e TRACKIO_SPACE_ID=me/trackio
-        {ROOT / "jobs" / "train_sdpo.py"} -- --mode train --run-name first --dataset me/rows
+@pytest.fixture
+def address(wheel: Path, tmp_path: Path) -> Iterator[str]:
+    """The address of a server with the single file of the job."""
+    make_job.write_job("train_sdpo", wheel.read_bytes(), tmp_path)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_the_launch_line_of_the_reference_card(loopback_hub: LoopbackHub, home: Path, address: str) -> None:
+    """By URL. The environment names repository and Space; the Space sleeps, which costs no training."""
+    line = f"""hf jobs uv run {address}/train_sdpo.py
+        --flavor cpu-basic --timeout 20m --secrets HF_TOKEN --env TIME_LIMIT=20m
+        --env HUB_MODEL_ID=me/adapter --env TRACKIO_SPACE_ID=me/trackio
+        -- --mode train --run-name first --dataset me/rows
         --config cpu --model_name_or_path me/tiny --preflight_rows 0 --max_steps 2"""
     env = loopback_hub.env(home, xet=True)
     words = "filter traces --out rows --license mit --push me/rows".split()

@@ -1,6 +1,6 @@
 """Run the whole job on a CPU: filter sample traces, and train two models.
 
-python jobs/demo.py [--out build/demo]
+python benchmarks/demo.py [--out build/demo]
 
 The first is a small model that learns a toy task with SDPO; three of its answers are shown before and
 after. It learns the toy without feedback as well, so this shows that the job trains, not that feedback
@@ -25,8 +25,7 @@ from pathlib import Path
 
 from pimono_sdpo.__main__ import start
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
+ROOT = Path(__file__).parent.parent
 # Requests per split, and requests shown.
 ROWS, SHOWN = 240, 3
 # The file that identifies the output of a demo, which the next one may delete.
@@ -74,7 +73,7 @@ def main() -> None:
     empty_folder(out)
     os.environ["TRACKIO_DIR"] = str((out / "trackio").resolve())
     paths = {name: shlex.quote(str(out / name)) for name in FOLDERS}
-    train = f"{shlex.quote(sys.executable)} {shlex.quote(str(HERE / 'train_sdpo.py'))}"
+    train = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'jobs' / 'train_sdpo.py'))}"
 
     run("sample sessions", f"pimono-sdpo demo sessions --out {paths['traces']}")
     run("filter", f"pimono-sdpo filter {paths['traces']} --out {paths['rows']}")
