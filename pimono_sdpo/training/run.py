@@ -400,8 +400,7 @@ def set_up(job: Any, args: Any, model_args: ModelConfig) -> Setup:
         ends = {tokenizer.eos_token_id, *models.end_ids(model_args, revision)}
         setup.scoring, setup.feedback = scoring_of(job.reward, job.gate, job.grade, ends), feedback_of(job, args)
         args.include_environment_feedback = setup.feedback.mode != "none"
-        if not setup.feedback.as_trl:
-            args.feedback_template = PASS_THROUGH
+        args.feedback_template = PASS_THROUGH
     return setup
 
 

@@ -14,7 +14,7 @@ from trl.experimental.sdpo.sdpo_trainer import SuccessfulRolloutTeacherContextBu
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import run
 from pimono_sdpo.training.arguments import Mode, SDPOArguments
-from pimono_sdpo.training.rewards import Feedback, Scoring, feedback_of
+from pimono_sdpo.training.rewards import Feedback, Scoring
 from rewards.verifiers.reward import VerifierReward
 from rewards.verifiers.rubric import Rubric, VerifierResult, failed, passed
 from tests.training.setup import SeenPrompts, arguments, hand_made, prepare
@@ -195,15 +195,15 @@ def test_a_reward_that_speaks_of_other_completions_is_a_bug(tmp_path: Path, tiny
     [("feedback_template", "{raw}"), ("feedback_template", "nothing"), ("reprompt_template", "{")],
 )
 def test_feedback_that_cannot_be_worded_is_one_sentence(template: str, text: str, tmp_path: Path, tiny: Path) -> None:
-    args, _ = arguments(tmp_path, tiny, **{template: text})
     with pytest.raises(TrainingInputError, match=f"{template} cannot be filled; put {{"):
-        feedback_of(SDPOArguments(), args)
+        arguments(tmp_path, tiny, **{template: text})
 
 
 def test_the_wording_of_trl_is_that_of_plain_trl(tmp_path: Path, tiny: Path) -> None:
     """With --teacher_wording trl the teacher's tokens are those of TRL's own builder, also for successes."""
     dataset = hand_made().select([0, 3])
     args, model_args = arguments(tmp_path, tiny, max_reprompt_len=512)
+    template = args.feedback_template
     job = SDPOArguments(reward="tests.training.setup:letters_reward", teacher_wording="trl")
     setup = run.set_up(job, args, model_args)
     setup.scoring = Scoring(lambda prompts, **_: [1.0, 0.0] * (len(prompts) // 2))
@@ -215,6 +215,8 @@ def test_the_wording_of_trl_is_that_of_plain_trl(tmp_path: Path, tiny: Path) -> 
         trainer.teacher_context_builder = builder
         torch.manual_seed(0)
         batches.append(trainer._prepare_training_batch(inputs))
+        # Ours formats the feedback itself.
+        args.feedback_template = template
     ours, theirs = batches
     assert torch.equal(ours["teacher_input_ids"], theirs["teacher_input_ids"])
     assert ours["self_distillation_mask"].tolist() == theirs["self_distillation_mask"].tolist() == [1.0] * 4
