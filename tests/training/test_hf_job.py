@@ -137,17 +137,16 @@ def test_the_lock_is_of_a_machine_with_cuda_and_of_this_project() -> None:
 EXPORT = "refs/convert/parquet"
 COMMAND = (
     *("jobs", "uv", "run", "--flavor", "cpu-basic", "--timeout", "20m", "-e", "TIME_LIMIT=20m"),
-    *("-v", "{dist}:/dist", "--with", "/dist/{wheel}[train]"),
-    *(str(JOBS / "train_sdpo.py"), "--", "--config", "cpu", "--run-name", "r", "--max_steps", "6"),
+    *("{address}/train_sdpo.py", "--", "--config", "cpu", "--run-name", "r", "--max_steps", "6"),
     *("--model_name_or_path", "me/tiny", "--hub_model_id", "me/adapter", "--save_steps", "1"),
     *("--report_to", "none", "--preflight_rows", "0", "--source"),
 )
 
 
 def test_a_job_trains_is_killed_goes_on_elsewhere_and_pushes(
-    loopback_hub: LoopbackHub, wheel: Path, home: Path, tmp_path: Path
+    loopback_hub: LoopbackHub, address: str, home: Path, tmp_path: Path
 ) -> None:
-    command = [word.format(dist=wheel.parent, wheel=wheel.name) for word in COMMAND]
+    command = [word.format(address=address) for word in COMMAND]
     whole = sorted((home / "traces").rglob("*.jsonl"))
     write_export(tmp_path / "export", "trace_text", whole)
     (shard,) = (tmp_path / "export").rglob("*.parquet")

@@ -18,9 +18,10 @@ LOG = """
 RUN = "r1"
 import contextlib, io, json
 from pathlib import Path
+from types import SimpleNamespace
 import trackio
 from transformers import TrainerControl, TrainerState
-from pimono_sdpo.training.callbacks import SafeTrackio, list_arguments, log_rollouts
+from pimono_sdpo.training.callbacks import SafeTrackio, list_arguments, note_rollouts
 from tests.training.setup import arguments
 
 args, model_args = arguments(
@@ -31,13 +32,17 @@ callback = SafeTrackio(list_arguments(args, model_args))
 def rollout(reward, feedback):
     return {"prompt": [{"role": "user", "content": "mend it"}], "completion": "like so",
             "reward": reward, "feedback": feedback}
-log_rollouts(1, [rollout(0.0, None)])
+def log(step, rollouts):
+    at = SimpleNamespace(global_step=step - 1, max_steps=3, log_history=[])
+    main = SimpleNamespace(is_main_process=True)
+    note_rollouts(SimpleNamespace(state=at, accelerator=main, args=args), rollouts)
+log(1, [rollout(0.0, None)])
 said = io.StringIO()
 with contextlib.redirect_stderr(said):
     callback.on_train_begin(args, state, control, model=None)
 told = [line for line in said.getvalue().splitlines() if line.startswith("warning: ")]
 for state.global_step in (1, 2, 3):
-    log_rollouts(state.global_step, [rollout(0.5, "it failed"), *[rollout(float("nan"), None)] * 11])
+    log(state.global_step, [rollout(0.5, "it failed"), *[rollout(float("nan"), None)] * 11])
     callback.on_log(args, state, control, logs={"loss": 0.5 / state.global_step, "train_runtime": 1.0})
 callback.on_train_end(args, state, control)
 from trackio.sqlite_storage import SQLiteStorage
