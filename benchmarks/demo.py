@@ -101,7 +101,7 @@ def main() -> None:
 
 def write_task(model: Path, rows: Path) -> None:
     """Write the small model, and rows of requests: a train and a test split."""
-    from pimono_sdpo.training import quiet_libraries
+    from pimono_sdpo.training.console import quiet_libraries
 
     sys.path.insert(0, str(ROOT))
     os.environ["TQDM_DISABLE"] = "1"

@@ -27,7 +27,7 @@ from pimono_sdpo.__main__ import start
 
 def main(argv: list[str]) -> int:
     """Run the job and return its exit code."""
-    from pimono_sdpo.training import import_libraries
+    from pimono_sdpo.training.console import import_libraries
 
     import_libraries()
     from pimono_sdpo.training.run import run_script

@@ -62,7 +62,7 @@ def report(**changes: Any) -> dict[str, Any]:
 
 
 def run(**changes: Any) -> dict[str, Any]:
-    step = {"loss": 0.5, "self_distillation/reward_mean": 0.2, "sdpo/distillation_loss": 0.5}
+    step = {"loss": 0.5, "self_distillation/reward_mean": 0.2, "self_distillation/kl": 0.5}
     return {
         "pimono_sdpo": "0.1.0",
         "method": "sdpo",

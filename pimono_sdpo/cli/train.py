@@ -71,7 +71,7 @@ def run(options: TrainOptions) -> None:
             "--wheel, --namespace and --detach are for a job; give --on hf:FLAVOR, or leave them out."
         )
     require_extra("train", "trl", "Training here, without --on hf:FLAVOR,")
-    from pimono_sdpo.training import import_libraries
+    from pimono_sdpo.training.console import import_libraries
 
     import_libraries()
     from pimono_sdpo.training.run import run_job

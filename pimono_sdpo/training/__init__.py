@@ -3,18 +3,13 @@
 With several processes (`accelerate launch`), only the main one prints and writes.
 """
 
-import logging
-import os
-import sys
-import warnings
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from pimono_sdpo.errors import TrainingInputError, require_extra
-from pimono_sdpo.text import escape_line
+from pimono_sdpo.training.console import quiet_libraries
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -55,41 +50,6 @@ def train(
     with TemporaryDirectory() as folder:
         rows.to_parquet(Path(folder) / "rows" / "data" / "train-00000-of-00001.parquet")
         return run_job(method, ["--dataset", f"{folder}/rows", *argv])
-
-
-def is_main_process() -> bool:
-    """Return whether this is the main process of the training."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def warn(text: str) -> None:
-    """Print a warning on stderr."""
-    sys.stderr.write(f"warning: {escape_line(text)}\n")
-
-
-def say(text: str) -> None:
-    """Print a line in the main process only."""
-    if is_main_process():
-        print(escape_line(text), flush=True)  # noqa: T201
-
-
-def import_libraries() -> None:
-    """Import the large libraries one by one; in a job, where this takes more than a minute, print each."""
-    for name in ("torch", "transformers", "datasets", "peft", "trl"):
-        if "JOB_ID" in os.environ:
-            say(f"importing {name}")
-        import_module(name)
-
-
-def quiet_libraries() -> None:
-    """Silence known warnings of TRL, Transformers and bitsandbytes; call it before they are imported."""
-    # Read by TRL when it is imported.
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    # Transformers has renamed an argument that TRL sets, and an attribute that PEFT reads.
-    warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)
-    # It warns that without the optional package `kernels` it computes NF4 on a CPU by its own code.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 quiet_libraries()

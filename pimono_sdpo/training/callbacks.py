@@ -37,7 +37,7 @@ from trl.experimental.sdpo.teacher_sync import PEFTAdapterEMACallback
 
 from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.text import shorten
-from pimono_sdpo.training import say, warn
+from pimono_sdpo.training.console import say, warn
 from pimono_sdpo.training.models import WEIGHTS
 from pimono_sdpo.training.options import seconds_of
 from pimono_sdpo.training.output import BEST, BEST_PARTIAL, write_json

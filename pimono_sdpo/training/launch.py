@@ -34,7 +34,7 @@ from pimono_sdpo.own_code import list_own_files
 from pimono_sdpo.push import hub_errors, push_folder, require_adapter_of
 from pimono_sdpo.push_options import PushOptions
 from pimono_sdpo.traces.hub import explain_error, retry_hub
-from pimono_sdpo.training import say
+from pimono_sdpo.training.console import say
 from pimono_sdpo.training.options import (
     DEFAULT_RECIPE,
     OPTIONAL_PACKAGES,

@@ -40,7 +40,7 @@ from pimono_sdpo.push import Repo, check_texts, list_present, open_repo, push_fi
 from pimono_sdpo.runs.folders import PICTURES, lock, read_json
 from pimono_sdpo.traces.hub import retry_hub
 from pimono_sdpo.traces.sources import HUB_ID
-from pimono_sdpo.training import is_main_process, say, warn
+from pimono_sdpo.training.console import is_main_process, say, warn
 from pimono_sdpo.training.launch import open_private_bucket
 from pimono_sdpo.training.models import WEIGHTS, keep_layout, limit_threads, model_init_kwargs, translate_errors
 

@@ -30,8 +30,8 @@ from tqdm import tqdm
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.report import MEASURES
 from pimono_sdpo.stats import cluster_interval
-from pimono_sdpo.training import say
 from pimono_sdpo.training.callbacks import KL
+from pimono_sdpo.training.console import say
 from pimono_sdpo.training.models import GIB, Hardware, advise
 from pimono_sdpo.training.rows import ORIGINS, Fitted
 from pimono_sdpo.training.trainer import read_messages

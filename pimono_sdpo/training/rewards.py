@@ -26,9 +26,9 @@ from trl.experimental.sdpo.sdpo_trainer import SuccessfulRolloutTeacherContextBu
 from pimono_sdpo.errors import OwnCodeError, TrainingInputError
 from pimono_sdpo.own_code import OwnReward, import_own
 from pimono_sdpo.stage import source_hash
-from pimono_sdpo.training import say
 from pimono_sdpo.training.arguments import TRACE_TEMPLATE, GuardedSDPOConfig, Mode, SDPOArguments
 from pimono_sdpo.training.callbacks import note_rollouts
+from pimono_sdpo.training.console import say
 from pimono_sdpo.training.options import SMOKE_TEST
 from pimono_sdpo.training.rows import Wording
 from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, special_tokens, templated_ids

@@ -27,7 +27,7 @@ from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.schema import MESSAGE
 from pimono_sdpo.text import TRIMMED
 from pimono_sdpo.traces.trajectories.base import drop_nulls
-from pimono_sdpo.training import is_main_process, say
+from pimono_sdpo.training.console import is_main_process, say
 from pimono_sdpo.training.models import translate_errors
 from pimono_sdpo.training.options import check_columns, check_folder, is_local
 from pimono_sdpo.training.output import DATA, REPORT_FILE, last_checkpoint, read_written

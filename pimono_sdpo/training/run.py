@@ -33,8 +33,9 @@ from pimono_sdpo.program import allow_cleanup, check_hub
 from pimono_sdpo.push import Repo, remove_empty
 from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.text import escape_line, is_this_machine, shorten_line
-from pimono_sdpo.training import callbacks, is_main_process, models, output, preflight, say, warn
+from pimono_sdpo.training import callbacks, models, output, preflight
 from pimono_sdpo.training.arguments import parse_job
+from pimono_sdpo.training.console import is_main_process, say, warn
 from pimono_sdpo.training.launch import COMMAND
 from pimono_sdpo.training.options import (
     DEFAULT_RECIPE,
