@@ -254,7 +254,7 @@ def test_a_training_shows_before_and_after_its_curves_and_what_it_sampled(tmp_pa
     assert compared["changes"][0] == {"name": "Mean reward", "before": {"mean": 0.2}, "after": {"mean": 0.8}}
     assert rewards["points"][0] == [1, 0.2]
     assert rewards["threshold"] == 0.35
-    assert losses["title"] == "Distillation loss"
+    assert losses["title"] == "Divergence from the teacher (nats per token)"
     failed, succeeded = view["rows"]
     assert [block["title"] for block in failed["blocks"]] == ["Answer", "Feedback"]
     assert (failed["where"], failed["kept"]) == (1, False)
