@@ -1,27 +1,44 @@
 """The options of `filter` that decide which rows are made; imports nothing heavy, so that `--help` is fast."""
 
 import math
-from typing import Literal
+from dataclasses import MISSING, fields
+from typing import Any, Literal
 
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.options import check_shares, option, options
 
 Unit = Literal["session", "episode"]
+RowUnit = Literal["session", "episode", "recovery"]
+At = Literal["after", "before"]
 SplitBy = Literal["repository", "session"]
 EngineName = Literal["local", "ray"]
 # The default of --min-worth, see `processors.keep`.
 LEAST_WORTH = 0.45
+# Options that score or choose episodes and sessions.
+NOT_FOR_RECOVERIES = (
+    *("min_score", "min_worth", "split_by", "history_chars", "reference_terms", "stage", "correction_judge"),
+    *("row_judge", "max_samples"),
+)
 
 
 @options
 class FilterOptions:
     """The options that decide which rows are made from a source."""
 
-    unit: Unit = option(
-        "One row per `episode` (one request and the work on it), or per `session` (for its request with "
-        "the strongest evidence, as in the reference run).",
+    unit: RowUnit = option(
+        "One row per `episode` (one request and the work on it), per `session` (for its request with the "
+        "strongest evidence, as in the reference run), or per `recovery` (a call that failed and the later one "
+        "that worked, for SFT, DPO and SDPO).",
         default="episode",
         decides="row",
+    )
+    at: At = option(
+        "Where the prompt of a recovery ends: `after` the failed call and its result, or `before` the call.",
+        default="after",
+        decides="row",
+    )
+    prompt_tokens: int = option(
+        "Tokens of the prompt of a recovery, counted as four characters each.", default=4096, minimum=1, decides="row"
     )
     min_score: float = option("Drop rows with a lower score.", default=0.0, decides="row")
     min_worth: float = option(
@@ -96,9 +113,18 @@ class FilterOptions:
         if not math.isfinite(self.min_score):
             raise OutputError(f"--min-score {self.min_score} keeps or drops all; use a number.")
         check_shares(self)
+        unused = [name for name in NOT_FOR_RECOVERIES if getattr(self, name) != _default(name)]
+        if self.unit == "recovery" and unused:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+            raise OutputError(f"--unit recovery does not use {names}; leave them out.")
         if self.judge_provider != "hf" and not (self.correction_judge or self.row_judge):
             raise OutputError(
                 "--judge-provider is the provider of --row-judge and --correction-judge; give one of them."
             )
         if self.max_samples is not None and self.max_samples < 1:
             raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")
+
+
+def _default(name: str) -> Any:
+    (field,) = (one for one in fields(FilterOptions) if one.name == name)
+    return field.default_factory() if field.default_factory is not MISSING else field.default

@@ -10,6 +10,7 @@ from typing import Any
 
 from cards.lint import check_licence
 from cards.render import render_dataset_card
+from pimono_sdpo.dataset_writer import WriterOptions, name_source, write_dataset
 from pimono_sdpo.errors import EngineError, require_extra
 from pimono_sdpo.filter_options import EngineName
 from pimono_sdpo.filter_options import FilterOptions as FilterOptions
@@ -21,11 +22,11 @@ from pimono_sdpo.runs.duplicates import choose_rows
 from pimono_sdpo.runs.engine import Engine, Made, run_shards, sum_counts
 from pimono_sdpo.runs.finish import write_files
 from pimono_sdpo.runs.processes import run_in_processes
-from pimono_sdpo.schema import REJECT, SDPO_ROW
+from pimono_sdpo.schema import DROPPED_RECOVERY, RECOVERY, REJECT, SDPO_ROW
 from pimono_sdpo.stage import STRICT, Stage
 from pimono_sdpo.traces.drift import refuse_drift
 from pimono_sdpo.traces.sources import Source, open_source
-from processors import pipeline
+from processors import pipeline, recovery_rows
 from processors.grade import WEIGHTS
 from processors.judge import Judge
 from processors.redact import redact_text
@@ -39,6 +40,9 @@ def build_stages(options: FilterOptions, recorder: Sequence[str] = ()) -> tuple[
     def judge(model: str | None) -> Judge | None:
         return Judge(model, options.judge_provider) if model else None
 
+    if options.unit == "recovery":
+        names = None if options.keep_identity else recorder
+        return recovery_rows.build_stages(options.at, options.prompt_tokens, options.test_fraction, names)
     return pipeline(
         options.unit,
         options.min_score,
@@ -94,6 +98,28 @@ def run_filter(
         (finished / "README.md").write_text(render_dataset_card(report))
         folders.publish_folder(finished, out, report)
     return report
+
+
+def write_recoveries(
+    source: str | Source, out: Path, options: FilterOptions, *, workers: int = 1, engine: EngineName = "local"
+) -> Json:
+    """Write the recoveries of traces under `out` and return the report, also without any."""
+    opened = _open(source, out.resolve())
+    table = (RECOVERY, DROPPED_RECOVERY)
+    parts = sessions.session_parts(
+        opened.shards, build_stages(options, opened.recorder), {"options": resume_key(options)}, table
+    )
+    return write_dataset(
+        parts,
+        table,
+        out,
+        WriterOptions(licence=options.licence),
+        "recoveries",
+        name_source(opened),
+        report_options(options),
+        others=opened.others,
+        engine=_find_engine(engine, workers),
+    )
 
 
 def make_parts(

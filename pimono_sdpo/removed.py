@@ -9,14 +9,16 @@ _STEP = "use `--unit episode`, the default: one row for each request, with its f
 _RECIPE = "use qwen3_4b for one GPU of 24 GB, or gemma4_12b, the reference run"
 _VERIFIER = "use tool_calls, or tests for rows with tests"
 _ONLY = "give each machine `--only I/N` with the same --out, then run the command once without it"
+_RECOVERY = "use `filter --unit recovery`: one row for each call that failed and the later one that worked"
 # A command, an option of a command, or a value of an option.
 REMOVED = {
     "filter --unit step": _STEP,
-    "filter --prompt-tokens": _STEP,
     "filter --resolving-call": _STEP,
     "filter --corrections": _STEP,
     "filter --shard": _ONLY,
     "filter --merge": _ONLY,
+    "pairs of sessions": f"{_RECOVERY}, with `chosen` and `rejected`",
+    "steps --good-recovery of sessions": _RECOVERY,
     "rescore": "score rows with `Dataset.map` and `build_rubric`, see docs/tutorials/verifiers.md",
     "suite build FILE.jsonl": "use QuixBugs, Harbor tasks or `samples`, or write the JSON file of a suite",
     "train --unit step": _STEP,
@@ -27,6 +29,11 @@ REMOVED = {
     "verifier next_call": _VERIFIER,
     "verifier replay": _VERIFIER,
 }
+
+
+def explain_removed(name: str) -> PimonoError:
+    """Return the error for something removed."""
+    return PimonoError(f"`{name}` was removed; {REMOVED[name]}.")
 
 
 def refuse_removed(name: str, words: Sequence[str] = ()) -> None:
@@ -41,4 +48,4 @@ def refuse_removed(name: str, words: Sequence[str] = ()) -> None:
     values = [f"{option} {value}" for option, value in pairwise(given)]
     for used in (name, *(f"{name} {word}" for word in (*given, *values))):
         if used in REMOVED:
-            raise PimonoError(f"`{used}` was removed; {REMOVED[used]}.")
+            raise explain_removed(used)

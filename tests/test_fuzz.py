@@ -18,15 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from pimono_sdpo.filter_options import Unit
+from pimono_sdpo.filter_options import At, Unit
 from pimono_sdpo.runs.sessions import run_on_table
 from pimono_sdpo.samples import SAMPLE_SESSIONS
-from pimono_sdpo.schema import DROPPED_PAIR, DROPPED_STEP, REJECT, SESSION
+from pimono_sdpo.schema import DROPPED_RECOVERY, DROPPED_STEP, REJECT, SESSION
 from pimono_sdpo.stage import STRICT, Fused
 from pimono_sdpo.traces.harness import HARNESSES
 from pimono_sdpo.traces.parse import read_trace
 from pimono_sdpo.traces.sources import Shard, Unreadable, read_sessions
-from processors import pipeline
+from processors import pipeline, recovery_rows
 from processors.rollouts import sessions, steps
 
 TRACES = Path(os.environ.get("PIMONO_TRACES") or Path(__file__).parents[2] / "shared" / "traces")
@@ -289,7 +289,8 @@ def commands() -> dict[str, Fused]:
     json_rules = steps.Rules(granularity="trajectory", tool_protocol="json", tool_chars=200)
     made["steps"] = Fused(cutting, SESSION, DROPPED_STEP)
     made["trajectories"] = Fused((sessions.build_stage(), *steps.build_stages(json_rules)), SESSION, DROPPED_STEP)
-    made["pairs"] = Fused(sessions.build_stages(), SESSION, DROPPED_PAIR)
+    for at in get_args(At):
+        made[f"recoveries {at}"] = Fused(recovery_rows.build_stages(at, 1000), SESSION, DROPPED_RECOVERY)
     return made
 
 
