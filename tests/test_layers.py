@@ -15,7 +15,7 @@ STOREYS = (
     ("traces",),
     ("runs", "report"),
     ("llm",),
-    ("edits", "samples"),
+    ("edits", "actions", "samples"),
     ("/processors", "/rewards", "/cards"),
     ("agent", "suites", "duel", "training", "dataset_writer", "filtering", "left_out", "push", "source_options"),
     ("cli", "__main__"),
