@@ -34,7 +34,7 @@ PATTERNS = compile_patterns(Path(__file__).with_name("wording.toml"), "recoverie
 _CHECKS = with_role("check")
 _CHANGES = frozenset({"edit", "write", "multi_edit"})
 _FILE_TOOLS = frozenset({"read", "ls", "grep", "find", "glob"})
-_NO_LESSON = frozenset({"outside", "not_granted", "expected", "no_information"})
+NO_LESSON = frozenset({"outside", "not_granted", "expected", "no_information"})
 # Of the pairs that two readers judged, most that lie further apart or are less similar serve another intent.
 NEAR, SIMILAR = 6, 0.4
 # Comparing takes quadratic time, and messages name what is wrong at their ends.
@@ -68,7 +68,7 @@ def find_recoveries(events: tuple[Event, ...]) -> list[Recovery]:
     found: dict[int, Recovery] = {}
     for number, step in enumerate(steps):
         item = failures.get(step.ends)
-        if item is None or item["excuse"] in _NO_LESSON:
+        if item is None or item["excuse"] in NO_LESSON:
             continue
         stop = next((at for at in told if at > step.ends), len(events))
         after = [one for one in steps[number + 1 :] if step.ends < one.begins < stop]

@@ -24,7 +24,7 @@ from pimono_sdpo.version import __version__
 
 # The commands by heading in the help.
 GROUPS = {
-    "Rows and adapters": ("filter", "view", "push", "train"),
+    "Rows and adapters": ("filter", "view", "push", "train", "lessons"),
     "Rollouts": ("rollout", "import", "steps", "pairs", "evaluate"),
     "Suites and duels": ("suite build", "suite split", "suite check", "duel"),
     "Samples": ("demo sessions", "demo model"),

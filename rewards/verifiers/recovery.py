@@ -42,10 +42,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
 
 def _normalise_recorded(recorded: Any, side: str) -> str:
     call = recorded.get(side) if isinstance(recorded, dict) else None
-    if (
-        not isinstance(call, dict)
-        or not isinstance(call.get("name"), str)
-        or not isinstance(call.get("arguments"), dict)
-    ):
+    name, arguments = (call.get("name"), call.get("arguments")) if isinstance(call, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(arguments, dict):
         raise BadSpec(f"`recovery.{side}` of the spec is not a call with `name` and `arguments`.")
-    return normalise_action(call["name"], call["arguments"])
+    return normalise_action(name, arguments)
