@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from pimono_sdpo.edits import Edit, find_path, find_text, read_edits, read_patch
-from pimono_sdpo.text import shorten, shorten_line
 
 # Arguments that say why a call is made, or where it is shown, and change nothing that it does.
 _ASIDE = frozenset("description purpose explanation reason justification title intent tabId tab_id call_id".split())
@@ -59,25 +58,26 @@ def list_edits(arguments: Mapping[str, Any]) -> list[Edit]:
     return [Edit("", content)] if isinstance(content, str) else read_edits(given)
 
 
-def describe_change(name: str, arguments: Mapping[str, Any], chars: int) -> str:
+def describe_change(name: str, arguments: Mapping[str, Any]) -> str:
     r"""Describe what a call does: its command, or its file with the lines that it removes and adds.
 
-    >>> print(describe_change("edit", {"path": "a.ts", "oldText": "let x\nlet y", "newText": "let x\nconst y"}, 100))
+    >>> print(describe_change("edit", {"path": "a.ts", "oldText": "let x\nlet y", "newText": "let x\nconst y"}))
     edit a.ts
     -let y
     +const y
     """
-    if command := find_text(dict(arguments), *_SHELL):
-        return shorten(f"{name} {command}", chars)
-    paths = [patch.path for patch in read_patch(dict(arguments))] or [find_path(dict(arguments))]
-    edits = list_edits(arguments)
-    if not (edits and any(paths)):
-        return shorten(f"{name} {json.dumps(arguments, ensure_ascii=False)}", chars)
+    given = dict(arguments)
+    if command := find_text(given, *_SHELL):
+        return f"{name} {command}"
+    paths = [patch.path for patch in read_patch(given)] or [find_path(given)]
+    edits = list_edits(given)
+    if not any(paths):
+        return f"{name} {json.dumps(arguments, ensure_ascii=False)}"
     lines = []
     for edit in edits:
         old, new = edit.old.split("\n") if edit.old else [], edit.new.split("\n") if edit.new else []
         lines += [f"-{line}" for line in old if line not in new] + [f"+{line}" for line in new if line not in old]
-    return shorten("\n".join([shorten_line(f"{name} {' '.join(paths)}", chars), *lines]), chars)
+    return "\n".join([f"{name} {' '.join(paths)}", *lines])
 
 
 _SILENCES = re.compile(

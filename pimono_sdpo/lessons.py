@@ -15,8 +15,10 @@ from typing import Any
 
 from pimono_sdpo.actions import describe_change, normalise_action
 from pimono_sdpo.edits import decode_arguments
+from pimono_sdpo.failures import with_role
 from pimono_sdpo.prefilter import compile_patterns
 from pimono_sdpo.schema import SESSION, Finding
+from pimono_sdpo.shell import list_stages
 from pimono_sdpo.stage import Row, iterate_rows
 from pimono_sdpo.text import shorten, shorten_line
 from pimono_sdpo.traces.events import Event
@@ -42,6 +44,8 @@ ADVICE = {
     "too_large": "Read large files in parts, with an offset and a limit, or search in them.",
     "glob": "Quote paths that contain brackets, stars or question marks: the shell is zsh.",
     "folder": "`read` opens files only; list a folder with `ls`.",
+    "parameters": "Use exactly the names of parameters that the definition of a tool has.",
+    "beyond": "Find out how long a file is before you read it from a line on.",
     "no_path": "Find a file before you read it or change its folder; do not guess its path.",
     "no_tool": "Call only the tools that are offered.",
 }
@@ -140,7 +144,9 @@ def _list_occurrences(
     session = redact_json(row["session_id"] or trace.session_id or row["source"], private)
     for item in items:
         at = item["event_index"]
-        if item["excuse"] in NO_LESSON or (item["kind"] == "failure" and at not in calls):
+        # What a test or a build finds belongs to the code of the day.
+        is_lesson = item["excuse"] not in NO_LESSON and with_role("check").isdisjoint(item["categories"])
+        if not is_lesson or (item["kind"] == "failure" and at not in calls):
             continue
         call = events[calls[at]] if item["kind"] == "failure" else events[at]
         recovery = recovered.get(at)
@@ -181,8 +187,9 @@ def _name_mistake(item: Finding, call: Event, said: str) -> str:
 
 def _describe_calls(call: Event, recovery: Recovery | None, private: Private) -> tuple[str, str]:
     made = [call, *([recovery.chosen] if recovery else [])]
-    shown = [redact_json(describe_change(one.tool_name, decode_arguments(one), _TEXT_CHARS), private) for one in made]
-    return shown[0], shown[1] if recovery else ""
+    # Redact before shortening: half of a secret is not recognised.
+    shown = [redact_json(describe_change(one.tool_name, decode_arguments(one)), private) for one in made]
+    return shorten(shown[0], _TEXT_CHARS), shorten(shown[1], _TEXT_CHARS) if recovery else ""
 
 
 def _measure_minutes(span: Sequence[Event]) -> float:
@@ -198,7 +205,8 @@ def _measure_minutes(span: Sequence[Event]) -> float:
 
 def _group_correction(groups: list[tuple[set[str], Lesson]], said: str, occurrence: Occurrence) -> None:
     words = {word.lower() for word in _CORRECTING.findall(said[:_TEXT_CHARS])}
-    if len(words) < FEW_WORDS:
+    # An output that the user pasted is no rule of the user's.
+    if len(words) < FEW_WORDS or RULES["pasted"].search(said):
         return
     for shared, lesson in groups:
         if len(words & shared) >= ALIKE * len(words | shared):
@@ -215,13 +223,11 @@ def _write_line(lesson: Lesson) -> str:
         return f"The user has said several times: {lesson.key}"
     if lesson.key in ADVICE:
         return ADVICE[lesson.key]
-    solved = sorted(
-        (one for one in lesson.occurrences if one.instead), key=lambda one: (len(one.instead), one.instead)
-    )
+    solved = [one for one in lesson.occurrences if one.instead]
+    solved.sort(key=lambda one: (len(one.instead), one.instead))
     if lesson.key.startswith("missing "):
-        name = lesson.key.removeprefix("missing ")
-        instead = next((one.instead for one in solved if name not in one.instead.split()), "")
-        return f"`{name}` is not installed" + (f"; `{shorten_line(instead, _LINE_CHARS)}` worked." if instead else ".")
+        used = next(filter(None, (_list_new_programs(one) for one in solved)), [])
+        return f"`{lesson.key.removeprefix('missing ')}` is not installed" + (f"; use `{used[0]}`." if used else ".")
     swaps = [swap for one in solved if (swap := _find_swap(one.tried, one.instead))]
     for swap in swaps:
         # A path or a value that was wrong once says nothing about the next time.
@@ -230,6 +236,14 @@ def _write_line(lesson: Lesson) -> str:
     if len({one.session for one in solved}) < LEAST - 1:
         return ""
     return f"After `{lesson.key}`, this worked: `{shorten_line(solved[0].instead, _LINE_CHARS)}`."
+
+
+def _list_new_programs(one: Occurrence) -> list[str]:
+    """Return the programs that a command which worked runs, and the one that failed does not."""
+    # The name of the tool stands in front of a command.
+    commands = (text.partition(" ")[2] for text in (one.tried, one.instead))
+    tried, instead = ([stage.program for stage in list_stages(command)] for command in commands)
+    return [program for program in instead if program not in tried]
 
 
 def _find_swap(tried: str, instead: str) -> tuple[str, str] | None:

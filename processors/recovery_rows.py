@@ -172,7 +172,7 @@ def _write_lesson(recovery: Recovery, chosen: Turn, rejected: Turn | None, error
         "correction": "The user does not want what was done, and said what is wanted instead.",
     }[recovery.kind]
     line = shorten(error.strip(), _HUNK_CHARS)
-    change = describe_change(function["name"], function["arguments"], _HUNK_CHARS)
+    change = shorten(describe_change(function["name"], function["arguments"]), _HUNK_CHARS)
     return "\n".join([*kinds, about, f"Reported: {line}", f"Resolved by: {change}"])
 
 
