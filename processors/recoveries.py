@@ -147,6 +147,13 @@ def measure_similarity(one: str, other: str) -> float:
     return SequenceMatcher(None, one[:_COMPARED], other[:_COMPARED], autojunk=False).ratio()
 
 
+def _looks_at_same(item: Finding, step: Step, later: Step) -> bool:
+    """Check for a look at the same file or folder, with the same program unless it was missing."""
+    programs = [{stage.program for stage in list_stages(one.target)} for one in (step, later)]
+    is_same = PATTERNS["no_program"].search(item["text"]) is not None or not programs[0].isdisjoint(programs[1])
+    return is_same and not list_names(step.target).isdisjoint(list_names(later.target))
+
+
 def list_names(command: str) -> set[str]:
     """Return the names of files and folders in a command line, in small letters."""
     words = [word for stage in list_stages(command) for word in stage.arguments if not word.startswith("-")]
@@ -175,13 +182,21 @@ def _is_no_repair(item: Finding, step: Step, later: Step, events: tuple[Event, .
     if failed == chosen or measure_similarity(step.arguments, later.arguments) < SIMILAR:
         return True
     if step.tool in _CHANGES:
-        return False
+        added = [_list_added(one, events) for one in (step, later)]
+        return all(added) and added[0].isdisjoint(added[1])
     if is_command(step.tool, step.target):
         asks = [set(PATTERNS["asks"].findall(one.target)) for one in (step, later)]
         if adds_silencer(step.target, later.target) or not asks[1] <= asks[0]:
             return True
-        if _is_look(step) and not (list_names(step.target) & list_names(later.target)):
+        if _is_look(step) and not _looks_at_same(item, step, later):
             return True
+        # A tool that was renamed may have run what this one lacks.
+        missing = PATTERNS["missing"].search(item["text"])
+        name = next(filter(None, missing.groups()), "") if missing else ""
+        if name and re.search(rf"(?<![\w/.-]){re.escape(name)}(?![\w-])", later.target):
+            return True
+    elif _arguments(step, events).get("action") != _arguments(later, events).get("action"):
+        return True
     return not _names_form(item, step, later)
 
 
@@ -256,17 +271,19 @@ def _is_replaced(step: Step, later: Step, events: tuple[Event, ...]) -> bool:
     if _changes_file(later):
         if not _changes_file(step) or _name_file(step) != _name_file(later):
             return False
-        written = {
-            line
-            for edit in list_edits(_arguments(step, events))
-            for line in list_lines(edit.new) - list_lines(edit.old)
-        }
+        written = _list_added(step, events)
         changes = list_edits(_arguments(later, events))
         return any(not edit.old or not written.isdisjoint(list_lines(edit.old)) for edit in changes)
     if not is_command(later.tool, later.target) or later.tool != step.tool:
         return False
     is_same = not {*list_programs(step)}.isdisjoint(list_programs(later))
     return is_same and not adds_silencer(step.target, later.target)
+
+
+def _list_added(step: Step, events: tuple[Event, ...]) -> set[str]:
+    """Return the lines that a call adds to a file."""
+    edits = list_edits(_arguments(step, events))
+    return {line for edit in edits for line in list_lines(edit.new) - list_lines(edit.old)}
 
 
 def _arguments(step: Step, events: tuple[Event, ...]) -> Json:

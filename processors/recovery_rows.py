@@ -115,6 +115,9 @@ def _choose_prompt(
         if is_risky(dump_json(chosen["tool_calls"])):
             return "risky_before"
         ends = [turn_of[recovery.failed.index]]
+    if PATTERNS["unread"].search(recovery.error):
+        # The look is part of the repair.
+        ends = ends[1:]
     least = turn_of[recovery.failed.index] if recovery.failed and recovery.failed.index in turn_of else ends[0]
     goal = max((number for number in range(least) if turns[number]["role"] == "user"), default=0)
     for end in dict.fromkeys(ends):
@@ -157,8 +160,8 @@ def _is_knowable(recovery: Recovery, chosen: Turn, shown: str, at: At) -> bool:
         return all(word in shown for word in words)
     # A name of a project has a path, digits or capitals in it; a program or an option is known without the session.
     own = {word for word in words if not word.startswith("-") and PATTERNS["own_name"].search(word)}
-    parts = {part.lower() for word in own for part in word.split("/") if len(part) >= _SHORT}
-    return all(part in shown.lower() for part in parts)
+    parts = {part for word in own for part in word.split("/") if len(part) >= _SHORT}
+    return all(part in shown for part in parts)
 
 
 def _write_lesson(recovery: Recovery, chosen: Turn, rejected: Turn | None, error: str) -> str:
