@@ -39,6 +39,7 @@ NO_LESSON = frozenset({"outside", "not_granted", "expected", "no_information"})
 NEAR, SIMILAR = 6, 0.4
 # Comparing takes quadratic time, and messages name what is wrong at their ends.
 _COMPARED, _HEAD, _TAIL = 1000, 1500, 500
+_SCRIPT = 300
 WORD = re.compile(r"[\w./@-]{4,}")
 
 
@@ -137,9 +138,14 @@ def _name_program(stage: Stage) -> tuple[str, ...]:
     return (stage.program.rstrip("0123456789."), *plain[:1])
 
 
-def _name_file(step: Step) -> str:
+def _find_path(step: Step) -> str:
+    """Return the path of a call, the first one of a patch."""
     found = re.search(r"\*\*\* \w{1,10} File: ([^\n\\\"]{1,300})", step.arguments)
-    return re.split(r"[/\\]", (found[1] if found else step.target).rstrip("/\\"))[-1]
+    return found[1] if found else step.target
+
+
+def _name_file(step: Step) -> str:
+    return re.split(r"[/\\]", _find_path(step).rstrip("/\\"))[-1]
 
 
 def measure_similarity(one: str, other: str) -> float:
@@ -190,7 +196,9 @@ def _is_no_repair(item: Finding, step: Step, later: Step, events: tuple[Event, .
             return True
         if _is_look(step) and not _looks_at_same(item, step, later):
             return True
-        # A tool that was renamed may have run what this one lacks.
+        # A tool that was renamed, such as PowerShell, may have run what this one lacks.
+        if PATTERNS["of_bash"].search(item["text"]) and PATTERNS["cmdlet"].search(later.target):
+            return True
         missing = PATTERNS["missing"].search(item["text"])
         name = next(filter(None, missing.groups()), "") if missing else ""
         if name and re.search(rf"(?<![\w/.-]){re.escape(name)}(?![\w-])", later.target):
@@ -269,14 +277,16 @@ def _find_replacement(item: Finding, steps: Sequence[Step], stop: int, events: t
 def _is_replaced(step: Step, later: Step, events: tuple[Event, ...]) -> bool:
     """Check that a later call changes what an earlier one wrote, or runs its command otherwise."""
     if _changes_file(later):
-        if not _changes_file(step) or _name_file(step) != _name_file(later):
+        if not _changes_file(step) or _find_path(step) != _find_path(later):
             return False
         written = _list_added(step, events)
         changes = list_edits(_arguments(later, events))
         return any(not edit.old or not written.isdisjoint(list_lines(edit.old)) for edit in changes)
     if not is_command(later.tool, later.target) or later.tool != step.tool:
         return False
-    is_same = not {*list_programs(step)}.isdisjoint(list_programs(later))
+    # Two long scripts of one program seldom do the same.
+    is_short = max(len(step.target), len(later.target)) <= _SCRIPT
+    is_same = is_short and not {*list_programs(step)}.isdisjoint(list_programs(later))
     return is_same and not adds_silencer(step.target, later.target)
 
 
