@@ -56,5 +56,5 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[train,ray,verify]" --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[train,ray,verify,fast]" --group dev
 	touch $(READY)

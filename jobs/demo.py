@@ -6,6 +6,11 @@ The first is a small model that learns; three of its answers are shown before an
 a tiny random model of the class of Gemma 4 12B, which tests NF4, LoRA and reloading.
 """
 
+if __name__ == "__main__":
+    from pimono_sdpo.__main__ import end_at_once
+
+    end_at_once()
+
 import argparse
 import json
 import os

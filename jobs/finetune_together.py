@@ -14,6 +14,11 @@ from the environment and the client comes with `pip install ".[together]"`. Exit
 bad input, or Together refused it. Exit code 1: the job that was watched failed.
 """
 
+if __name__ == "__main__":
+    from pimono_sdpo.__main__ import end_at_once
+
+    end_at_once()
+
 import argparse
 import json
 import sys

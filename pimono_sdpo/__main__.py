@@ -3,6 +3,8 @@
 It imports nothing before Ctrl-C is handled, since the imports take most of the time before a program begins.
 """
 
+# Unlike `signal`, it imports nothing.
+import _signal  # type: ignore[import-not-found]
 import sys
 
 TYPE_CHECKING = False
@@ -10,6 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 INTERRUPTED = "interrupted; run the same command again to resume"
+
+
+def end_at_once() -> None:
+    """Let Ctrl-C end the process without a traceback, unless it is ignored: before the imports of a program."""
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 
 def start(program: "Callable[[], object]", name: str, interrupted: str = INTERRUPTED) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TextIO, cast
 from urllib.parse import urlsplit
 
 from pimono_sdpo.errors import EngineError, PimonoError
-from pimono_sdpo.text import escape_controls, is_this_machine
+from pimono_sdpo.text import escape_controls, escape_line, is_this_machine
 
 # 128 and the number of the signal: what shells report of a program that SIGINT (Ctrl-C) has ended, and of one that
 # SIGPIPE has ended because the reader of its output, such as `head`, has read enough. Python ignores SIGPIPE, since it
@@ -42,7 +42,12 @@ def run(program: Callable[[], object], name: str, interrupted: str) -> None:
     The program calls `allow_cleanup` when its imports are done. `interrupted` is the sentence after Ctrl-C.
     """
     # In the background of a shell script, Ctrl-C is ignored.
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if sys.stderr is None:
+        # Otherwise the next file that is opened would get what libraries print.
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    if sys.stdout is None:
+        _exit(2, f"{name}: The standard output is closed; send it to a file or to /dev/null.")
+    is_default = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL)
     if is_default:
         signal.signal(signal.SIGINT, _EndAtOnce(f"{name}: {interrupted}.\n"))
     try:
@@ -58,6 +63,9 @@ def run(program: Callable[[], object], name: str, interrupted: str) -> None:
         # Typer turns both into a SystemExit.
         if any(isinstance(cause, BrokenPipeError) for cause in causes) and _drop_closed():
             sys.exit(PIPE_CLOSED)
+        unnamed = any(isinstance(cause, OSError) and cause.filename is None for cause in causes)
+        if unnamed and (reason := _drop_unwritten()):
+            _exit(2, f"{name}: Cannot write to the standard output: {reason}.")
         if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
             _exit(INTERRUPTED, f"{name}: {interrupted}.")
         if isinstance(error, OSError) and error.errno in ADVICE:
@@ -89,8 +97,14 @@ def check_hub() -> None:
 
 def _exit(code: int, sentence: str) -> None:
     with suppress(BrokenPipeError):
-        sys.stderr.write(f"{escape_controls(sentence)}\n")
+        sys.stderr.write(f"{escape_line(sentence)}\n")
     sys.exit(code)
+
+
+def print_lines(*lines: str) -> None:
+    """Print lines that contain the names of files or folders."""
+    for line in lines:
+        print(escape_line(line))  # noqa: T201
 
 
 def _find_causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -113,6 +127,17 @@ def _drop_closed() -> bool:
     return bool(closed)
 
 
+def _drop_unwritten() -> str:
+    """Return why stdout takes no more, "" if it does; drop what is still buffered for it."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return str(error.strerror).lower()
+    return ""
+
+
 class _Printable:
     """A text stream on which control characters are shown as escapes."""
 
@@ -128,7 +153,9 @@ class _Printable:
 
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return escape_controls(super().format(record))
+        # Warnings of others may have several lines.
+        escape = escape_line if record.name.startswith(("pimono_sdpo", "processors", "cards")) else escape_controls
+        return escape(super().format(record))
 
 
 def escape_warnings() -> None:

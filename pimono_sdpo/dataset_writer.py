@@ -10,7 +10,7 @@ writes  n_tokens (of the longer one of two), problem and detail
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +32,7 @@ from pimono_sdpo.stage import Filter, Map, Row, Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
 from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts
 from pimono_sdpo.suites.suite import load_suite
+from pimono_sdpo.text import escape_line
 from pimono_sdpo.traces.sources import Source
 from pimono_sdpo.training.token_budget import templated_ids
 from pimono_sdpo.version import __version__
@@ -177,12 +178,12 @@ def write_dataset(
     source: tuple[str, str],
     used_options: Json,
     warnings: Sequence[str] = (),
-    others: Sequence[str] = (),
+    others: Mapping[str, str] = {},
     engine: Engine = run_here,
 ) -> Json:
     """Run the parts, write `out` and return its report; `table` has the columns of rows and rejects.
 
-    `source` is its kind and name; `used_options`, `warnings` and `others` (files that are not sessions) are for the
+    `source` is its kind and name; `used_options`, `warnings` and `others` (see `Source`) are for the
     report. Without any rows, only the rejects are published. Training rows for tasks of the test suite of
     `options` raise Leakage and leave `out` unchanged.
     """
@@ -272,4 +273,4 @@ def summarize(report: Json, out: Path) -> str:
     lines += [f"warning: {warning}" for warning in report["warnings"]]
     lines += describe_left_out(report)
     lines.append(f"rows, rejects, report.json and README.md are in {out}")
-    return "\n".join(lines)
+    return "\n".join(map(escape_line, lines))

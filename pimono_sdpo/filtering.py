@@ -90,6 +90,7 @@ def run_filter(
         report |= report_left_out(counts, report["drop_reasons"], named.others)
         if unreadable := sessions.list_unreadable(counts):
             report["bytes"]["unreadable"] = sum(unreadable.values())
+            report["sessions"] -= len(unreadable)
         if not report["kept"]:
             folders.remove(work, folders.LOCK)
             raise explain_empty(report, _advise(report))

@@ -1,16 +1,16 @@
 """Say what a run left out: sessions that crashed, files that cannot be read, and files without a session that is read.
 
-In a report, `crashed` counts the sessions by error and place, `unreadable` names files with the reason, and
-`not_read` has the number and the first names of other files, by reason or by the ending of their names.
+In a report, `crashed` counts the sessions by error and place, `unreadable` names sessions with the reason, and
+`not_read` has the number and the first names of all else, by reason or by the ending of their names.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
 from typing import Any
 
 from pimono_sdpo.errors import EmptySelection, PimonoError, SessionsCrashed
 from pimono_sdpo.runs.sessions import LEFT_OUT, NAMED, list_unreadable
 from pimono_sdpo.stage import CRASHED
+from pimono_sdpo.text import escape_line
 from pimono_sdpo.traces.drift import UNREAD
 from pimono_sdpo.traces.parse import NOT_READ
 from pimono_sdpo.traces.sources import AGENTS, SESSION_FILES
@@ -24,10 +24,10 @@ WHY = {
 Json = dict[str, Any]
 
 
-def report_left_out(counts: Json, dropped: Mapping[str, int], others: Sequence[str] = ()) -> Json:
+def report_left_out(counts: Json, dropped: Mapping[str, int], others: Mapping[str, str] = {}) -> Json:
     """Return the keys of a report on what was left out.
 
-    `counts` and `dropped` are the counts and the drop reasons of a run, `others` the files that are not sessions.
+    `counts` and `dropped` are the counts and the drop reasons of a run, `others` is that of a `Source`.
     """
     found = counts.get(LEFT_OUT, {})
     not_read: dict[str, Json] = {
@@ -35,11 +35,11 @@ def report_left_out(counts: Json, dropped: Mapping[str, int], others: Sequence[s
         for reason in NOT_READ
         if reason in found
     }
-    by_ending: dict[str, list[str]] = {}
+    by_kind: dict[str, list[str]] = {}
     for name in sorted(others):
-        by_ending.setdefault(PurePath(name).suffix.lower() or "without an ending", []).append(name)
-    for ending, names in sorted(by_ending.items()):
-        not_read[ending] = {"count": len(names), "names": [redact_text(name, "")[0] for name in names[:NAMED]]}
+        by_kind.setdefault(others[name], []).append(name)
+    for kind, names in sorted(by_kind.items()):
+        not_read[kind] = {"count": len(names), "names": [redact_text(name, "")[0] for name in names[:NAMED]]}
     keys = {
         "crashed": dict(sorted(found.get(CRASHED, {}).items())),
         "unreadable": [redact_text(one, "")[0] for one in list_unreadable(counts)],
@@ -62,7 +62,7 @@ def describe_left_out(report: Json) -> list[str]:
     endings = [f"{one['count']} {ending} ({_list(**one)})" for ending, one in not_read.items() if ending not in WHY]
     if endings:
         lines.append(f"not read: {', '.join(endings)}; sessions are {', '.join(SESSION_FILES)} or .parquet files")
-    return lines
+    return [escape_line(line) for line in lines]
 
 
 def _list(names: Sequence[str], count: int) -> str:

@@ -1,17 +1,32 @@
 """Find in one pass which of many patterns may match a text.
 
-RE2 runs all of them as one automaton, in time linear in the text. It supports neither lookarounds
-nor Python's Unicode classes, so each pattern is widened for it: if the widened pattern does not
-match a text, the original one cannot; if it does, the original pattern decides.
+RE2, or Hyperscan where the extra `fast` is installed, runs all of them as automata, in time linear in
+the text. They support neither lookarounds nor Python's Unicode classes, so each pattern is widened for
+them: if the widened pattern does not match a text, the original one cannot; if it does, the original
+pattern decides. Hyperscan takes seconds to compile its automata, so they are kept in the user's cache.
 """
 
+import hashlib
+import os
 import re
+import threading
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import re2
+
+hyperscan: Any
+try:
+    import hyperscan
+except ImportError:  # the extra `fast` is not installed
+    hyperscan = None
+
+UNSUPPORTED = b"unsupported"  # the content of a file of the cache for patterns that Hyperscan cannot compile
+# Returns the numbers of the patterns that match a text in UTF-8.
+Scan = Callable[[bytes], list[int]]
 
 # For the states of an automaton; RE2 discards them all when the memory is full.
 MAX_MEMORY = 64 * 2**20
@@ -82,32 +97,88 @@ def compile_patterns(file: Path, table: str) -> dict[str, re.Pattern[str]]:
 
 
 class Prefilter:
-    """The widened patterns, compiled into automata of a few patterns each.
+    """The widened patterns, compiled into automata."""
+
+    def __init__(self, patterns: Sequence[re.Pattern[str]]) -> None:
+        widened = [widen_pattern(pattern) for pattern in patterns]
+        # For a single pattern, loading Hyperscan would take longer than it saves.
+        fast = compile_hyperscan(widened) if hyperscan and len(widened) > 1 else None
+        self._scan = fast or compile_re2(widened)
+
+    def candidates(self, text: str) -> list[int]:
+        """Return the indexes of the patterns that may match, in order."""
+        return sorted(self._scan(text.encode()))
+
+
+def compile_re2(widened: Sequence[str]) -> Scan:
+    """Compile the patterns into automata of a few patterns each.
 
     An automaton builds its states when a text first needs them, which is far slower than using
     them, and their number grows like the product of the numbers of its patterns.
     """
+    options = re2.Options()
+    options.max_mem = MAX_MEMORY
+    sets: list[tuple[Any, list[int]]] = []
+    for numbers in _group([len(pattern) for pattern in widened]):
+        automaton = re2.Set.SearchSet(options)
+        for number in numbers:
+            automaton.Add(widened[number])
+        automaton.Compile()
+        sets.append((automaton, numbers))
 
-    def __init__(self, patterns: Sequence[re.Pattern[str]]) -> None:
-        options = re2.Options()
-        options.max_mem = MAX_MEMORY
-        widened = [widen_pattern(pattern) for pattern in patterns]
-        self._sets: list[tuple[Any, list[int]]] = []
-        for numbers in _group([len(pattern) for pattern in widened]):
-            automaton = re2.Set.SearchSet(options)
-            for number in numbers:
-                automaton.Add(widened[number])
-            automaton.Compile()
-            self._sets.append((automaton, numbers))
+    def scan(text: bytes) -> list[int]:
+        return [numbers[at] for automaton, numbers in sets for at in automaton.Match(text) or ()]
 
-    def candidates(self, text: str) -> list[int]:
-        """Return the indexes of the patterns that may match, in order."""
-        encoded = text.encode()
-        indexes: list[int] = []
-        for automaton, numbers in self._sets:
-            if found := automaton.Match(encoded):
-                indexes += [numbers[at] for at in found]
-        return sorted(indexes)
+    return scan
+
+
+def compile_hyperscan(widened: Sequence[str]) -> Scan | None:
+    """Compile the patterns into one automaton, or load it from the cache; None if Hyperscan lacks a construct."""
+    name = hashlib.sha256("\0".join([hyperscan.__version__, *widened]).encode()).hexdigest()[:32]
+    file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pimono_sdpo" / "hyperscan" / name
+    stored = None
+    with suppress(OSError):  # the patterns have not been compiled here
+        stored = file.read_bytes()
+    if stored == UNSUPPORTED:
+        return None
+    try:
+        database = hyperscan.loadb(stored or b"", hyperscan.HS_MODE_BLOCK)
+    except hyperscan.error:  # there is none, or it is cut off or of another kind of processor
+        database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+        try:
+            database.compile([_without_flags(one) for one in widened], flags=[_list_flags(one) for one in widened])
+        except hyperscan.error:
+            database = None
+        with suppress(OSError):  # without a cache, the next process compiles again
+            file.parent.mkdir(parents=True, exist_ok=True)
+            aside = file.with_suffix(f".{os.getpid()}")
+            aside.write_bytes(hyperscan.dumpb(database) if database else UNSUPPORTED)
+            aside.replace(file)
+    if database is None:
+        return None
+    memory = threading.local()  # each thread needs its own
+
+    def scan(text: bytes) -> list[int]:
+        if not hasattr(memory, "scratch"):
+            memory.scratch = hyperscan.Scratch(database)
+        found: set[int] = set()
+        # It misses some matches of `$` at the end of a text, but none before a line break.
+        database.scan(text + b"\n", match_event_handler=lambda number, *_: found.add(number), scratch=memory.scratch)
+        return [*found]
+
+    return scan
+
+
+def _without_flags(widened: str) -> bytes:
+    return widened.partition(")")[2].encode()
+
+
+def _list_flags(widened: str) -> int:
+    flags = hyperscan.HS_FLAG_UTF8 | hyperscan.HS_FLAG_SINGLEMATCH | hyperscan.HS_FLAG_ALLOWEMPTY
+    named = {"m": hyperscan.HS_FLAG_MULTILINE, "i": hyperscan.HS_FLAG_CASELESS, "s": hyperscan.HS_FLAG_DOTALL}
+    for letter in widened.partition(")")[0].removeprefix("(?"):
+        flags |= named[letter]
+    return int(flags)
 
 
 def _group(lengths: Sequence[int]) -> list[list[int]]:
@@ -147,7 +218,7 @@ class Guarded:
 
 
 def widen_pattern(pattern: re.Pattern[str]) -> str:
-    r"""Rewrite a pattern for RE2 so that it matches wherever the pattern does, and maybe elsewhere.
+    r"""Rewrite a pattern for RE2 and Hyperscan so that it matches wherever the pattern does, and maybe elsewhere.
 
     >>> widen_pattern(re.compile(r"(?<!\w)not{1,20}(?! yet)\b"))
     '(?m)(?:^|\\W)not{1,}'
@@ -178,7 +249,7 @@ def _widen_tokens(source: str) -> Iterator[str]:
             after_repeat = False
             continue
         if token["end"]:
-            text = r"\z"
+            text = "$"
         elif token["code"]:
             text = rf"\x{{{text[2:]}}}"
         elif token["repeat"] and max(int(token["least"] or 0), int(token["most"] or 0)) > MAX_COUNT:

@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import pyarrow.parquet as pq
-import typer
 import yaml
 from httpx2 import HTTPError
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_download
@@ -34,6 +34,7 @@ from huggingface_hub.errors import (
 
 from cards.lint import is_repo_id, lint_file
 from cards.merge import SECTIONS, merge_cards, path_in_repo, split_card
+from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.push_options import PushOptions, PushResult
 from pimono_sdpo.runs.folders import PICTURES, REPORT, mark_of, read_json
@@ -245,11 +246,11 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions, typed: bool = 
     # The card on the Hub shows how to load the rows from there.
     card = paths.pop(CARD).read_text().replace(PLACEHOLDER, f'"{repo_id}"')
     advice = f"; then `{shlex.join(['pimono-sdpo', 'push', str(folder), repo_id, *options.flags()])}`"
-    repo = open_repo(repo_id, "dataset", options.public, advice)
-    typer.echo(
+    print_lines(
         f"leaves this machine: the rows in {folder}, with rejects, report and card, to the dataset "
-        f"{repo_id} ({'public' if options.public else 'private'} if new)"
+        f"{repo_id} ({'public' if options.public else 'private'} if new) at `{urlsplit(API.endpoint).hostname}`"
     )
+    repo = open_repo(repo_id, "dataset", options.public, advice)
 
     def find_old(info: Any) -> set[str]:
         present, place = list_present(info), path_in_repo(REPORT, section)

@@ -11,16 +11,18 @@ from time import time
 
 import msgspec
 import pyarrow as pa
-import typer
 
+from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.runs.folders import require_disjoint
 from pimono_sdpo.session_options import SourceOptions
 from pimono_sdpo.stage import STRICT
 from pimono_sdpo.text import describe_size
 from pimono_sdpo.traces.sources import (
+    LeftOut,
     Shard,
     Source,
+    count_kinds,
     is_session,
     join_sources,
     list_files,
@@ -28,6 +30,7 @@ from pimono_sdpo.traces.sources import (
     open_source,
     read_head,
     shard_sessions,
+    size_of,
 )
 from processors.identity import find_own_names
 
@@ -82,7 +85,7 @@ def _select(options: SourceOptions, source: Source) -> Source:
         name = file.relative_to(root).as_posix()
         return (
             (not project or project in name.casefold() or project in find_project(file).casefold())
-            and (options.since is None or file.stat().st_mtime >= start)
+            and (options.since is None or not _is_older(file, start))
             and not is_excluded(name)
         )
 
@@ -93,7 +96,7 @@ def _select(options: SourceOptions, source: Source) -> Source:
         raise SourceError(
             f"No session of `{source.name}` ({len(files)} in all) is left by {used}; change these options."
         )
-    others = tuple(name for name in source.others if not is_excluded(name))
+    others = {name: why for name, why in source.others.items() if not is_excluded(name)}
     return replace(source, shards=tuple(shard_sessions(kept)), others=others)
 
 
@@ -102,7 +105,7 @@ def open_one(source: str) -> Source:
     if source in WORDS:
         opened, summaries = find_own_sessions(source)
         for summary in summaries:
-            typer.echo(summary)
+            print_lines(summary)
         return replace(opened, recorder=tuple(find_own_names()))
     if re.fullmatch(r"\w+", source) and not Path(source).exists():
         similar = get_close_matches(source, WORDS, 1)
@@ -120,34 +123,51 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
     Raises SourceError if there are none.
     """
     shards: list[Shard] = []
-    others: list[str] = []
+    others: dict[str, str] = {}
     summaries, missing = [], []
     for harness in PLACES if word == ALL else [word]:
         name, variable, default, folders = PLACES[harness]
         home = Path(os.environ.get(variable) or default).expanduser()
         places = [home / folder for folder in folders]
-        existing = [place for place in places if place.is_dir()]
-        found = sorted(file for place in existing for file in list_files(place))
+        existing = [place for place in places if _is_there(place)]
+        found: list[Path] = []
+        left_out: LeftOut = {}
+        for place in existing:
+            below, skipped = list_files(place)
+            found += sorted(below)
+            left_out |= skipped
         files = [file for file in found if is_session(file)]
+        # With a single folder, the names are the same as if that folder were the source.
+        root = places[0] if len(places) == 1 else home
+        others |= name_others(found, root, left_out)
         if not files:
             missing.append(" or ".join(f"`{place}`" for place in places))
             continue
-        # With a single folder, the names are the same as if that folder were the source.
-        root = places[0] if len(places) == 1 else home
         shards += shard_sessions((root, file) for file in files)
-        others += name_others(found, root)
         projects = len({find_project(file) or str(file.parent) for file in files})
-        size = describe_size(sum(file.stat().st_size for file in files))
+        size = describe_size(sum(map(size_of, files)))
         summaries.append(
             f"{name}: {len(files)} sessions of {projects} project{'s' * (projects > 1)}, {size}, in "
             + " and ".join(map(str, existing))
         )
     if not summaries:
+        only = f", only {count_kinds(others)}" if others else ""
         raise SourceError(
-            f"There are no sessions in {', '.join(missing)}; give the folder that holds yours, or try "
+            f"There are no sessions in {', '.join(missing)}{only}; give the folder that holds yours, or try "
             "the samples that `pimono-sdpo demo sessions --out traces` writes."
         )
-    return Source(word, "jsonl", None, tuple(shards), others=tuple(others)), summaries
+    return Source(word, "jsonl", None, tuple(shards), others=others), summaries
+
+
+def _is_there(place: Path) -> bool:
+    """Return whether a folder exists, also one that cannot be read."""
+    try:
+        place.lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def find_project(file: Path) -> str:
@@ -158,6 +178,14 @@ def find_project(file: Path) -> str:
     except (pa.ArrowException, OSError, msgspec.DecodeError):
         # The run itself reports files that cannot be read.
         return ""
+
+
+def _is_older(file: Path, start: float) -> bool:
+    try:
+        return file.stat().st_mtime < start
+    except OSError:
+        # The run itself reports files that cannot be read.
+        return False
 
 
 def _read_date(text: str) -> float:

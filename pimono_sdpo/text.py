@@ -29,6 +29,15 @@ def escape_controls(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def escape_line(text: str) -> str:
+    r"""Replace line ends and tabs by escapes, too: for a line that contains the names of files.
+
+    >>> escape_line("a\nb")
+    'a\\nb'
+    """
+    return escape_controls(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def is_this_machine(host: str) -> bool:
     """Return whether what is sent to a host stays on this machine.
 

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,13 @@ def test_ctrl_c_during_an_import_is_one_sentence(program: str, module: str, tmp_
     assert sentence.startswith(f"{Path(words[0]).stem}: interrupted; ")
 
 
+@pytest.mark.parametrize("job", ["demo", "finetune_together"])
+def test_ctrl_c_in_the_first_import_of_a_job_ends_it(job: str) -> None:
+    command = [sys.executable, "-c", PRESS, "argparse", f"{ROOT}/jobs/{job}.py"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
     """A folder with sample sessions and rows."""
@@ -105,6 +113,25 @@ def test_a_closed_pipe_ends_a_program_as_shells_expect(rows: Path) -> None:
     assert (rows / "again" / "report.json").is_file()
 
 
+@pytest.mark.parametrize("words", ["filter samples --out again", "demo sessions --out sessions", "--help"])
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        (">/dev/full", "Cannot write to the standard output: no space left on device."),
+        (">&-", "The standard output is closed; send it to a file or to /dev/null."),
+        (">/dev/full 2>&-", None),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_one_sentence(
+    words: str, output: str, sentence: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "samples").symlink_to(SAMPLE_SESSIONS)
+    command = f"{sys.executable} -m pimono_sdpo {words} {output}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1"}
+    done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, f"pimono-sdpo: {sentence}\n" if sentence else "")
+
+
 def test_an_error_is_told_on_a_closed_pipe_too(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -124,8 +151,10 @@ NAMES = ["red\x1b[31m", "\x1b]0;title\x07\x9b2J", "\u202egnp.exe", "bad\udcff", 
 def test_names_control_neither_terminal_nor_card(name: str, tmp_path: Path) -> None:
     (folder := tmp_path / name).mkdir()
     shutil.copy(SAMPLE_SESSIONS / "02_ledger_rounding.jsonl", folder / f"{name}.jsonl")
-    # It cannot be read, so the console names it.
+    # They cannot be read, so the console names them.
     (folder / f"{name}.jsonl.gz").write_bytes(b"broken")
+    (folder / f"{name}.txt").write_text("")
+    (folder / name).symlink_to("nowhere")
 
     def run(*words: str) -> str:
         command = [sys.executable, "-m", "pimono_sdpo", *words]
@@ -134,14 +163,25 @@ def test_names_control_neither_terminal_nor_card(name: str, tmp_path: Path) -> N
         printed = (done.stdout + done.stderr).decode()
         assert "Traceback" not in printed
         assert not CONTROLS.search(printed), printed
+        assert "line\nend" not in printed
         return printed
 
-    assert "skipped, since they cannot be read: " in run("filter", name, "--out", "rows", "--min-worth", "0")
+    printed = run("filter", name, "--out", "rows", "--min-worth", "0")
+    assert "skipped, since they cannot be read: " in printed
+    assert "1 .txt (" in printed
+    assert "1 link without a target (" in printed
+    printed = run("filter", name, "--out", f"{name}-rows", "--min-worth", "0")
+    assert "report.json and README.md are in " in printed
+    run("demo", "sessions", "--out", f"{name}-sessions")
     card = (tmp_path / "rows" / "README.md").read_text()
     assert not CONTROLS.search(card)
     assert len(re.findall(r"^\| `[^`\n]*` \| jsonl \| 2 \|$", card, re.MULTILINE)) == 1
     run("view", "rows", "--source", name, "--out", f"{name}.html")
     run("steps", name, "--out", "steps")
+    run("steps", "rows", "--out", "steps")
+    run("suite", "build", name, "--out", "suite")
+    run("push", name, "me/rows")
+    run("train", f"{name}.html", "--method", "sft", "--use_cpu", "true")
     assert not CONTROLS.search((tmp_path / "steps" / "README.md").read_text())
     assert "pimono-sdpo: `" in run("filter", f"{name}-none", "--out", "none")
 

@@ -24,6 +24,7 @@ from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.schema import DROPPED_RECOVERY, DROPPED_STEP, REJECT, SESSION
 from pimono_sdpo.stage import STRICT, Fused
 from pimono_sdpo.traces.harness import HARNESSES
+from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.parse import read_trace
 from pimono_sdpo.traces.sources import Shard, Unreadable, read_sessions
 from processors import pipeline, recovery_rows
@@ -347,6 +348,26 @@ def test_no_mutant_crashes(start: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("start", range(FAST, MUTANTS, EACH_TEST))
 def test_none_of_the_other_mutants_crashes(start: int, tmp_path: Path) -> None:
     test_no_mutant_crashes(start, tmp_path)
+
+
+@pytest.mark.parametrize("harness", HARNESSES, ids=lambda one: one.name)
+@pytest.mark.parametrize("depth", [600, 900])
+def test_deep_arguments_crash_no_command(harness: Harness, depth: int) -> None:
+    """Each place of a sample holds them once, as Python decodes them but does not walk through them by recursion."""
+    lines = [line for line in harness.sample.split("\n") if line]
+    traces = []
+    for at, line in enumerate(lines):
+        for number in range(len(list(walk(json.loads(line))))):
+            entry = json.loads(line)
+            holder, key = list(walk(entry))[number]
+            holder[key] = "deep"
+            deep = '{"a":[' * (depth // 2) + "]}" * (depth // 2)
+            changed = [json.dumps(entry).replace('"deep"', value) for value in (deep, json.dumps(deep))]
+            traces += ["\n".join([*lines[:at], one, *lines[at + 1 :]]).encode() for one in changed]
+    rows = [dict.fromkeys(SESSION, "") | {"trace": trace, "bytes_not_utf8": 0} for trace in traces]
+    table = pa.Table.from_pylist(rows, SESSION.arrow_schema)
+    for fused in commands().values():
+        run_on_table(table, fused)
 
 
 if __name__ == "__main__":

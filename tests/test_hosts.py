@@ -50,3 +50,14 @@ def test_the_host_is_named_before_anything_is_sent(name: str, chat_server: ChatS
         subprocess.run(command, cwd=tmp_path, env=environment, stdout=output, stderr=subprocess.STDOUT)
     assert "sent to `127.0.0.1`" in printed[0]
     assert (tmp_path / "output").read_text().count("sent to `127.0.0.1`") == 1
+
+
+def test_a_host_that_a_file_chose_is_named_with_it(chat_server: ChatServer, tmp_path: Path) -> None:
+    write_suite(tmp_path)
+    chat_server.policy = lambda body: "yes"
+    (tmp_path / ".env").write_text(f"OPENAI_BASE_URL={chat_server.url}\nOPENAI_API_KEY=dummy\n")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    words = "rollout suite.json --out rollouts --provider openai --model m --limit 1".split()
+    command = [sys.executable, "-m", "pimono_sdpo", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "are sent to `127.0.0.1`, which `.env` of this folder chose\n" in done.stderr

@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import os
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +19,7 @@ from pimono_sdpo.source_options import find_project
 from pimono_sdpo.traces import sources
 from pimono_sdpo.traces.harness import HARNESSES
 from pimono_sdpo.traces.parse import read_trace
-from pimono_sdpo.traces.sources import list_files, open_source, read_sessions
+from pimono_sdpo.traces.sources import list_files, load_sessions, open_source, read_sessions
 from tests.shards import cli
 from tests.traces import HEADER, bash, trace, user
 
@@ -68,20 +71,23 @@ main()
 """
 
 
-def test_a_small_file_does_not_fill_the_memory(traces: Path, tmp_path: Path) -> None:
-    """2 GB in each of two files, with less than half of that to allocate."""
+def test_a_file_does_not_fill_the_memory(traces: Path, tmp_path: Path) -> None:
+    """2 GB in each of three files, with less than half of that to allocate."""
     bombs = write_bombs(traces, 2 * 10**9)
     assert all(bomb.stat().st_size < 10**7 for bomb in bombs)
+    bombs.append(traces / "plain.jsonl")
+    with bombs[-1].open("wb") as plain:
+        plain.truncate(2 * 10**9)
     words = ("filter", str(traces), "--out", str(tmp_path / "rows"), "--min-worth", "0")
     command = [sys.executable, "-c", LIMITED, str(900 * 10**6), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     line = next(line for line in done.stdout.split("\n") if line.startswith("skipped"))
     for bomb in bombs:
-        assert f"{bomb.name} (it has more than 256.0 MB when decompressed)" in line
+        assert f"{bomb.name} (it has more than 512.0 MB)" in line
     report = json.loads((tmp_path / "rows" / "report.json").read_text())
-    assert report["kept"] == 1
-    assert len(report["unreadable"]) == 2
+    assert (report["kept"], report["sessions"]) == (1, 1)
+    assert len(report["unreadable"]) == 3
     assert report["bytes"]["unreadable"] == sum(bomb.stat().st_size for bomb in bombs)
 
 
@@ -89,11 +95,16 @@ def test_the_limit_is_that_of_one_session(traces: Path, monkeypatch: pytest.Monk
     size = (traces / "a.jsonl").stat().st_size
     for name in ("b", "c"):
         (traces / f"{name}.jsonl.gz").write_bytes(gzip.compress(session(name).encode()))
-    (traces / "d.jsonl.gz").write_bytes(gzip.compress((session("d") + "\n").encode()))
-    monkeypatch.setattr(sources, "MAX_DECOMPRESSED", size)
-    _, report, found = run_filter(traces)
-    assert found == {"a.jsonl", "b.jsonl.gz", "c.jsonl.gz"}
-    assert [one.split(" (")[0] for one in report["unreadable"]] == ["d.jsonl.gz"]
+    larger = session("d") + "\n"
+    (traces / "d.jsonl").write_text(larger)
+    (traces / "d.jsonl.gz").write_bytes(gzip.compress(larger.encode()))
+    pq.write_table(pa.table({"trace": [session("e"), larger], "file_path": ["e", "d"]}), traces / "d.parquet")
+    monkeypatch.setattr(sources, "MAX_SESSION", size)
+    output, report, found = run_filter(traces)
+    assert found == {"a.jsonl", "b.jsonl.gz", "c.jsonl.gz", "e"}
+    assert [one.split(" (")[0] for one in report["unreadable"]] == ["d", "d.jsonl", "d.jsonl.gz"]
+    assert report["sessions"] == 4
+    assert "sessions in   4\n" in output
 
 
 def test_large_sessions_are_read_in_tables_of_their_own(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +130,9 @@ def test_symbolic_links_are_followed_once(traces: Path, tmp_path: Path) -> None:
     (traces / "loop").symlink_to(".")
     (traces / "own" / "up").symlink_to("../..")
     (traces / "d.jsonl").symlink_to(shared / "b.jsonl")
-    names = [file.relative_to(traces).as_posix() for file in sorted(list_files(traces)) if file.suffix == ".jsonl"]
+    files, left_out = list_files(traces)
+    assert not left_out
+    names = [file.relative_to(traces).as_posix() for file in sorted(files) if file.suffix == ".jsonl"]
     assert names == ["a.jsonl", "d.jsonl", "one/b.jsonl", "own/c.jsonl"]
     _, report, found = run_filter(traces)
     assert report["sessions"] == 4
@@ -131,10 +144,96 @@ def test_symbolic_links_are_followed_once(traces: Path, tmp_path: Path) -> None:
     assert {name.rpartition("/")[2] for name in names} == {"a.jsonl", "b.jsonl", "c.jsonl", "d.jsonl"}
 
 
-def test_a_link_without_its_target_is_named(traces: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (traces / "gone").symlink_to("nowhere")
-    assert [file.name for shard in open_source(str(traces)).shards for file in shard.files] == ["a.jsonl"]
-    assert "gone` is skipped (the target of the link does not exist)" in caplog.text
+def write_problems(folder: Path) -> dict[str, list[str]]:
+    """Write what cannot be read, also by root; return the names by the reason."""
+    (folder / "gone").symlink_to("nowhere")
+    (folder / "self.jsonl").symlink_to("self.jsonl")
+    (folder / "long.jsonl").symlink_to("x" * 300)
+    (folder / "longer").symlink_to("x" * 300)
+    (folder / "none.jsonl").mkdir()
+    (folder / "some.jsonl").mkdir()
+    (folder / "some.jsonl" / "notes.txt").write_text("mine")
+    os.mkfifo(folder / "pipe.jsonl")
+    with socket.socket(socket.AF_UNIX) as one:
+        here = Path.cwd()
+        os.chdir(folder)
+        one.bind("socket.jsonl")
+        os.chdir(here)
+    return {
+        ".txt": ["some.jsonl/notes.txt"],
+        "empty folder": ["none.jsonl"],
+        "link without a target": ["gone"],
+        "named pipe": ["pipe.jsonl"],
+        "socket": ["socket.jsonl"],
+        "with file name too long": ["long.jsonl", "longer"],
+        "with too many levels of symbolic links": ["self.jsonl"],
+    }
+
+
+@pytest.mark.parametrize("how", ["folder", "glob", "claude"])
+def test_what_is_no_file_is_counted_and_named(how: str, traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = traces
+    if how == "claude":
+        monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(traces.parent / "claude"))
+        (traces.parent / "claude").mkdir()
+        shutil.move(traces, folder := traces.parent / "claude" / "projects")
+    problems = write_problems(folder)
+    out = traces.parent / "rows"
+    source = {"folder": traces, "glob": traces / "**" / "*", "claude": "claude"}[how]
+    done = cli("filter", source, "--out", out, "--min-worth", 0)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((out / "report.json").read_text())
+    assert report["sessions"] == 1
+    assert {reason: one["names"] for reason, one in report["not_read"].items()} == problems
+    assert "2 with file name too long (long.jsonl, longer)" in done.stdout
+
+
+def test_a_dataset_warns_of_what_is_left_out(traces: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_problems(traces)
+    assert len(load_sessions(traces, streaming=True).take(5).to_list()) == 1
+    assert "`gone` is skipped (link without a target)" in caplog.text
+    assert "notes.txt" not in caplog.text
+
+
+# A process without capabilities: its root opens what its permissions allow, like other users.
+AS_USER = """
+import ctypes
+from pimono_sdpo.cli import main
+
+VERSION_3 = 0x20080522
+assert ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(VERSION_3, 0), (ctypes.c_uint32 * 6)()) == 0
+main()
+"""
+
+
+@pytest.mark.parametrize("word", ["traces", "claude", "all"])
+def test_locked_folders_are_counted_and_named(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces, locked = tmp_path / ("traces" if word == "traces" else ".claude/projects"), tmp_path / "locked"
+    for folder in (traces, traces / "sub", locked):
+        folder.mkdir(parents=True)
+    (traces / "a.jsonl").write_text(session("a"))
+    (traces / "link").symlink_to(locked / "folder")
+    (traces / "link.jsonl").symlink_to(locked / "b.jsonl")
+    (tmp_path / ".codex").mkdir()
+    shut = (traces / "sub", locked, tmp_path / ".codex")
+    for folder in shut:
+        folder.chmod(0)
+    for variable in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "PI_CODING_AGENT_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-c", AS_USER, "filter", word, "--out", "rows", "--min-worth", "0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    names = ["archived_sessions", "link", "link.jsonl"] if word == "all" else ["link", "link.jsonl", "sub"]
+    report = json.loads(Path("rows/report.json").read_text())
+    assert report["not_read"] == {"with permission denied": {"count": 5 if word == "all" else 3, "names": names}}
+    if word == "claude":
+        (traces / "a.jsonl").unlink()
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert "projects`, only 3 with permission denied; give " in done.stderr
+    for folder in shut:
+        folder.chmod(0o700)
 
 
 def test_own_sessions_may_be_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +275,18 @@ def test_null_bytes_alone_are_not_utf_16(traces: Path, content: bytes) -> None:
     (traces / "b.jsonl").write_bytes(content)
     (table,) = read_sessions(open_source(str(traces)).shards[0])
     assert table["trace"][1].as_py() == content
+
+
+@pytest.mark.parametrize("name", ["A.JSONL", "A.Jsonl.GZ", "A.PARQUET"])
+def test_the_case_of_an_ending_does_not_matter(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    if name == "A.PARQUET":
+        pq.write_table(pa.table({"trace": [session("a")], "file_path": ["a"]}), file)
+    else:
+        file.write_bytes(gzip.compress(session("a").encode()) if name.endswith("GZ") else session("a").encode())
+    for source in (file, tmp_path):
+        (shard,) = open_source(str(source)).shards
+        assert [len(table) for table in read_sessions(shard)] == [1]
 
 
 METADATA = """\
@@ -224,10 +335,11 @@ def test_everything_that_is_not_read_is_counted_and_named(traces: Path) -> None:
 @pytest.mark.parametrize("command", ["steps", "pairs"])
 def test_steps_and_pairs_name_what_is_not_read(traces: Path, tmp_path: Path, command: str) -> None:
     write_others(traces)
+    (traces / "journal.jsonl").write_text(json.dumps({**HEADER, "id": "its-id"}))
     done = cli(command, traces, "--out", tmp_path / "out")
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["not_read"]["unknown_harness"] == {"count": 1, "names": ["copilot.jsonl"]}
-    assert report["not_read"]["no_messages"]["count"] == 2
+    assert report["not_read"]["no_messages"] == {"count": 2, "names": ["journal.jsonl", "only-metadata.jsonl"]}
     assert report["not_read"][".json"]["count"] == 6
     assert "unknown_harness: copilot.jsonl (not written by " in done.stdout + done.stderr
     assert "6 .json (0.json, " in done.stdout + done.stderr

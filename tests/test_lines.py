@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pimono_sdpo.traces import lines as module
 from pimono_sdpo.traces.lines import read_objects
 
 
@@ -31,6 +32,14 @@ def test_every_line_is_accounted_for(text: str, objects: list[object], counts: t
     lines = read_objects(text.encode())
     assert lines.objects == objects
     assert (lines.parsed, lines.repaired, lines.skipped) == counts
+
+
+def test_a_line_that_is_too_long_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LINE", 20)
+    long, longer = b'{"a": "%s"}' % (b"x" * 11), b'{"a": "%s"}' % (b"x" * 12)
+    lines = read_objects(long + b"\n" + longer + b"\n" + long)
+    assert lines.objects == [{"a": "x" * 11}] * 2
+    assert (lines.parsed, lines.skipped, lines.bytes_parsed, lines.bytes_skipped) == (2, 1, 42, 21)
 
 
 BROKEN = st.lists(

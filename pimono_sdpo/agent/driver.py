@@ -40,6 +40,7 @@ from pimono_sdpo.llm.calls import Json, Reply
 from pimono_sdpo.options import option, options
 from pimono_sdpo.schema import Protocol, TestPolicy, Turn
 from pimono_sdpo.text import shorten
+from pimono_sdpo.traces.events import MAX_DEPTH
 from processors.rollouts.conversation import dump_json, make_step
 from rewards.verifiers.tool_calls import definitions
 
@@ -49,7 +50,7 @@ LOOP_REPEATS = 2  # repetitions of a call before it counts as a loop
 MOST_LOOPS = 3
 MOST_PARSE_ERRORS = 4  # in a row
 # Limits of JSON columns and of other parsers.
-MAX_DEPTH, MAX_INTEGER = 64, 2**63 - 1
+MAX_INTEGER = 2**63 - 1
 _THOUGHT = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
 _FENCE = re.compile(r"\A\s*```[a-zA-Z]*[ \t]*\n(.*?)\n?[ \t]*```\s*\Z", re.DOTALL)
 _MARKUP = re.compile(

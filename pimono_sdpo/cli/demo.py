@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import typer
-
+from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import OutputError, require_extra
 from pimono_sdpo.options import option, options
 from pimono_sdpo.runs.folders import writing
@@ -29,7 +28,7 @@ def sessions(options: SessionsOptions) -> None:
     pimono-sdpo demo sessions --out traces
     """
     written = write_samples(_create_folder(options.out, *(file.name for file in SAMPLE_SESSIONS.iterdir())))
-    typer.echo(f"{len(written)} files with hand-written sample sessions are in {options.out}")
+    print_lines(f"{len(written)} files with hand-written sample sessions are in {options.out}")
 
 
 @options
@@ -48,7 +47,7 @@ def model(options: ModelOptions) -> None:
     from pimono_sdpo.training.tiny_model import write_tiny_model
 
     path = write_tiny_model(_create_folder(options.out, *MODEL_FILES))
-    typer.echo(f"a tiny model with random weights is in {path}")
+    print_lines(f"a tiny model with random weights is in {path}")
 
 
 def _create_folder(out: Path, *written: str) -> Path:

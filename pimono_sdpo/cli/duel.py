@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import typer
 
+from pimono_sdpo.console import print_lines
 from pimono_sdpo.dataset_writer import WriterOptions, summarize
 from pimono_sdpo.duel.result import RESULT, describe_report, describe_verdict, score_duel, write_training_rows
 from pimono_sdpo.duel.stages import Duel, Outcome, run_turns
@@ -106,7 +107,7 @@ def _run_stages(options: Options) -> Path | None:
         excluded = read_excluded_ids(options.exclude) if options.exclude else frozenset[str]()
         turn_options = TurnOptions(settings.duel.turns, settings.duel.seed, excluded)
         report = run_turns(options.source, options.records, turn_options, out)
-        typer.echo(f"{report['turns']} turns of {report['instances']} tasks are in {out / 'turns'}")
+        print_lines(f"{report['turns']} turns of {report['instances']} tasks are in {out / 'turns'}")
     duel = Duel(out, settings, max_cost)
     if options.estimate:
         typer.echo(duel.estimate(ESTIMATED))
@@ -123,7 +124,8 @@ def _run_stages(options: Options) -> Path | None:
     if stage not in ("score", "all"):
         return None
     report = score_duel(duel, original, options.licence)
-    typer.echo(f"{describe_report(report)}\nreport.md and the buckets are in {out / RESULT}")
+    typer.echo(describe_report(report))
+    print_lines(f"report.md and the buckets are in {out / RESULT}")
     return out / RESULT
 
 

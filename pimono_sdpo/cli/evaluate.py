@@ -15,6 +15,7 @@ from cards.render import render_comparison
 from pimono_sdpo.agent.evaluation import evaluate_models
 from pimono_sdpo.agent.rollout import RolloutOptions
 from pimono_sdpo.cli.rollout import print_as, print_rollout
+from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.options import argument, option, options
 
@@ -49,4 +50,4 @@ def run(options: Options) -> None:
     log = print_as("evaluate")
     report = evaluate_models(options, out, log, print_rollout(log), baseline, options.tuned, options.baseline_model)
     typer.echo(render_comparison(report))
-    typer.echo(f"report.json, report.md and report.svg are in {out}")
+    print_lines(f"report.json, report.md and report.svg are in {out}")

@@ -55,7 +55,7 @@ def run(options: Options) -> None:
     if options.correction_judge or options.row_judge:
         from pimono_sdpo.llm.settings import find_endpoint
 
-        typer.echo(f"redacted texts are sent to `{find_endpoint(options.judge_provider).host}` for the judge")
+        typer.echo(f"redacted texts for the judge are sent to {find_endpoint(options.judge_provider).destination}")
     source = open_sessions(options, options.out)
     if options.unit == "recovery":
         if only is not None:
@@ -109,6 +109,7 @@ def count_table(sessions: int, kept: int, dropped: dict[str, int]) -> str:
 def summarize(report: Json, out: Path) -> str:
     """Summarise a report in a few lines."""
     from pimono_sdpo.left_out import describe_left_out
+    from pimono_sdpo.text import escape_line
 
     score = report["score"]
     lines = [
@@ -129,7 +130,7 @@ def summarize(report: Json, out: Path) -> str:
     if report["secrets_redacted"]:
         lines.append("redacted: " + _list_counts(report["secrets_redacted"]))
     lines.append(f"rows, rejects, report.json and README.md are in {out}")
-    return "\n".join(lines)
+    return "\n".join(map(escape_line, lines))
 
 
 def _list_counts(counts: dict[str, int]) -> str:

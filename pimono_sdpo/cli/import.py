@@ -9,6 +9,7 @@ The formats are parquet with OpenAI messages, ATIF, mini-swe-agent, SWE-agent an
 import typer
 
 from pimono_sdpo.agent.imported_runs import ImportOptions, import_runs
+from pimono_sdpo.console import print_lines
 from pimono_sdpo.options import options
 
 
@@ -22,8 +23,8 @@ def run(options: Options) -> None:
     report = import_runs(options)
     verdicts = ", ".join(f"{count} {name}" for name, count in sorted(report["verdicts"].items()))
     messages = ", ".join(f"{count} {name}" for name, count in sorted(report["messages"].items()))
-    typer.echo(f"rollouts: {report['rollouts']} ({verdicts}), from {report['source']}")
+    print_lines(f"rollouts: {report['rollouts']} ({verdicts}), from {report['source']}")
     typer.echo(f"messages: {messages}")
     if report["unreadable"]:
-        typer.echo(f"runs that could not be read: {report['unreadable']}; see {options.out / 'rejects'}")
-    typer.echo(f"rollouts and report.json are in {options.out}")
+        print_lines(f"runs that could not be read: {report['unreadable']}; see {options.out / 'rejects'}")
+    print_lines(f"rollouts and report.json are in {options.out}")

@@ -12,6 +12,7 @@ from pimono_sdpo.agent.evaluation import evaluate_to_file
 from pimono_sdpo.agent.rollout import RolloutOptions, rollouts_folder, run_rollouts
 from pimono_sdpo.cli import evaluate, pairs, steps
 from pimono_sdpo.cli.rollout import check_pairing, pair_rollouts, print_as, print_problems, print_rollout
+from pimono_sdpo.console import print_lines
 from pimono_sdpo.dataset_writer import copy_lines
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.left_out import explain_empty
@@ -106,8 +107,8 @@ def sft_extract(options: ExtractOptions) -> None:
         if not report["rows"]:
             raise explain_empty(report, steps.advise(cutting))
         counts = copy_lines(cutting.out, output, report)
-    typer.echo(f"Wrote {counts['written']} rows to: {output}")
-    typer.echo(f"Wrote metadata to: {output.with_name(f'{output.stem}_meta.jsonl')}")
+    print_lines(f"Wrote {counts['written']} rows to: {output}")
+    print_lines(f"Wrote metadata to: {output.with_name(f'{output.stem}_meta.jsonl')}")
     left_out = Counter(report["drop_reasons"]) + Counter(counts)
     del left_out["written"]
     if left_out:

@@ -89,7 +89,7 @@ def write_steps(options: Options) -> Json:
             "a trajectory has results of tools between its actions: train on it with "
             "assistant_only_loss=True, which leaves them out of the loss"
         )
-    others = () if isinstance(runs, Rollouts) else runs.others
+    others = {} if isinstance(runs, Rollouts) else runs.others
     return write_dataset(
         parts, table, options.out, options, "steps", name_source(runs), used_options, warnings, others
     )

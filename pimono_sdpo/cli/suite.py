@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import EmptySelection
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.suites.build import build_suite, describe_size
@@ -31,11 +32,11 @@ def build(options: BuildOptions) -> None:
         pimono-sdpo suite build harbor-tasks --out harbor
     """
     rows, left_out = build_suite(options.source, options.out, options.hide_tests)
-    typer.echo(f"{describe_size(rows)} are in {options.out / 'suite.json'}")
+    print_lines(f"{describe_size(rows)} are in {options.out / 'suite.json'}")
     if left_out:
         typer.echo(f"{len(left_out)} tasks are left out")
     for name, reason in left_out.items():
-        typer.echo(f"left out: {name}, because {reason}")
+        print_lines(f"left out: {name}, because {reason}")
 
 
 @options
@@ -66,7 +67,7 @@ def split(options: SplitOptions) -> None:
     divided, written = split_suite(
         options.suite, options.out, options.train, options.method, options.group_by, options.seed
     )
-    typer.echo(
+    print_lines(
         f"{len(divided.train)} tasks for training, {len(divided.test)} for testing are in "
         f"{written[0]} and {written[1]}"
     )

@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import typer
 
+from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.folders import REPORT, read_json, writing
@@ -105,7 +106,7 @@ def run(options: Options) -> None:
         page = render_view(folder, options.traces, options.rows or 500)
     with writing(out, "give the path of a file with --out"):
         write_atomically(out, page.encode())
-    typer.echo(f"the page is {out} ({describe_size(len(page.encode()))}), on this machine only")
+    print_lines(f"the page is {out} ({describe_size(len(page.encode()))}), on this machine only")
     if sys.stdout.isatty() if options.open is None else options.open:
         webbrowser.open(out.resolve().as_uri())
 
@@ -253,4 +254,4 @@ def _check_card(path: Path) -> None:
         raise SourceError(f"`{card}` does not exist; use a card or a folder with one.")
     if problems := lint_file(card):
         raise OutputError(f"The Hub may refuse `{card}`: {' '.join(problems)}")
-    typer.echo(f"{card}: nothing that the Hub would refuse")
+    print_lines(f"{card}: nothing that the Hub would refuse")

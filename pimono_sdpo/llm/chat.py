@@ -265,9 +265,9 @@ def map_rows(
 
 
 @cache
-def _name_host(host: str) -> None:
+def _name_host(destination: str) -> None:
     """Print once where texts are sent; not on stdout, whose lines are those of the reference run."""
-    sys.stderr.write(f"texts for the model are sent to `{host}`\n")
+    sys.stderr.write(f"texts for the model are sent to {destination}\n")
 
 
 def open_chat(
@@ -279,7 +279,7 @@ def open_chat(
     """
     endpoint = Endpoint("journal", "", NO_KEY) if replay else section.find_endpoint()
     if not replay:
-        _name_host(endpoint.host)
+        _name_host(endpoint.destination)
     calls = Journal(journal)
     budget = None if max_cost is None else Budget(max_cost, models, prices, calls)
     stopped = "The journal lacks an answer that this run needs; run without --replay." if replay else None

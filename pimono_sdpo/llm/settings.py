@@ -229,16 +229,17 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A URL and a key, which is never shown."""
+    """A URL and a key, which is never shown; `file` of the working folder chose the URL, None if the user did."""
 
     name: str
     base_url: str
     key: str = Field(repr=False)
+    file: Path | None = None
 
     @property
-    def host(self) -> str:
-        """The host, which commands name before they send texts to it."""
-        return URL(self.base_url).host
+    def destination(self) -> str:
+        """The host, and the file that chose it: commands name both before they send texts to it."""
+        return f"`{URL(self.base_url).host}`" + (f", which `{self.file}` of this folder chose" if self.file else "")
 
 
 def find_address(provider: str, file: Path | None = None) -> Address:
@@ -309,4 +310,4 @@ def find_endpoint(provider: str, file: Path | None = None) -> Endpoint:
         raise InferenceError(f"The provider `{provider}` needs a key; set {names} in the environment or in `.env`.")
     # Only the user's choice of an address is shown as the provider.
     is_own = preset is not None and address.file is None
-    return Endpoint(provider if is_own else URL(address.url).host, address.url, key or NO_KEY)
+    return Endpoint(provider if is_own else URL(address.url).host, address.url, key or NO_KEY, address.file)

@@ -9,6 +9,8 @@ Kind = Literal[
     "user", "assistant", "tool_call", "tool_result", "bash", "custom_message", "compaction", "branch_summary", "other"
 ]
 
+# No tool has arguments that are nested so deeply; the schemas of OpenAI's API have at most ten levels.
+MAX_DEPTH = 64
 _ERROR_STATUS = re.compile(r'\s*\{\s*"status":\s*"error"')
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_]|[()][0-9A-Z])")
 
@@ -51,12 +53,21 @@ def has_failed(result: Event) -> bool:
 
 
 def decode_json(text: str) -> Any:
-    """Decode JSON that a model wrote; None if it is invalid or nested too deeply."""
+    """Decode JSON that a model wrote; None if it is invalid or nested deeper than MAX_DEPTH."""
     try:
-        return msgspec.json.decode(text)
+        value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         # Models write broken arguments, even half a character; such a call counts as one without arguments.
         return None
+    return None if text.count("[") + text.count("{") > MAX_DEPTH and _is_too_deep(value) else value
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [item for items in inner for item in items]
+    return bool(level)
 
 
 def strip_colours(text: str) -> str:

@@ -23,6 +23,9 @@ _LONE_SURROGATE = re.compile(
 _ENTRY = '{"type"'
 _IN_ENTRIES = {"message", "payload", "timestamp", "uuid", "parentId", "cwd"}
 MAX_TRIES = 16
+# A line holds at most what an agent sends to a model at once. The largest request that a provider documents has 50 MB
+# (images for OpenAI's API); reading a line takes several times its size in memory.
+MAX_LINE = 64_000_000
 _LENIENT = json.JSONDecoder(strict=False)
 
 T = TypeVar("T")
@@ -64,8 +67,11 @@ def read_objects(trace: bytes) -> Lines[Json]:
 def read_lines(trace: bytes, decoder: msgspec.json.Decoder[T], build: Callable[[Json], T]) -> Lines[T]:
     """Split UTF-8 at newlines and decode every line.
 
-    If `decoder` refuses a line that is valid or can be repaired, `build` converts it from a dict.
+    If `decoder` refuses a line that is valid or can be repaired, `build` converts it from a dict. Lines of
+    more than MAX_LINE bytes are skipped.
     """
+    if len(trace) > MAX_LINE and max(map(len, _split(trace))) > MAX_LINE:
+        return _read_each(trace, decoder, build)
     try:
         objects = list(map(decoder.decode, _split(trace)))
     except (msgspec.MsgspecError, RecursionError):
@@ -88,6 +94,10 @@ def _split(trace: bytes) -> Iterator[memoryview]:
 def _read_each(trace: bytes, decoder: msgspec.json.Decoder[T], build: Callable[[Json], T]) -> Lines[T]:
     out: Lines[T] = Lines()
     for raw in _split(trace):
+        if len(raw) > MAX_LINE:
+            out.skipped += 1
+            out.bytes_skipped += len(raw)
+            continue
         try:
             out.objects.append(decoder.decode(raw))
         except (msgspec.MsgspecError, RecursionError):

@@ -14,16 +14,19 @@ import codecs
 import logging
 import os
 import re
+import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from errno import ENOENT
 from fnmatch import fnmatchcase
 from glob import glob, has_magic
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict, IterableDataset, load_from_disk
 
@@ -78,29 +81,33 @@ def find_parquet_files(source: str) -> ParquetFiles:
     if local is None:
         revision, names = hub.find_parquet(source)
         return ParquetFiles(source, tuple(names), revision=revision)
-    root, files = local
-    names = [file.relative_to(root).as_posix() for file in files if file.suffix == ".parquet"]
+    root, files, _ = local
+    names = [file.relative_to(root).as_posix() for file in files if _is_parquet(file)]
     if not names:
         raise SourceError(f"`{source}` contains no .parquet files; use a folder that does.")
     return ParquetFiles(Path(source).name, tuple(names), root=root)
 
 
-def _find_local(source: str) -> tuple[Path, list[Path]] | None:
-    """Return the root folder and the sorted files of a path or glob; None for a Hub dataset id.
+# Paths that are not files that can be read, and the reasons.
+LeftOut = dict[Path, str]
+
+
+def _find_local(source: str) -> tuple[Path, list[Path], LeftOut] | None:
+    """Return the root folder, the sorted files and what is left out of a path or glob; None for a Hub dataset id.
 
     Raises SourceError for anything else.
     """
     path = Path(source)
     if has_magic(source) and not path.exists():
         root = Path(re.split(r"[*?\[]", source)[0] + "x").parent
-        files = _expand(source)
+        files, left_out = _expand(source)
         # A folder that several links reach is read once, under its shortest path.
         files.sort(key=lambda file: len(file.parts), reverse=True)
         files = [*{(os.path.realpath(file.parent), file.name): file for file in files}.values()]
     elif path.is_dir():
-        root, files = path, list_files(path)
+        root, (files, left_out) = path, list_files(path)
     elif path.exists():
-        root, files = path.parent, [path]
+        root, (files, left_out) = path.parent, _divide([path])
     elif HUB_ID.fullmatch(source):
         return None
     else:
@@ -108,18 +115,22 @@ def _find_local(source: str) -> tuple[Path, list[Path]] | None:
             f"`{source}` does not exist and is not a Hub dataset id such as `ns/name`; "
             "use a folder, a file, a glob or an id."
         )
-    return root, sorted(file for file in files if file.is_file())
+    return root, sorted(files), left_out
 
 
-def _expand(pattern: str) -> list[Path]:
-    """Return the paths that match a glob; Python's own `**` would go round in loops of links."""
+def _expand(pattern: str) -> tuple[list[Path], LeftOut]:
+    """Find the files that match a glob; Python's own `**` would go round in loops of links."""
     parts = pattern.split("/")
     if "**" not in parts:
-        return [Path(name) for name in glob(pattern)]  # noqa: PTH207
+        return _divide(map(Path, glob(pattern)))  # noqa: PTH207
     at = parts.index("**")
-    folders = [Path(name) for name in glob("/".join([*parts[:at], ""]) or ".")]  # noqa: PTH207
-    below = ((folder, file) for folder in folders for file in list_files(folder))
-    return [file for folder, file in below if _fits(file.relative_to(folder).parts, parts[at:])]
+    files: list[Path] = []
+    left_out: LeftOut = {}
+    for folder in glob("/".join([*parts[:at], ""]) or "."):  # noqa: PTH207
+        below, others = list_files(Path(folder))
+        files += [file for file in below if _fits(file.relative_to(folder).parts, parts[at:])]
+        left_out |= others
+    return files, left_out
 
 
 def _fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
@@ -136,43 +147,81 @@ def _fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
     return not is_hidden and fnmatchcase(path[0], pattern[0]) and _fits(path[1:], pattern[1:])
 
 
-def list_files(folder: Path) -> list[Path]:
-    """List all files below a folder, also behind symbolic links; a warning names what cannot be read.
+def list_files(folder: Path) -> tuple[list[Path], LeftOut]:
+    """List all files below a folder, also behind symbolic links, and what cannot be read there.
 
     A folder that several paths reach is read once, without links if possible.
     """
-
-    def warn(error: OSError) -> None:
-        logger.warning("`%s` is skipped (%s).", error.filename, error.strerror)
-
     files: list[Path] = []
+    left_out: LeftOut = {}
+
+    def leave_out(error: OSError) -> None:
+        left_out[Path(error.filename)] = explain_os_error(error)
+
     folders, seen = [folder], set[tuple[int, int]]()
     while folders:
         links: list[Path] = []
         for start in sorted(folders):
-            for parent, below, names in os.walk(start, onerror=warn):
-                status = os.stat(parent)  # noqa: PTH116
+            for parent, below, names in os.walk(start, onerror=leave_out):
+                try:
+                    status = os.stat(parent)  # noqa: PTH116
+                except OSError as error:
+                    leave_out(error)
+                    continue
                 if (status.st_dev, status.st_ino) in seen:
                     below.clear()
                     continue
                 seen.add((status.st_dev, status.st_ino))
                 links += [path for name in below if (path := Path(parent, name)).is_symlink()]
-                for file in (Path(parent, name) for name in names):
-                    if file.is_symlink() and not file.exists():
-                        logger.warning("`%s` is skipped (the target of the link does not exist).", file)
-                    files.append(file)
+                if not below and not names and _SESSION_NAME.search(parent):
+                    left_out[Path(parent)] = "empty folder"
+                found, others = _divide(Path(parent, name) for name in names)
+                files += found
+                left_out |= others
         folders = links
-    return files
+    return files, left_out
+
+
+def _divide(paths: Iterable[Path]) -> tuple[list[Path], LeftOut]:
+    """Divide paths without folders into files, and all others with the reason why they are not read."""
+    files: list[Path] = []
+    left_out: LeftOut = {}
+    for path in paths:
+        try:
+            mode = path.stat().st_mode
+        except OSError as error:
+            left_out[path] = explain_os_error(error)
+        else:
+            if stat.S_ISREG(mode):
+                files.append(path)
+            elif not stat.S_ISDIR(mode):
+                left_out[path] = _OTHER_KINDS.get(stat.S_IFMT(mode), "device")
+    return files, left_out
+
+
+def explain_os_error(error: OSError) -> str:
+    """Return why a path cannot be read, as words that follow a number of paths."""
+    return "link without a target" if error.errno == ENOENT else f"with {str(error.strerror).lower()}"
+
+
+def size_of(file: Path) -> int:
+    """Return the size of a file, 0 if it is gone or locked; reading it then says so."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
 
 
 Kind = Literal["viewer_export", "jsonl", "dataset", "hub", "several"]
 
 SESSION_FILES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 # OpenClaw renames a session to `.jsonl.reset.TIME` when the next one begins.
-_SESSION_NAME = re.compile(r"\.jsonl(?:\.reset\.[\w.-]+)?(?:\.gz|\.zst)?$")
+_SESSION_NAME = re.compile(r"\.jsonl(?:\.reset\.[\w.-]+)?(?:\.gz|\.zst)?$", re.IGNORECASE)
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-# The largest session known from bug reports has 153 MB, and reading one takes four to five times its size in memory.
-MAX_DECOMPRESSED = 256_000_000
+_OTHER_KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
+# The largest session known from bug reports has 153 MB; reading one takes several times its size in memory.
+MAX_SESSION = 512_000_000
+_TOO_LARGE = f"it has more than {describe_size(MAX_SESSION)}"
 CHUNK_BYTES = 2**20
 # JSON begins with two ASCII characters, so these bytes are certain (RFC 4627, section 3).
 _UTF_16 = {
@@ -211,8 +260,8 @@ class Source:
     """An opened input: its name without machine paths, its kind and its shards in order.
 
     `upstream` says how far the viewer's export is behind its dataset, see `hub.find_export`;
-    `recorder` holds names to redact, see `processors.identity`; `others` are the names of the files
-    below its folders that are neither sessions nor hidden.
+    `recorder` holds names to redact, see `processors.identity`; `others` are the names of what is not
+    read below its folders and not hidden, with the endings of other files or the reasons.
     """
 
     name: str
@@ -221,7 +270,7 @@ class Source:
     shards: tuple[Shard, ...]
     upstream: dict[str, Any] | None = None
     recorder: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
+    others: dict[str, str] = field(default_factory=dict)
 
     def describe(self) -> dict[str, Any]:
         """Return the description of the input for a report."""
@@ -249,13 +298,14 @@ def open_source(source: str) -> Source:
     is_saved = (path / "state.json").exists() and (path / "dataset_info.json").exists()
     if is_saved or (path / "dataset_dict.json").exists():
         return _open_saved(path)
+    left_out: LeftOut = {}
     if source.startswith("hf://"):
         name, revision, root, files = hub.fetch_files(source, (".parquet", *SESSION_FILES))
     else:
         local = _find_local(source)
         if local is None:
             return _open_hub(source)
-        root, files = local
+        root, files, left_out = local
         name, revision = _make_readable((path if path.is_file() else root).resolve().name), None
     if path.is_dir():
         # Agents keep sessions in hidden folders such as .claude; other files there are not read.
@@ -264,20 +314,20 @@ def open_source(source: str) -> Source:
             for f in files
             if f.name[0] != "." and (is_session(f) or "/." not in f"/{f.relative_to(root).as_posix()}")
         ]
-        data = [file for file in files if file.parent == path / "data" and file.suffix == ".parquet"]
+        data = [file for file in files if file.parent == path / "data" and _is_parquet(file)]
         for first in data[:1]:
             with _open_parquet(first, first.name) as parquet:
                 if set(parquet.schema_arrow.names).issuperset(ROLLOUT_COLUMNS):
                     # The folder also contains the rejects and traces of the same rollouts.
                     files = data
-    parquet = [file for file in files if file.suffix == ".parquet"]
+    parquet = [file for file in files if _is_parquet(file)]
     raw = [file for file in files if is_session(file)]
-    others = name_others(files, root)
+    others = name_others(files, root, left_out)
     if not parquet and not raw:
         problem = (
             "is neither a .parquet nor a .jsonl file"
             if path.is_file()
-            else "contains neither .parquet nor .jsonl files" + (f", only {count_endings(others)}" if others else "")
+            else "contains neither .parquet nor .jsonl files" + (f", only {count_kinds(others)}" if others else "")
         )
         raise SourceError(
             f"`{source}` {problem}; use a viewer export, raw session files of {AGENTS}, or a saved dataset."
@@ -305,29 +355,34 @@ def join_sources(sources: Sequence[Source]) -> Source:
         revisions or None,
         tuple(shards),
         recorder=tuple(dict.fromkeys(name for source in sources for name in source.recorder)),
-        others=tuple(dict.fromkeys(name for source in sources for name in source.others)),
+        others={name: why for source in sources for name, why in source.others.items()},
     )
 
 
 def is_session(file: Path) -> bool:
     """Return whether a file has the name of a raw session."""
-    return bool(_SESSION_NAME.search(file.name)) and file.is_file()
+    return bool(_SESSION_NAME.search(file.name))
 
 
-def name_others(files: Iterable[Path], root: Path) -> tuple[str, ...]:
-    """Return the names of the files that are neither sessions nor hidden."""
-    shown = (file for file in files if "/." not in f"/{file.relative_to(root).as_posix()}" and file.is_file())
-    return tuple(_name_relative(file, root) for file in shown if file.suffix != ".parquet" and not is_session(file))
+def _is_parquet(file: Path) -> bool:
+    return file.suffix.lower() == ".parquet"
 
 
-def count_endings(names: Iterable[str]) -> str:
-    """Count files by their ending.
+def name_others(files: Iterable[Path], root: Path, left_out: LeftOut) -> dict[str, str]:
+    """Return the names of the files that are neither sessions nor hidden, and of what is left out, see `Source`."""
+    shown = (file for file in files if "/." not in f"/{file.relative_to(root).as_posix()}")
+    others = {file: file.suffix.lower() or "without an ending" for file in shown if not is_session(file)}
+    others = {file: ending for file, ending in others.items() if ending != ".parquet"} | left_out
+    return {_name_relative(file, root): why for file, why in sorted(others.items())}
 
-    >>> count_endings(["a.db", "b.JSON", "c.json", "LICENSE"])
-    '2 .json, 1 .db, 1 without an ending'
+
+def count_kinds(others: Mapping[str, str]) -> str:
+    """Count what is not read by its ending or the reason.
+
+    >>> count_kinds({"a.db": ".db", "b.JSON": ".json", "c.json": ".json", "pipe": "named pipe"})
+    '2 .json, 1 .db, 1 named pipe'
     """
-    counts = Counter(PurePath(name).suffix.lower() or "without an ending" for name in names)
-    return ", ".join(f"{count} {ending}" for ending, count in counts.most_common())
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(others.values()).most_common())
 
 
 def shard_sessions(files: Iterable[tuple[Path, Path]]) -> list[Shard]:
@@ -340,7 +395,7 @@ def shard_sessions(files: Iterable[tuple[Path, Path]]) -> list[Shard]:
         for start in range(0, len(sessions), JSONL_PER_SHARD):
             part = sessions[start : start + JSONL_PER_SHARD]
             name = _name_relative(part[0], root) + (f" and {len(part) - 1} more" if len(part) > 1 else "")
-            size = sum(file.stat().st_size for file in part)
+            size = sum(map(size_of, part))
             shards.append(Shard("jsonl", name, "jsonl", len(part), size, tuple(part), root))
     return shards
 
@@ -366,7 +421,11 @@ def load_sessions(source: str | Path | Sequence[str | Path], *, streaming: bool 
     sources = [source] if isinstance(source, str | Path) else source or [""]
     if not isinstance(sources, Sequence) or not all(isinstance(one, str | Path) for one in sources):
         raise SourceError(f"{source!r:.80} is not a source; give a path, a Hub id or a list of these.")
-    shards = list(join_sources([open_source(str(one)) for one in sources]).shards)
+    opened = join_sources([open_source(str(one)) for one in sources])
+    for name, why in opened.others.items():
+        if why not in (PurePath(name).suffix.lower(), "without an ending"):
+            logger.warning("`%s` is skipped (%s).", name, why)
+    shards = list(opened.shards)
     arguments: dict[str, Any] = {"shards": shards}
     if streaming:
         return IterableDataset.from_generator(_session_rows, SESSION, gen_kwargs=arguments)
@@ -386,17 +445,32 @@ def _session_rows(shards: list[Shard], modified: object = None) -> Iterator[dict
 def read_sessions(shard: Shard, unreadable: Unreadable | None = None) -> Iterator[pa.Table]:
     """Yield tables of the SESSION columns, about BATCH_BYTES of traces at a time.
 
-    A session file that cannot be read is skipped and added to `unreadable`, or logged as a warning
-    if that is None. Raises SourceError for other files.
+    A session that cannot be read is skipped and added to `unreadable`, or logged as a warning if that is
+    None. Raises SourceError for a file of many sessions.
     """
-    rows = _count_batch_rows(shard.bytes, shard.sessions)
+    skipped: Unreadable = {} if unreadable is None else unreadable
     if shard.kind == "jsonl":
-        skipped: Unreadable = {} if unreadable is None else unreadable
         yield from _read_raw(shard, skipped)
-        if unreadable is None:
-            for name, reasons in skipped.items():
-                logger.warning("`%s` cannot be read (%s) and is skipped.", name, *reasons)
-    elif shard.kind == "dataset":
+    else:
+        for table in _read_tables(shard):
+            yield _drop_large(table, skipped)
+    if unreadable is None:
+        for name, reasons in skipped.items():
+            logger.warning("`%s` cannot be read (%s) and is skipped.", name, *reasons)
+
+
+def _drop_large(table: pa.Table, unreadable: Unreadable) -> pa.Table:
+    """Drop the sessions that have more than MAX_SESSION bytes, and add them to `unreadable`."""
+    sizes = pc.binary_length(table["trace"])
+    is_large = pc.greater(sizes, MAX_SESSION)
+    large = pa.table({"name": table["source"], "size": sizes}).filter(is_large).to_pylist()
+    unreadable |= {one["name"]: {_TOO_LARGE: one["size"]} for one in large}
+    return table.filter(pc.invert(is_large)) if large else table
+
+
+def _read_tables(shard: Shard) -> Iterator[pa.Table]:
+    rows = _count_batch_rows(shard.bytes, shard.sessions)
+    if shard.kind == "dataset":
         dataset = load_from_disk(str(shard.files[0]))
         assert isinstance(dataset, Dataset)
         for start in range(0, dataset.num_rows, rows):
@@ -469,7 +543,7 @@ def read_head(file: Path, size: int) -> bytes:
 
 def _open_raw(file: Path) -> Any:
     """Open a raw session file and decompress it; its name may be other than UTF-8."""
-    compression = _COMPRESSIONS.get(file.suffix)
+    compression = _COMPRESSIONS.get(file.suffix.lower())
     stream = file.open("rb")
     return pa.input_stream(stream, compression=compression) if compression else stream
 
@@ -493,7 +567,7 @@ def _read_raw(shard: Shard, unreadable: Unreadable) -> Iterator[pa.Table]:
             traces.append(_read_session(file))
             names.append(name)
         except (pa.ArrowException, OSError, OverflowError) as error:
-            unreadable[name] = {_explain(error): file.stat().st_size if file.exists() else 0}
+            unreadable[name] = {_explain(error): size_of(file)}
         if sum(map(len, traces)) >= BATCH_BYTES:
             yield make_table()
     if names:
@@ -501,9 +575,10 @@ def _read_raw(shard: Shard, unreadable: Unreadable) -> Iterator[pa.Table]:
 
 
 def _read_session(file: Path) -> bytes:
-    """Return a session, decompressed; raises OverflowError if it has more than MAX_DECOMPRESSED bytes then."""
+    """Return a session, decompressed; raises OverflowError if it has more than MAX_SESSION bytes then."""
+    _check_size(size_of(file))
     with _open_raw(file) as stream:
-        if file.suffix not in _COMPRESSIONS:
+        if file.suffix.lower() not in _COMPRESSIONS:
             return _decode_utf16(stream.read())
         chunks: list[bytes] = []
         size = 0
@@ -511,9 +586,13 @@ def _read_session(file: Path) -> bytes:
         while chunk := stream.read(CHUNK_BYTES):
             chunks.append(chunk)
             size += len(chunk)
-            if size > MAX_DECOMPRESSED:
-                raise OverflowError(f"it has more than {describe_size(MAX_DECOMPRESSED)} when decompressed")
+            _check_size(size)
     return _decode_utf16(b"".join(chunks))
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_SESSION:
+        raise OverflowError(_TOO_LARGE)
 
 
 def _decode_utf16(content: bytes) -> bytes:

@@ -1,8 +1,9 @@
 """Parse the arguments of the training jobs from recipe, command line and environment."""
 
 import os
+import re
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -15,7 +16,14 @@ from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.filter_options import SplitBy, Unit
 from pimono_sdpo.removed import refuse_removed
 from pimono_sdpo.training.guards import LOSS, GuardOptions
-from pimono_sdpo.training.options import argument, check_numbers, checked_recipe, find_recipe, refuse_unknown
+from pimono_sdpo.training.options import (
+    accept_negative_numbers,
+    argument,
+    check_numbers,
+    checked_recipe,
+    find_recipe,
+    refuse_unknown,
+)
 from pimono_sdpo.training.rewards import Mode
 
 
@@ -58,11 +66,18 @@ class GuardedSFTConfig(GuardOptions, SFTConfig):  # type: ignore[misc] # TRL shi
     METHOD = "sft"
 
 
+_DPO_LOSS = next(one for one in fields(DPOConfig) if one.name == "loss_type").metadata
+
+
 @dataclass
 class GuardedDPOConfig(GuardOptions, DPOConfig):  # type: ignore[misc] # TRL ships no types
-    """DPOConfig with guards."""
+    """DPOConfig with guards, and with the losses that TRL only refuses in the first step."""
 
     METHOD = "dpo"
+    loss_type: list[str] = field(
+        default_factory=lambda: ["sigmoid"],
+        metadata={**_DPO_LOSS, "choices": re.findall(r"`'(\w+)'`", _DPO_LOSS["help"])},
+    )
 
 
 @dataclass
@@ -168,8 +183,9 @@ class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse and check the numbers before the libraries divide by them."""
+        accept_negative_numbers(self)
         parsed, rest = super().parse_known_args(args, namespace)
-        defaults = {field.name: field.default for one in self.dataclass_types for field in fields(one)}
+        defaults = {one.name: one.default for type_ in self.dataclass_types for one in fields(type_)}
         check_numbers(vars(parsed), defaults)
         return parsed, rest
 

@@ -5,7 +5,7 @@ import os
 import sys
 import warnings
 
-from pimono_sdpo.text import escape_controls
+from pimono_sdpo.text import escape_line
 
 
 def is_main_process() -> bool:
@@ -15,13 +15,13 @@ def is_main_process() -> bool:
 
 def warn(text: str) -> None:
     """Print a warning on stderr."""
-    sys.stderr.write(f"warning: {escape_controls(text)}\n")
+    sys.stderr.write(f"warning: {escape_line(text)}\n")
 
 
 def say(text: str) -> None:
     """Print a line in the main process only."""
     if is_main_process():
-        print(text, flush=True)  # noqa: T201
+        print(escape_line(text), flush=True)  # noqa: T201
 
 
 def quiet_libraries() -> None:

@@ -37,9 +37,12 @@ from pimono_sdpo.push_options import PushOptions
 from pimono_sdpo.traces.hub import explain_error, retry_hub
 from pimono_sdpo.training.console import say
 from pimono_sdpo.training.options import (
+    OPTIONAL_PACKAGES,
     SMOKE_TEST,
+    accept_negative_numbers,
     check_columns,
     check_folder,
+    check_generations,
     check_numbers,
     checked_recipe,
     find_flavor,
@@ -88,6 +91,12 @@ def launch(
     check_folder(rows)
     argv = [part for word in argv for part in (word.split("=", 1) if word[:2] == "--" else [word])]
     options = _parse_options(method, argv)
+    lock = find_shipped("requirements.txt").read_text().splitlines()
+    pins = [line for line in lock if line and line[0] != "#"]
+    for name, package in OPTIONAL_PACKAGES.items():
+        is_on = str(getattr(options, name, None)).lower() in TRUE
+        if is_on and not any(line.startswith(f"{package}==") for line in pins):
+            raise TrainingInputError(f"--{name} needs the package `{package}`, which a job lacks; leave out --{name}.")
     if method in ("sdpo", "rft", "grpo") and _find_reward(options) == "trace_grounding":
         say(SMOKE_TEST)
     limit = options.time_limit or DEFAULT_LIMIT
@@ -114,8 +123,6 @@ def launch(
         adapter = f"{account}/{dataset.partition('/')[2]}-{method}"
         require_adapter_of(dataset, adapter)
     run_name = options.run_name or adapter.rpartition("/")[2]
-    lock = find_shipped("requirements.txt").read_text().splitlines()
-    pins = [line for line in lock if line and line[0] != "#"]
     space = {name: environ[name] for name in ("TRACKIO_SPACE_ID",) if name in environ}
     with TemporaryDirectory() as temporary:
         artifacts = Path(temporary)
@@ -204,6 +211,7 @@ def _submit(api: HfApi, namespace: str, **job: Any) -> JobInfo:
 def _parse_options(method: str, argv: list[str]) -> Namespace:
     """Parse the options as the job will; raises TrainingInputError for those that it could not use."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    accept_negative_numbers(parser)
     known = read_options(method)
     for name, about in known.items():
         flags = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
@@ -218,6 +226,8 @@ def _parse_options(method: str, argv: list[str]) -> Namespace:
         raise TrainingInputError(f"The arguments cannot be used ({error}); see --help.") from error
     refuse_unknown(unknown, parser)
     check_numbers(vars(options), {name: about.get("default") for name, about in known.items()})
+    if method == "grpo" and options.num_generations is not None:
+        check_generations(method, options.num_generations)
     if (options.config or "").endswith((".yaml", ".yml")) and not Path(options.config).is_file():
         raise TrainingInputError(
             f"--config {options.config} is not a file here; give the name of a recipe without .yaml."
@@ -326,7 +336,7 @@ def _follow(api: HfApi, job: JobInfo) -> None:
         # The stream of the log may break; only the final status counts.
         with suppress(HTTPError):
             for line in api.fetch_job_logs(follow=True, **job_key):
-                say(line)
+                say(line.expandtabs())
         with hub_errors(f"The result of job {name} is not known"):
             for attempt in retry_hub():
                 with attempt:

@@ -23,13 +23,11 @@ from pimono_sdpo.training.console import say
 from pimono_sdpo.training.guards import GuardOptions, Guards
 from pimono_sdpo.training.held_out import Scores
 from pimono_sdpo.training.memory import Hardware
-from pimono_sdpo.training.options import check_columns
+from pimono_sdpo.training.options import OPTIONAL_PACKAGES, check_columns
 from pimono_sdpo.training.output import last_checkpoint
 from pimono_sdpo.training.tracking import SafeTrackio, list_arguments
 
 SMOKE_STEPS = 2
-# The packages that options need; TRL looks for them only once the weights are loaded.
-OPTIONAL_PACKAGES = {"use_vllm": "vllm", "use_liger_kernel": "liger_kernel"}
 Json = dict[str, Any]
 
 

@@ -40,7 +40,8 @@ def translate_errors(what: str, advice: str) -> Iterator[None]:
     """Turn library errors about files, settings and the Hub into a TrainingInputError."""
     try:
         yield
-    except (*LOADING_ERRORS, DatasetsError) as error:
+    except (*LOADING_ERRORS, DatasetsError, StopIteration) as error:
+        # `datasets` ends in a StopIteration if it finds no rows in a file.
         # The messages of `datasets` are generic; the cause has the reason.
         cause = error.__cause__ or error if isinstance(error, DatasetsError) else error
         reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__).strip(" .:")

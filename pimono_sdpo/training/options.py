@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, JobHardware
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.removed import refuse_removed
@@ -19,6 +19,8 @@ from pimono_sdpo.removed import refuse_removed
 SMOKE_TEST = (
     "rows of traces have only a smoke-test reward: with trace_grounding, a fluent wrong answer scores like a right one"
 )
+# The packages that options need; TRL looks for them only once the weights are loaded.
+OPTIONAL_PACKAGES = {"use_vllm": "vllm", "use_liger_kernel": "liger_kernel"}
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 # The command that writes the rows of a method, and the columns that the method reads.
 READS = {
@@ -44,6 +46,19 @@ def argument(help: str, *, default: Any = None) -> Any:
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata={"help": help})
     return field(default=default, metadata={"help": help})
+
+
+def accept_negative_numbers(parser: ArgumentParser) -> None:
+    """Let a parser take -1e-5 for a value; before Python 3.14, argparse takes it for an option."""
+    parser._negative_number_matcher = re.compile(r"-(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?$|-inf$|-nan$")
+
+
+def check_generations(method: str, generations: int, learns_from_feedback: bool = False) -> None:
+    """Raise TrainingInputError for a method that compares completions of a prompt if there is only one."""
+    if generations < 2 and method != "rft" and not learns_from_feedback:
+        raise TrainingInputError(
+            "--num_generations is 1, so there is no other completion of a prompt to compare one with; give at least 2."
+        )
 
 
 def seconds_of(limit: str) -> float:
@@ -124,9 +139,15 @@ def checked_recipe(recipe: dict[str, Any], parser: ArgumentParser) -> dict[str, 
     """Check the names and values in a recipe, which argparse would not; return it with numbers as text."""
     for action in parser._actions:
         value = recipe.get(action.dest)
-        if action.choices and isinstance(value, str) and value not in action.choices:
-            choices = ", ".join(map(str, action.choices))
-            raise TrainingInputError(f"{action.dest} is {value} in the recipe, and not one of {choices}; correct it.")
+        given = value if isinstance(value, list) else [value]
+        if wrong := [one for one in given if action.choices and isinstance(one, str) and one not in action.choices]:
+            choices = ", ".join(map(str, action.choices or ()))
+            raise TrainingInputError(
+                f"{action.dest} is {wrong[0]} in the recipe, and not one of {choices}; correct it."
+            )
+        is_list = action.nargs == "+" and action.type is str and value is not None
+        if is_list and not all(isinstance(one, str) for one in given):
+            raise TrainingInputError(f"{action.dest} is {value} in the recipe, and not a list of texts; correct it.")
         if action.type in (int, float) and action.nargs is None and value is not None:
             # Of defaults, argparse converts only those that are text.
             recipe[action.dest] = str(value)
@@ -163,7 +184,13 @@ def check_numbers(values: dict[str, Any], defaults: dict[str, Any]) -> None:
 
 
 def find_flavor(api: HfApi, flavor: str) -> Any:
-    """Return a flavor of HF Jobs; raises TrainingInputError for an unknown one."""
+    """Return a flavor of HF Jobs; raises TrainingInputError for an unknown one.
+
+    The list of `huggingface_hub` is kept in step with the Hub.
+    """
+    known = [item.value for item in JobHardware]
+    if flavor not in known:
+        raise TrainingInputError(f"There is no flavor `{flavor}`; give one of {', '.join(known)}.")
     flavors = {item.name: item for item in api.list_jobs_hardware()}
     if flavor not in flavors:
         raise TrainingInputError(f"There is no flavor `{flavor}`; give one of {', '.join(flavors)}.")

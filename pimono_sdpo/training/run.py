@@ -12,6 +12,7 @@ from importlib.metadata import version
 from os import environ
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from datasets import Dataset
@@ -21,7 +22,7 @@ from pimono_sdpo.console import allow_cleanup, check_hub
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.push import Repo, remove_empty
 from pimono_sdpo.runs.folders import read_json
-from pimono_sdpo.text import escape_controls, shorten_line
+from pimono_sdpo.text import escape_line, is_this_machine, shorten_line
 from pimono_sdpo.training import held_out, models, output, publish, tracking
 from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.callbacks import TimeLimit, now, time_limit_of
@@ -29,7 +30,7 @@ from pimono_sdpo.training.console import is_main_process, say, warn
 from pimono_sdpo.training.launch import COMMAND
 from pimono_sdpo.training.memory import hardware_of
 from pimono_sdpo.training.method import Method
-from pimono_sdpo.training.options import SMOKE_TEST, is_local
+from pimono_sdpo.training.options import SMOKE_TEST, check_folder, is_local
 from pimono_sdpo.training.preflight import as_text, preflight, refuse
 from pimono_sdpo.training.sdpo import SDPO
 from pimono_sdpo.training.supervised import DPO, SFT
@@ -70,7 +71,7 @@ def run_script(method: str, argv: list[str], description: str | None) -> int:
         check_hub()
         run_job(method, argv, description)
     except PimonoError as error:
-        sys.stderr.write(escape_controls(f"train_{method}: {error}\n"))
+        sys.stderr.write(f"{escape_line(f'train_{method}: {error}')}\n")
         return 2
     return 0
 
@@ -92,6 +93,8 @@ class Run:
         if getattr(self.job, "reward", None) == "trace_grounding":
             say(SMOKE_TEST)
         say(f"recipe {self.recipe}, model {self.model_args.model_name_or_path}")
+        if self.job.dataset is not None:
+            check_folder(self.job.dataset)
         self.method = method(self.job, self.args, self.model_args)
         if self.method.lacks_gpu and self.job.mode != "preflight":
             raise TrainingInputError(
@@ -206,6 +209,7 @@ class Run:
             "the adapter, its card, run log and page, to the repository": repository,
             "checkpoints, to the private bucket": self.checkpoints and self.checkpoints.bucket,
             "metrics and sampled answers, to the Space": space if logged else None,
+            "prompts and weights, to the vLLM server at": _find_vllm_host(self.args),
         }
         for what, destination in destinations.items():
             if destination:
@@ -214,7 +218,8 @@ class Run:
 
     def _run_preflight(self) -> Json:
         findings = preflight(self.method, hardware_of(self.job.flavor))
-        say(as_text(findings))
+        for line in as_text(findings).split("\n"):
+            say(line)
         on_command_line = any(word.partition("=")[0] == "--force" for word in self.command)
         forced_by = "--force" if on_command_line else f"`force: true` in the recipe {self.recipe}"
         refuse(findings, forced_by if self.job.force else "")
@@ -317,6 +322,14 @@ ARGUMENTS_OF_METHOD = {
     "dpo": "max_length beta loss_type loss_weights label_smoothing".split(),
 }
 PACKAGES = "trl transformers peft bitsandbytes torch accelerate datasets huggingface_hub trackio".split()
+
+
+def _find_vllm_host(args: Any) -> str | None:
+    """Return the host of a vLLM server on another machine, None without one."""
+    if not getattr(args, "use_vllm", False) or args.vllm_mode != "server":
+        return None
+    host = urlsplit(args.vllm_server_base_url or f"//{args.vllm_server_host}").hostname or ""
+    return None if is_this_machine(host) else host
 
 
 def describe_run(method: Method) -> Json:

@@ -31,6 +31,7 @@ from pimono_sdpo.training.callbacks import make_resumable
 from pimono_sdpo.training.held_out import Scores, score_rewards, score_rollouts
 from pimono_sdpo.training.memory import Hardware, estimate_sdpo
 from pimono_sdpo.training.method import Method
+from pimono_sdpo.training.options import check_generations
 from pimono_sdpo.training.rewards import (
     PASS_THROUGH,
     SEAM_TOKENS,
@@ -258,12 +259,7 @@ class SDPO(Method):
             )
         mode: Mode = job.feedback or ("both" if job.reward in VERIFYING else "trace")
         self.feedback = Feedback(args.feedback_template, mode, tokens=job.feedback_tokens)
-        compares = args.distillation_weight < 1 or mode == "none"
-        if args.num_generations < 2 and args.method != "rft" and compares:
-            raise TrainingInputError(
-                "--num_generations is 1, so there is no other completion of a prompt to compare one with; give at "
-                "least 2."
-            )
+        check_generations(args.method, args.num_generations, args.distillation_weight >= 1 and mode != "none")
         if args.distillation_mode == "topk_logits" and not args.distillation_topk:
             raise TrainingInputError(
                 "--distillation_mode topk_logits needs a number of tokens; give --distillation_topk."
@@ -306,6 +302,12 @@ class SDPO(Method):
     def load_model(self) -> None:
         """Load the tokenizer and the reward."""
         super().load_model()
+        args, tokens = self.args, len(self.tokenizer)
+        if args.distillation_mode == "topk_logits" and args.distillation_topk > tokens:
+            raise TrainingInputError(
+                f"--distillation_topk is {args.distillation_topk}, and the model has {tokens} tokens; give a smaller "
+                "number."
+            )
         job = self.job
         set_response_template(self.tokenizer)
         end_ids = {self.tokenizer.eos_token_id, *models.end_ids(self.model_args, self.revision)}

@@ -39,7 +39,9 @@ def read_conversation(
     private = (trace.cwd, *identify(row["trace"], trace, recorder))
     active = [event for event in trace.events if event.on_active_branch and not event.is_subagent]
     turns, steps, turn_of = _read_turns(trace, private, active)
-    session, _ = redact_text(row["session_id"] or trace.session_id or row["source"], trace.cwd)
+    # A session that is left out is found again by its file.
+    named = row["source"] if trace.problem else row["session_id"] or trace.session_id
+    session, _ = redact_text(named or row["source"] or row["session_id"], trace.cwd)
     split_column = split({"cwd": trace.cwd, "source": row["source"]}, test_fraction)
     tools = describe_tools(list_worked(steps), trace.harness, find_harness(trace.harness).tools)
     columns = {"task_id": session, "tools": tools, **split_column}
@@ -98,4 +100,4 @@ def build_stage(test_fraction: float = 0.0, recorder: Sequence[str] | None = ())
 
 def name_run(row: Row) -> Json:
     """Return the reject of a session on which a stage crashed."""
-    return {"task_id": redact_text(row["session_id"] or row["source"], "")[0]}
+    return {"task_id": redact_text(row["source"] or row["session_id"], "")[0]}

@@ -10,10 +10,11 @@ from datasets import Dataset
 from pimono_sdpo.errors import OutputError, TrainingInputError
 from pimono_sdpo.samples import write_samples
 from pimono_sdpo.training import models, output, rows, train
-from pimono_sdpo.training.arguments import SDPOArguments
+from pimono_sdpo.training.arguments import SDPOArguments, open_parser
 from pimono_sdpo.training.options import check_columns, find_recipe
 from pimono_sdpo.training.rewards import Mode
 from pimono_sdpo.training.sdpo import SDPO
+from pimono_sdpo.training.supervised import DPO
 from tests.training.setup import JOBS, arguments, hand_made, prepare
 
 
@@ -77,6 +78,20 @@ def test_unusable_rows_are_one_sentence(
 def test_what_python_gives_wrongly_is_one_sentence(given: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(TrainingInputError, match=words):
         train(given, **options)
+
+
+def test_more_tokens_than_the_vocabulary_has_are_refused(tmp_path: Path, tiny: Path) -> None:
+    args, model_args = arguments(tmp_path, tiny, distillation_mode="topk_logits", distillation_topk=10**7)
+    with pytest.raises(TrainingInputError, match="--distillation_topk is 10000000, and the model has"):
+        prepare(args, model_args, hand_made())
+
+
+def test_a_loss_that_trl_does_not_have_is_refused() -> None:
+    parser = open_parser(DPO.OPTIONS, DPO.CONFIG)
+    plain = ["--use_cpu", "true", "--bf16", "false", "--loss_type", "sigmoid"]
+    assert parser.parse_args_and_config([*plain, "sft"])[1].loss_type == ["sigmoid", "sft"]
+    with pytest.raises(TrainingInputError, match="invalid choice: 'nope'"):
+        parser.parse_args_and_config([*plain, "nope"])
 
 
 @pytest.mark.parametrize(

@@ -99,11 +99,9 @@ ON = ("--on", "hf:cpu-basic", "--use_cpu", "true")
     ("words", "token", "sentence"),
     [
         (("--on", "hf:abacus"), "hf_loopback", "There is no flavor `abacus`; give one of cpu-basic"),
-        (("--on", "hf:abacus"), None, "There is no flavor `abacus`"),
         (("--on", "mars"), "hf_loopback", "--on is mars; give here or hf:FLAVOR"),
         ((*ON, "--max_stepz", "3"), "hf_loopback", "Unknown argument(s) --max_stepz 3, did you mean --max_steps?"),
         ((*ON, "--max_steps", "three"), "hf_loopback", "invalid int value: 'three'"),
-        ((*ON, "--learning-rate", "-1"), "hf_loopback", "--learning_rate is -1.0; give a number above 0"),
         ((*ON, "--config", "own.yaml"), "hf_loopback", "--max_steps is 0; give at least 1"),
         ((*ON, "--config", "list.yaml"), "hf_loopback", "The recipe `list.yaml` is not a mapping"),
         ((*ON, "--config", "broken.yaml"), "hf_loopback", "The recipe `broken.yaml` cannot be read"),
@@ -133,6 +131,29 @@ def test_what_cannot_run_there_is_found_before_anything_leaves(
     assert not loopback_hub.store.repos
     assert not loopback_hub.store.buckets
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--on", "hf:abacus"), "There is no flavor `abacus`; give one of cpu-basic"),
+        (
+            (*ON, "--method", "grpo", "--num_generations", "1"),
+            "--num_generations is 1, so there is no other completion",
+        ),
+        ((*ON, "--use_vllm"), "--use_vllm needs the package `vllm`, which a job lacks"),
+        ((*ON, "--learning-rate", "-1"), "--learning_rate is -1.0; give a number above 0"),
+        ((*ON, "--learning_rate=-1e-5"), "--learning_rate is -1e-05; give a number above 0"),
+        ((*ON, "--method", "dpo", "--loss_type", "sigmoid", "nope"), "invalid choice: 'nope'"),
+    ],
+)
+def test_wrong_options_are_found_without_the_hub(
+    loopback_hub: LoopbackHub, rows: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    done = launch(loopback_hub, rows.parent, *words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert sentence in done.stderr.splitlines()[-1]
+    assert not loopback_hub.requests
 
 
 @pytest.mark.parametrize(

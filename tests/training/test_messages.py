@@ -42,7 +42,8 @@ def refused(argv: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[s
         (("--max_steps", "-1", "--num_train_epochs", "0"), "--num_train_epochs is 0"),
         (("--seed", "-1"), "--seed is -1; give a number of at least 0"),
         (("--guard_window", "0"), "--guard_window is 0; give a number above 0"),
-        (("--learning_rate", "-1"), "--learning_rate is -1.0; give a number above 0"),
+        (("--learning_rate", "-1e-5"), "--learning_rate is -1e-05; give a number above 0"),
+        (("--learning_rate", "-inf"), "--learning_rate is -inf; give a finite number"),
         (("--learning_rate", "0"), "--learning_rate is 0.0; give a number above 0"),
         (("--temperature", "0"), "--temperature is 0.0; give a number above 0"),
         (("--per_device_train_batch_size", "0"), "--per_device_train_batch_size is 0; give a number above 0"),
@@ -67,6 +68,8 @@ def refused(argv: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[s
         (("--run_name", "../../esc"), "The run name `../../esc`"),
         (("--run_name", "a/b"), "The run name `a/b`"),
         (("--run_name", ".."), "The run name `..`"),
+        (("--dataset", "file"), "`file` is a file; give the folder of rows"),
+        (("--config", "five.yaml"), "lora_target_modules is 5 in the recipe, and not a list of texts"),
         (("--source", "./gone"), "does not exist"),
         (("--source", "dull"), "`dull` gives no rows"),
         (("--output_dir", "file", "--dataset", "x/y"), "Cannot write `file` ("),
@@ -82,6 +85,7 @@ def test_arguments_are_checked_before_anything_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
+    (tmp_path / "five.yaml").write_text("lora_target_modules: 5")
     (tmp_path / "dull").mkdir()
     (tmp_path / "dull" / "1.jsonl").write_text('{"type":"session","version":3,"id":"s"}\n')
     refused(argv, tmp_path, capsys, words)
