@@ -1,4 +1,4 @@
-"""List the mistakes and corrections that recur in sessions, and write those you accept to a file of instructions.
+"""List the mistakes that recur in sessions, and write rules against them.
 
 pimono-sdpo lessons claude --out lessons
 pimono-sdpo lessons claude --out lessons --accept 1,3
