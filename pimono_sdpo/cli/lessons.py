@@ -1,4 +1,4 @@
-"""List the mistakes that recur in sessions, and write rules against them.
+"""List mistakes that recur in sessions, and write rules from them.
 
 pimono-sdpo lessons claude --out lessons
 pimono-sdpo lessons claude --out lessons --accept 1,3
