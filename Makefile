@@ -19,7 +19,7 @@ help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 demo: $(READY) ## sample traces -> rows -> a trained tiny adapter, under OUT (build/demo)
-	$(BIN)/python jobs/demo.py --out $(OUT)
+	$(BIN)/python benchmarks/demo.py --out $(OUT)
 
 test: $(READY) ## run the tests, except those marked slow
 	$(PYTEST) -m "not slow"

@@ -15,7 +15,6 @@ filter does not read it. Intervals are Wilson's at 95 %.
 
 import argparse
 import csv
-import hashlib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -42,13 +41,12 @@ _HOME = re.compile(r"^(?:/Users|/home|[A-Za-z]:\\Users)[/\\]([^/\\]+)")
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One labelled message; `session` is a hash of the file.
+    """One labelled message.
 
     `turn` is None where the path that the user kept has no such message; `described` is None, too,
     when a harness wrote it.
     """
 
-    session: str
     person: str
     harness: str
     label: str
@@ -63,7 +61,6 @@ class Example:
 
 @dataclass(frozen=True)
 class _Session:
-    digest: str
     person: str
     harness: str
     turns: dict[int, Turn]
@@ -129,8 +126,7 @@ def _read_session(path: Path) -> _Session:
     said = [e.index for e in trace.events if e.kind == "user" and e.on_active_branch]
     later = {turn.event_index: turn for turn in read_later_turns(trace.events)}
     turns = {number: later[index] for number, index in enumerate(said) if index in later}
-    digest = hashlib.sha256(content).hexdigest()[:8]
-    return _Session(digest, person.lower(), trace.harness, turns)
+    return _Session(person.lower(), trace.harness, turns)
 
 
 def _read_example(row: Mapping[str, str], session: _Session) -> Example:
@@ -140,7 +136,6 @@ def _read_example(row: Mapping[str, str], session: _Session) -> Example:
         near = sorted(session.turns.items(), key=lambda item: abs(item[0] - ordinal))
         turn = next((turn for _, turn in near if _begins_with(turn.text, text)), None)
     return Example(
-        session=session.digest,
         person=row.get("person") or session.person,
         harness=row.get("harness") or session.harness,
         label=row["label"],
@@ -216,7 +211,6 @@ class Report:
 
     groups: dict[str, list[Score]]
     unread: int
-    known: int
     microseconds: float
 
 
@@ -247,7 +241,6 @@ def evaluate_corrections(examples: Sequence[Example], refit: bool = False) -> Re
             ],
         },
         unread=sum(example.turn is None for example in examples),
-        known=sum(example.session in model.fitted_to for example in examples) if not refit else 0,
         microseconds=time_per_message([e.turn for e in examples if e.turn is not None]),
     )
 
@@ -296,8 +289,6 @@ def render(report: Report) -> str:
             for s in scores
         ]
         lines.append("")
-    if report.known:
-        lines.append(f"{report.known} of the labels are of sessions that the shipped weights were fitted to.")
     if report.unread:
         has, counts = ("has", "counts") if report.unread == 1 else ("have", "count")
         lines.append(

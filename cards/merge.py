@@ -34,37 +34,23 @@ def path_in_repo(name: str, section: str) -> str:
     return f"{section}_rejects/{rest}" if folder == "rejects" else f"{section}/{rest}"
 
 
-def merge_cards(section: str, new_card: str, old_card: str, pushed_card: str) -> tuple[str, str]:
-    """Return the card after a push, and a note for the owner or "".
-
-    `old_card` is on the Hub now, `pushed_card` is what the last push wrote; either is "" if there is none.
-    """
-    (new, text), (old, body), (pushed, pushed_body) = map(split_card, (new_card, old_card, pushed_card))
-    metadata = _merge_metadata(section, new, old)
-    single = old.keys() - {"configs", "tags"} if pushed else ()
-    changed = sorted(name for name in single if old[name] not in (pushed.get(name), metadata.get(name)))
+def merge_cards(section: str, new_card: str, old_card: str) -> tuple[str, str]:
+    """Return the card after a push, and a note for the owner or ""; `old_card` is that on the Hub, "" without one."""
+    (new, text), (old, body) = split_card(new_card), split_card(old_card)
+    metadata, note = _merge_metadata(section, new, old), ""
     # A session may quote the marks.
     text = re.sub("<!--(?= /?pimono-sdpo:)", "<! --", text).strip()
     marked = f"<!-- pimono-sdpo:{section} -->\n{text}\n<!-- /pimono-sdpo:{section} -->"
-    present, earlier = (dict(_SECTION.findall(one)) for one in (body, pushed_body))
-    # Earlier versions did not mark rows and adapters.
-    unmarked = "" if section in SECTIONS[1:] else _SECTION.sub("", pushed_body).strip()
-    before, notes = earlier.get(section, unmarked), []
-    if section in present:
+    if section in {match[1] for match in _SECTION.finditer(body)}:
         body = _SECTION.sub(lambda match: marked if match[1] == section else match[0], body)
-        changed += ["the text between the marks"] * (present[section] != earlier.get(section, present[section]))
-    elif before and before in body:
-        body = body.replace(before, marked, 1)
     else:
         if section not in SECTIONS[1:] and _SECTION.sub("", body).strip():
-            notes.append("the earlier text of the card stays above the new one; remove there what is outdated")
+            note = "the earlier text of the card stays above the new one; remove there what is outdated"
         body = f"{body.strip()}\n\n{marked}"
-    if changed:
-        notes.append(f"replaced on the card, although changed there: {', '.join(changed)}")
     if old_card and (metadata, body) == split_card(old_card):
         return old_card, ""
     header = yaml.safe_dump(metadata, sort_keys=True, allow_unicode=True)
-    return f"---\n{header}---\n\n{body.strip()}\n", "; ".join(notes)
+    return f"---\n{header}---\n\n{body.strip()}\n", note
 
 
 def _merge_metadata(section: str, new: Json, old: Json) -> Json:

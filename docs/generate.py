@@ -208,10 +208,9 @@ def describe_stages() -> str:
     from pimono_sdpo.traces.harness import HARNESSES
     from processors import pipeline
     from processors.grade import WEIGHTS
-    from processors.judge import Judge
 
     stages = []
-    for stage in pipeline(judge=Judge("", "")):
+    for stage in pipeline(judge="model"):
         module = sys.modules[getattr(stage.fn, "func", stage.fn).__module__]
         path = Path(str(module.__file__))
         kind = code(type(stage).__name__)

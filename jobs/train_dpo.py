@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "bitsandbytes==0.50.2", "datasets==5.2.0", "filelock==4.2.11",
+#     "bitsandbytes==0.50.2", "datasets==5.2.0",
 #     "huggingface-hub==2.4.0", "peft==0.21.2", "polars==2.1.0", "pyarrow==26.0.1",
 #     "scipy==1.17.1", "torch==2.13.0", "trackio==0.43.0", "transformers==5.23.0",
 #     "trl==1.16.0",

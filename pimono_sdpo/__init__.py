@@ -15,26 +15,16 @@ import sys
 
 from pimono_sdpo.version import __version__ as __version__
 
-__all__ = [
-    "Filter",
-    "FlatMap",
-    "Map",
-    "PimonoError",
-    "Stage",
-    "load_sessions",
-    "pipeline",
-    "run_pipeline",
-    "run_stages",
-    "train",
-]
-# `__init__.pyi` says the same to type checkers.
-_MODULES = {
-    **dict.fromkeys(__all__, "pimono_sdpo.stage"),
-    **dict.fromkeys(("pipeline", "run_pipeline"), "processors"),
-    "PimonoError": "pimono_sdpo.errors",
-    "load_sessions": "pimono_sdpo.traces.sources",
-    "train": "pimono_sdpo.training",
-}
+
+def _read_stub() -> dict[str, str]:
+    """Return the module of each public name, as `__init__.pyi` says it to type checkers as well."""
+    with open(f"{__path__[0]}/__init__.pyi", encoding="utf-8") as stub:  # noqa: PTH123
+        imports = [line.split() for line in stub if line.startswith("from ")]
+    return {words[-1]: words[1] for words in imports}
+
+
+_MODULES = _read_stub()
+__all__ = sorted(_MODULES.keys() - {"__version__"})
 
 
 def _check_packages() -> None:

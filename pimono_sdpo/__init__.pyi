@@ -10,15 +10,4 @@ from pimono_sdpo.version import __version__ as __version__
 from processors import pipeline as pipeline
 from processors import run_pipeline as run_pipeline
 
-__all__ = [
-    "Filter",
-    "FlatMap",
-    "Map",
-    "PimonoError",
-    "Stage",
-    "load_sessions",
-    "pipeline",
-    "run_pipeline",
-    "run_stages",
-    "train",
-]
+__all__: list[str]

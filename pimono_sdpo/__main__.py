@@ -23,7 +23,7 @@ def end_at_once() -> None:
 def start(program: "Callable[[], object]", name: str, interrupted: str = INTERRUPTED) -> None:
     """Run a program, see `console.run`; `interrupted` is the sentence after Ctrl-C."""
     try:
-        from pimono_sdpo.console import run
+        from pimono_sdpo.program import run
     except KeyboardInterrupt:
         sys.stderr.write(f"{name}: {interrupted}.\n")
         sys.exit(130)

@@ -19,7 +19,7 @@ from datasets import Features, Value
 
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, TrainingInputError, require_extra
 from pimono_sdpo.left_out import describe_left_out, report_left_out
-from pimono_sdpo.options import argument, check_shares, option, options, report_options, resume_key
+from pimono_sdpo.options import argument, check_values, option, options, report_options, resume_key
 from pimono_sdpo.runs.duplicates import REPEATS, find_repeats
 from pimono_sdpo.runs.engine import Engine, Part, add_counts, run_here, run_shards, sum_counts
 from pimono_sdpo.runs.finish import SPLITS, write_files
@@ -120,8 +120,8 @@ class RunRowsOptions(WriterOptions, SourceOptions):
     test_suite: Path | None = option("Held-out suite: refuse to write training rows of its tasks.", default=None)
 
     def __post_init__(self) -> None:
-        """Check shares, and options that need each other; raises OutputError."""
-        check_shares(self)
+        """Check the values, and options that need each other; raises OutputError."""
+        check_values(self)
         if (self.tokenizer is None) != (self.max_length is None):
             raise OutputError("--tokenizer and --max-length go together: use both, or neither.")
 

@@ -72,7 +72,8 @@ def read_edits(arguments: dict[str, Any]) -> list[Edit]:
         )
         if old is None or new is None:
             return []
-        edits.append(Edit(old, new, everywhere=item.get("replace_all") in (True, "true")))
+        is_for_all = any(item.get(name) in (True, "true") for name in ("replace_all", "replaceAll"))
+        edits.append(Edit(old, new, everywhere=is_for_all))
     return edits
 
 
@@ -85,7 +86,7 @@ def read_patch(arguments: dict[str, Any]) -> list[Patch]:
     """
     files: list[tuple[str, str, list[tuple[str, list[str]]]]] = []
     targets: dict[int, str] = {}
-    for line in find_text(arguments, "input", "patch").split("\n"):
+    for line in find_text(arguments, "input", "patch", "patchText").split("\n"):
         if header := _HEADER.match(line):
             files.append((header[1], header[2].strip(), []))
         elif line.startswith("*** Move to: "):

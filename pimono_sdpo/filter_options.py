@@ -1,23 +1,42 @@
 """The options of `filter` that decide which rows are made; imports nothing heavy, so that `--help` is fast."""
 
-import math
 from dataclasses import MISSING, fields
 from typing import Any, Literal
 
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.options import check_shares, option, options
+from pimono_sdpo.options import check_values, option, options
 
 Unit = Literal["session", "episode"]
 RowUnit = Literal["session", "episode", "recovery"]
 At = Literal["after", "before"]
 SplitBy = Literal["repository", "session"]
 EngineName = Literal["local", "ray"]
-# The default of --min-worth, see `processors.keep`.
-LEAST_WORTH = 0.45
+RankBy = Literal["worth", "score"]
+# Why a session or a request gives no row, by the `drop_reason` of the rejects; the first ones are no requests.
+NO_REQUEST = {
+    "no_messages": "nobody says anything in the session",
+    "unknown_harness": "an agent that is not read wrote the session",
+    "no_prompt": "nobody asks for anything that can be understood",
+}
+REASONS = {
+    **NO_REQUEST,
+    "no_evidence": "nothing is known to have gone wrong",
+    "only_a_slip": "the only failures are slips that were put right at once",
+    "expected_failure": "the failure was meant to happen, such as a test before its code",
+    "no_information": "the failure does not say what went wrong",
+    "service_outage": "a service did not answer",
+    "permission_not_granted": "the user had not given a permission or a key",
+    "hardly_worth_it": "its worth is below --min-worth",
+    "below_min_score": "its score is below --min-score",
+    "duplicate_session": "a better row has the same messages",
+    "near_duplicate_prompt": "a better row has nearly the same request",
+    "over_max_samples": "--max-samples keeps better rows",
+    "crashed": "a bug stopped the work on the session",
+}
 # Options that score or choose episodes and sessions.
 NOT_FOR_RECOVERIES = (
-    *("min_score", "min_worth", "split_by", "history_chars", "reference_terms", "stage", "correction_judge"),
-    *("row_judge", "max_samples"),
+    *("min_score", "min_worth", "split_by", "history_chars", "reference_terms", "stage", "judge", "judge_provider"),
+    *("max_samples", "rank_by"),
 )
 
 
@@ -40,12 +59,13 @@ class FilterOptions:
     prompt_tokens: int = option(
         "Tokens of the prompt of a recovery, counted as four characters each.", default=4096, minimum=1, decides="row"
     )
-    min_score: float = option("Drop rows with a lower score.", default=0.0, decides="row")
-    min_worth: float = option(
-        "Drop episodes with a lower probability of being worth training on; the best episode of a session "
-        "is dropped only below 0.9 times this value. 0 keeps all episodes with evidence.",
-        default=LEAST_WORTH,
-        share=True,
+    min_score: float = option("Drop rows with a lower score; the others are ranked by it.", default=0.0, decides="row")
+    min_worth: float | None = option(
+        "Drop rows with a lower worth: log2(1 + failures that the agent caused) + 2 x the probability of a "
+        "correction; 2 is a sure correction, or three such failures.",
+        default=None,
+        minimum=0,
+        shown="keep all",
         decides="row",
     )
     test_fraction: float = option(
@@ -74,32 +94,35 @@ class FilterOptions:
         default=False,
         decides="row",
     )
-    correction_judge: str | None = option(
-        "Chat model that decides whether each later message corrects the agent; the messages are sent "
-        "to its provider.",
+    judge: str | None = option(
+        "Model that decides whether each later message corrects the agent, and answers three questions about each "
+        "row: a name on the Hub or a folder, run on this machine with transformers. The probabilities of its answers "
+        "are in the column `judged`.",
         default=None,
-        shown="decided offline",
+        shown="decided by rules",
         decides="row",
     )
-    row_judge: str | None = option(
-        "Chat model that scores each row that is left from 0 to 100; rows up to 50 are dropped. Their "
-        "redacted prompts and contexts are sent to its provider. Use --min-worth 0.3, so that it sees most rows.",
+    judge_provider: str | None = option(
+        "Send the redacted texts to --judge at this provider instead: hf, together, openai, chutes or the URL of a "
+        "server.",
         default=None,
-        shown="decided offline",
-        decides="row",
-    )
-    judge_provider: str = option(
-        "Provider of --row-judge and --correction-judge: hf, together, openai, chutes or the URL of a server.",
-        default="hf",
+        shown="on this machine",
         decides="row",
     )
     max_samples: int | None = option("Keep the best N rows.", default=None, minimum=1, shown="all", decides="output")
+    rank_by: RankBy | None = option(
+        "What makes a row better, for the order of rows and --max-samples: `worth`, or `score` as in the reference "
+        "run; equal rows by score, then by --seed.",
+        default=None,
+        shown="worth; score with --min-score",
+        decides="output",
+    )
     dedupe: bool = option(
         "Keep only the best of duplicate rows, from forks, snapshots and equal prompts.",
         default=True,
         decides="output",
     )
-    seed: int = option("Seed that decides which of equal scores --max-samples keeps.", default=42, decides="output")
+    seed: int = option("Seed that decides the order of equal rows.", default=42, decides="output")
     licence: str | None = option(
         "SPDX id of the licence of the traces, for the card.",
         default=None,
@@ -110,19 +133,23 @@ class FilterOptions:
 
     def __post_init__(self) -> None:
         """Check the values; raises OutputError."""
-        if not math.isfinite(self.min_score):
-            raise OutputError(f"--min-score {self.min_score} keeps or drops all; use a number.")
-        check_shares(self)
+        check_values(self)
+        if self.min_worth is not None and 0 < self.min_worth < 1:
+            raise OutputError(
+                f"--min-worth {self.min_worth:g} is a probability of an earlier version, which worth is not any more; "
+                "leave it out to keep all rows with evidence, or use 1 for one own failure, 2 for three of them."
+            )
         unused = [name for name in NOT_FOR_RECOVERIES if getattr(self, name) != _default(name)]
         if self.unit == "recovery" and unused:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
             raise OutputError(f"--unit recovery does not use {names}; leave them out.")
-        if self.judge_provider != "hf" and not (self.correction_judge or self.row_judge):
-            raise OutputError(
-                "--judge-provider is the provider of --row-judge and --correction-judge; give one of them."
-            )
-        if self.max_samples is not None and self.max_samples < 1:
-            raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")
+        if self.judge_provider and not self.judge:
+            raise OutputError("--judge-provider is where --judge MODEL is asked; give both.")
+
+    @property
+    def ranked_by(self) -> RankBy:
+        """What makes a row better."""
+        return self.rank_by or ("score" if self.min_score else "worth")
 
 
 def _default(name: str) -> Any:

@@ -1,8 +1,6 @@
 """Run the filter: make the rows of every shard, then choose among them and publish files, report and card."""
 
 import os
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,39 +21,14 @@ from pimono_sdpo.runs.engine import Engine, Made, run_shards, sum_counts
 from pimono_sdpo.runs.finish import write_files
 from pimono_sdpo.runs.processes import run_in_processes
 from pimono_sdpo.schema import DROPPED_RECOVERY, RECOVERY, REJECT, SDPO_ROW
-from pimono_sdpo.stage import STRICT, Stage
+from pimono_sdpo.stage import STRICT
 from pimono_sdpo.traces.drift import refuse_drift
 from pimono_sdpo.traces.sources import Source, open_source
-from processors import pipeline, recovery_rows
+from processors import pipeline
 from processors.grade import WEIGHTS
-from processors.judge import Judge
 from processors.redact import redact_text
 
 Json = dict[str, Any]
-
-
-def build_stages(options: FilterOptions, recorder: Sequence[str] = ()) -> tuple[Stage, ...]:
-    """Return the stages that make the rows; `recorder` are names to redact."""
-
-    def judge(model: str | None) -> Judge | None:
-        return Judge(model, options.judge_provider) if model else None
-
-    if options.unit == "recovery":
-        names = None if options.keep_identity else recorder
-        return recovery_rows.build_stages(options.at, options.prompt_tokens, options.test_fraction, names)
-    return pipeline(
-        options.unit,
-        options.min_score,
-        options.test_fraction,
-        options.history_chars,
-        options.split_by,
-        options.reference_terms,
-        judge(options.correction_judge),
-        options.stage,
-        None if options.keep_identity else recorder,
-        options.min_worth,
-        judge(options.row_judge),
-    )
 
 
 def run_filter(
@@ -75,18 +48,15 @@ def run_filter(
     licence = check_licence(options.licence)
     opened = _open(source, out)
     with folders.only_run(out) as work:
-        parts = _make_parts(opened, work, options, workers, engine)
+        parts = _make(opened, work, options, workers, engine)
         filled = [part for part in parts if part.rows]
-        drops = choose_rows(filled, work, options.max_samples, options.seed, options.dedupe)
+        drops, ranked = choose_rows(filled, work, options.max_samples, options.seed, options.dedupe, options.ranked_by)
         finished = folders.make_output(work)
-        write_files(filled, finished, SDPO_ROW, REJECT, drops)
-        dropped = {name: Counter[str]() for name in ("dedupe", "choose")}
-        for stage, reason in zip(drops["stage"].to_pylist(), drops["drop_reason"].to_pylist(), strict=True):
-            dropped[stage][reason] += 1
-        counts = sum_counts(parts)
+        write_files(filled, finished, SDPO_ROW, REJECT, drops, ranked=ranked)
+        counts, named = sum_counts(parts), _redact_names(opened)
         used = report_options(options) | {"licence": licence}
-        named = _redact_names(opened)
-        report = build_report(named.describe(), used, WEIGHTS, counts, dropped, finished)
+        report = build_report(named.describe(), used, WEIGHTS, counts, drops, finished)
+        report["ranked_by"] = options.ranked_by
         report |= report_left_out(counts, report["drop_reasons"], named.others)
         if unreadable := sessions.list_unreadable(counts):
             report["bytes"]["unreadable"] = sum(unreadable.values())
@@ -107,11 +77,9 @@ def write_recoveries(
     """Write the recoveries of traces under `out` and return the report, also without any."""
     opened = _open(source, out.resolve())
     table = (RECOVERY, DROPPED_RECOVERY)
-    parts = sessions.session_parts(
-        opened.shards, build_stages(options, opened.recorder), {"options": resume_key(options)}, table
-    )
+    key = {"options": resume_key(options)}
     return write_dataset(
-        parts,
+        sessions.session_parts(opened.shards, pipeline(options, opened.recorder), key, table),
         table,
         out,
         WriterOptions(licence=options.licence),
@@ -136,10 +104,9 @@ def make_parts(
 
     Any number of processes may do this at once, on machines that share the folder; `run_filter` then finishes.
     """
-    out = out.resolve()
-    opened = _open(source, out)
-    with folders.only_run(out, shared=True) as work:
-        return sum_counts(_make_parts(opened, work, options, workers, engine, only))
+    opened = _open(source, out.resolve())
+    with folders.only_run(out.resolve(), shared=True) as work:
+        return sum_counts(_make(opened, work, options, workers, engine, only))
 
 
 def _open(source: str | Source, out: Path) -> Source:
@@ -150,7 +117,7 @@ def _open(source: str | Source, out: Path) -> Source:
     return open_source(source)
 
 
-def _make_parts(
+def _make(
     opened: Source,
     work: Path,
     options: FilterOptions,
@@ -158,7 +125,7 @@ def _make_parts(
     engine: EngineName,
     only: tuple[int, int] | None = None,
 ) -> list[Made]:
-    parts = sessions.session_parts(opened.shards, build_stages(options, opened.recorder), resume_key(options))
+    parts = sessions.session_parts(opened.shards, pipeline(options, opened.recorder), resume_key(options))
     run = _find_engine(engine, workers)
     return run_shards(parts, work / folders.PARTS, desc="filter", unit="session", engine=run, only=only)
 
@@ -181,16 +148,11 @@ def _redact_names(source: Source) -> Source:
 
 
 def _advise(report: Json) -> str:
-    """Return advice for a run without rows."""
     own = {name.partition(":")[0].rpartition(".")[2] for name in report["options"]["stage"]}
     if dropping := [one["stage"] for one in report["stages"] if one["stage"] in own and one["dropped"]]:
         return f"keep more rows in your stage `{dropping[0]}`, or leave it out"
     if "below_min_score" in report["drop_reasons"]:
         return "lower --min-score"
-    if "not_judged" in report["drop_reasons"]:
-        return "use a --row-judge that answers with a number"
-    if "judged_not_worth_it" in report["drop_reasons"]:
-        return "use another --row-judge or leave it out"
     if "hardly_worth_it" in report["drop_reasons"]:
         return "lower --min-worth"
     return "use traces with tool errors, failed commands or user corrections"

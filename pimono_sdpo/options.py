@@ -6,7 +6,8 @@ see `pimono_sdpo.cli` for how to add one.
 
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, Literal, TypeVar, cast, dataclass_transform
+from math import isfinite
+from typing import Any, Literal, TypeVar, cast, dataclass_transform, get_args, get_origin, get_type_hints
 
 from pimono_sdpo.errors import OutputError
 
@@ -26,13 +27,16 @@ def option(
     minimum: float | None = None,
     share: bool = False,
     shown: str | None = None,
+    gives_defaults: bool = False,
 ) -> Any:
     """Declare an option; one without a default is required.
 
-    `flag` is its spelling if that differs from the field's name; with `share`, `check_shares` checks
-    its range; `shown` is the default that the help shows.
+    `flag` is its spelling if that differs from the field's name; with `share`, it is from 0 to 1; `shown` is the
+    default that the help shows. One that `gives_defaults` is a YAML file with the values of options that are not
+    given otherwise.
     """
     metadata = {"help": help, "decides": decides, "flag": flag, "minimum": minimum, "share": share, "shown": shown}
+    metadata["gives_defaults"] = gives_defaults
     return field(default=default, default_factory=default_factory, metadata=metadata)
 
 
@@ -74,9 +78,17 @@ def _deciding(values: Any, *kinds: Decides) -> Sequence["Field[Any]"]:
     return [one for one in fields(values) if one.metadata.get("decides") in kinds]
 
 
-def check_shares(values: Any) -> None:
-    """Raise OutputError if a share or a probability is not between 0 and 1."""
+def check_values(values: Any) -> None:
+    """Raise OutputError for a value that is not among the choices of its option, or not within its limits."""
+    kinds = get_type_hints(type(values))
     for one in fields(values):
-        value = getattr(values, one.name)
-        if one.metadata.get("share") and not 0.0 <= value <= 1.0:
-            raise OutputError(f"{flag_of(one)} {value:g} is not between 0 and 1.")
+        value, kind = getattr(values, one.name), kinds[one.name]
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            raise OutputError(f"{flag_of(one)} is {value!r}; use one of {', '.join(get_args(kind))}.")
+        if value is None or not {int, float}.intersection((kind, *get_args(kind))):
+            continue
+        least, most = (0, 1) if one.metadata.get("share") else (one.metadata.get("minimum"), None)
+        is_number = isinstance(value, int | float) and isfinite(value)
+        if not is_number or (least is not None and value < least) or (most is not None and value > most):
+            limits = [f" {word} {limit}" for word, limit in (("from", least), ("to", most)) if limit is not None]
+            raise OutputError(f"{flag_of(one)} is {value!r}; use a finite number{''.join(limits)}.")

@@ -4,10 +4,9 @@
     rejects/                    ->  steps_rejects/
     report.json                 ->  steps/report.json
 
-Rows of the filter keep their paths. A push is atomic: one commit adds new and changed files and removes those of an
-earlier push. Its parent is the commit that the files were compared with; if the branch has moved on, nothing is
-committed. `upload_folder` does not do that: with hf_xet, it commits in several parts, and repeats a commit whose
-response was lost.
+Rows of the filter keep their paths. One commit adds new and changed files and removes those of an earlier push. Its
+parent is the commit that the files were compared with; if the branch has moved on, the files are compared again.
+`upload_folder` commits in several parts with hf_xet, hence `create_commit`.
 """
 
 import logging
@@ -25,7 +24,6 @@ import yaml
 from httpx2 import HTTPError
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_download
 from huggingface_hub.errors import (
-    HfHubHTTPError,
     LocalEntryNotFoundError,
     LocalTokenNotFoundError,
     OfflineModeIsEnabled,
@@ -34,12 +32,12 @@ from huggingface_hub.errors import (
 
 from cards.lint import is_repo_id, lint_file
 from cards.merge import SECTIONS, merge_cards, path_in_repo, split_card
-from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import OutputError
+from pimono_sdpo.program import print_lines
 from pimono_sdpo.push_options import PushOptions, PushResult
 from pimono_sdpo.runs.folders import PICTURES, REPORT, mark_of, read_json
 from pimono_sdpo.runs.parquet import read_rows
-from pimono_sdpo.traces.hub import CONFLICTS, explain_error, is_transient, retry_hub
+from pimono_sdpo.traces.hub import explain_error, retry_hub
 from processors.secrets import redact_secrets
 
 CARD, RUN = "README.md", "run.json"
@@ -48,7 +46,6 @@ SINGLE_FILES = (CARD, REPORT, "report.md", *PICTURES)
 SHARDS = ("data", "rejects")
 # The columns that say which session or run a row was made from; the first one that is filled counts.
 ORIGINS = ("session_id", "run_id", "run_chosen", "task_id", "instance_id")
-# The titles of our commits, by which a push finds the card that the last one wrote.
 TITLES = {"dataset": "Push rows made by pimono-sdpo", "model": "Add the adapter"}
 PLACEHOLDER = '"PATH_OR_ID"'
 _PLACEHOLDER = re.compile(r"\[REDACTED:\w+\]")
@@ -84,17 +81,12 @@ def check_push(options: PushResult) -> None:
 
 @dataclass
 class Repo:
-    """A repository on the Hub.
-
-    removable  whether this process created it, and may delete it while it is empty
-    uncertain  whether a commit may have been made although its response was lost
-    """
+    """A repository on the Hub; `removable` if this process created it, and may delete it while it is empty."""
 
     name: str
     kind: Literal["dataset", "model"]
     public: bool = False
     removable: bool = False
-    uncertain: bool = False
 
     def __post_init__(self) -> None:
         """Raise OutputError for a name that the Hub does not accept."""
@@ -132,25 +124,22 @@ def open_repo(name: str, kind: Literal["dataset", "model"], public: bool, advice
 
 def remove_empty(repo: Repo) -> None:
     """Delete a repository if this process created it and nothing was committed to it."""
-    if not repo.removable or repo.uncertain:
+    if not repo.removable:
         return
     try:
         if len(API.list_repo_commits(repo.name, repo_type=repo.kind)) == 1:
             API.delete_repo(repo.name, repo_type=repo.kind, missing_ok=True)
-        repo.removable = False
     except RepositoryNotFoundError:
-        repo.removable = False
+        pass
     except HTTPError:
         logger.warning("The new repository `%s` is empty; delete it or use it.", repo.name)
+        return
+    repo.removable = False
 
 
 def list_present(info: Any) -> set[str]:
     """Return the files in a repository except for the one that the Hub itself makes."""
     return {file.rfilename for file in info.siblings or ()} - {".gitattributes"}
-
-
-class _FileRefused(RuntimeError):
-    """A file could not be uploaded, or the Hub does not accept the card."""
 
 
 # Returns which of the files in a repository were written by an earlier push, from its info.
@@ -163,24 +152,22 @@ def push_files(repo: Repo, section: str, card: str, files: Mapping[str, Path], f
     `section` is the name of our part of the card; `advice` ends the message of an error. Raises OutputError.
     """
     try:
-        for attempt in retry_hub():
-            with attempt:
-                return _commit(repo, section, card, files, find_old)
-    except Exception as error:
+        with hub_errors(f"The push to `{repo.name}` failed", advice):
+            for attempt in retry_hub():
+                with attempt:
+                    return _commit(repo, section, card, files, find_old)
+    except (ValueError, RuntimeError) as error:
+        # The client wraps the reason for which a card or a file was refused.
+        reason = " ".join(f"{error} {error.__cause__ or ''}".split())
+        raise OutputError(f"The push to `{repo.name}` failed: {reason}; fix this{advice}.") from error
+    finally:
         remove_empty(repo)
-        if not isinstance(error, (*HUB_ERRORS, _FileRefused)):
-            raise
-        what = f"Nothing was pushed to `{repo.name}`"
-        if repo.uncertain:
-            what = f"The Hub did not confirm whether the files are in `{repo.name}`"
-        reason = f"{error}; fix this" if isinstance(error, _FileRefused) else explain_error(error)
-        raise OutputError(f"{what}: {reason}{advice}.") from error
     raise AssertionError("the last attempt returns or raises")
 
 
 def _commit(repo: Repo, section: str, card: str, files: Mapping[str, Path], find_old: FindOld) -> str:
     """Compare the files with the head of `main`, and commit the difference on top of it."""
-    info, title = repo.info(), TITLES[repo.kind]
+    info = repo.info()
     gone = find_old(info) - {CARD, *files}
     card, note = _merge_with_hub(repo, section, card, info)
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
@@ -188,27 +175,16 @@ def _commit(repo: Repo, section: str, card: str, files: Mapping[str, Path], find
         *(CommitOperationAdd(name, file) for name, file in files.items()),
         *(CommitOperationDelete(name, is_folder=False) for name in sorted(gone)),
     ]
-    try:
-        # The client leaves out unchanged files, and makes no empty commit.
-        commit = API.create_commit(
-            repo.name, operations, commit_message=title, repo_type=repo.kind, parent_commit=info.sha
-        )
-    except HTTPError as error:
-        refused = isinstance(error, HfHubHTTPError) and error.response.status_code in (*CONFLICTS, 429)
-        if is_transient(error) and not refused and not repo.uncertain:
-            # The commit may exist although its response was lost; the next attempt then finds the files. Set first,
-            # because asking the Hub can fail, too.
-            repo.uncertain = True
-            repo.uncertain = repo.info().sha != info.sha
-        raise
-    except (ValueError, RuntimeError) as error:
-        # The client wraps the reason for which a card or a file was refused.
-        raise _FileRefused(" ".join(f"{error} {error.__cause__ or ''}".split())) from error
+    # The client leaves out unchanged files, and makes no empty commit; so after an answer that was lost, the next
+    # attempt finds the files.
+    commit = API.create_commit(
+        repo.name, operations, commit_message=TITLES[repo.kind], repo_type=repo.kind, parent_commit=info.sha
+    )
     repo.removable = False
     kind = "datasets/" if repo.kind == "dataset" else ""
     where = f"{API.endpoint}/{kind}{repo.name} ({'private' if info.private else 'public'})"
-    if commit.oid == info.sha and not repo.uncertain:
-        return f"{where} has these files already, in commit {info.sha}; nothing was uploaded"
+    if commit.oid == info.sha:
+        return f"{where} has these {len(files) + 1} files, in commit {info.sha}; nothing is left to upload"
     removed = f", {len(gone)} removed" * bool(gone)
     return f"pushed {len(files) + 1} files to {where}{removed}, in commit {commit.oid}{note and f'; {note}'}"
 
@@ -216,19 +192,14 @@ def _commit(repo: Repo, section: str, card: str, files: Mapping[str, Path], find
 def _merge_with_hub(repo: Repo, section: str, card: str, info: Any) -> tuple[str, str]:
     """Return the card of a push, and a note for the owner; raises OutputError."""
     present = list_present(info)
-    old = pushed = b""
-    if CARD in present:
-        old = repo.download(CARD, info.sha).read_bytes()
-        commits = API.list_repo_commits(repo.name, repo_type=repo.kind, revision=info.sha)
-        last = next((commit.commit_id for commit in commits if commit.title == TITLES[repo.kind]), None)
-        pushed = repo.download(CARD, last).read_bytes() if last else b""
     try:
-        if section in SECTIONS[1:] and present - {CARD} and "configs" not in split_card(old.decode())[0]:
+        old = repo.download(CARD, info.sha).read_text() if CARD in present else ""
+        if section in SECTIONS[1:] and present - {CARD} and "configs" not in split_card(old)[0]:
             raise OutputError(
                 f"The card of `{repo.name}` has no `configs`, so one for {section} would hide the files that are "
                 "there; add a config for them, or push to another name."
             )
-        return merge_cards(section, card, old.decode(), pushed.decode())
+        return merge_cards(section, card, old)
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise OutputError(f"The card of `{repo.name}` cannot be read ({reason}); correct it there.") from error
@@ -261,11 +232,11 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions, typed: bool = 
             held = read_json(repo.download(place, info.sha)) if place in present else {}
             if "pimono_sdpo" not in held or held.get("stage") != stage:
                 raise OutputError(f"`{repo.name}` holds data that no such run has pushed; use another name.")
-            if not typed:
+            if not typed and held != report:
                 pushed = [repo.download(name, info.sha) for name in sorted(old)[-1:]]
                 sources = {one.get("input", one).get("source") for one in (held, report)}
-                is_same = held == report or (len(sources) == 1 and read_origins(pushed) & read_origins(shards))
-                problem = problem or ("" if is_same else "holds rows of another source")
+                if len(sources) > 1 or not read_origins(pushed) & read_origins(shards):
+                    problem = problem or "holds rows of another source"
             old |= {path_in_repo(name, section) for name in SINGLE_FILES} & present
         if problem:
             raise OutputError(
@@ -355,14 +326,12 @@ def _texts_of(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the texts of a file, each with a phrase that locates it."""
     if path.suffix == ".md":
         yield path.read_text(), ""
-    elif path.suffix == ".json":
-        # Value by value, as they were redacted: JSON escapes could look like secrets.
-        for name, value in read_json(path).items():
-            yield from ((text, f" in its column `{name}`") for text in _texts_in(value))
-    elif path.suffix == ".parquet":
-        for number, row in enumerate(read_rows([path]), 1):
-            for name, value in row.items():
-                yield from ((text, f" in its column `{name}`, row {number}") for text in _texts_in(value))
+    # Value by value, as they were redacted: JSON escapes could look like secrets.
+    rows = read_rows([path]) if path.suffix == ".parquet" else [read_json(path)] if path.suffix == ".json" else []
+    for number, row in enumerate(rows, 1):
+        place = f", row {number}" if path.suffix == ".parquet" else ""
+        for name, value in row.items():
+            yield from ((text, f" in its column `{name}`{place}") for text in _texts_in(value))
 
 
 def _texts_in(value: object) -> Iterator[str]:

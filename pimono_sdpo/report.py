@@ -6,37 +6,37 @@ It contains no times and no machine paths, so that the same input gives the same
 import hashlib
 import math
 import re
+import tomllib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pimono_sdpo.traces.drift import describe_drift, sum_by_agent
 from pimono_sdpo.version import __version__
 
 BIN_WIDTH = 2.0
+# How many rows readers called worth training on, by band of worth.
+WORTH_BANDS = Path(__file__).with_name("worth.toml")
 OVER_MAX_SAMPLES = "over_max_samples"
 BY_SCORE = ("below_min_score", OVER_MAX_SAMPLES)
 # The detail of a reject names its harness, then its score.
 SCORE_IN_DETAIL = r"(?:^|, )score (-?[0-9][0-9.e+-]*)"
-READ_ROWS = 1024
 Json = dict[str, Any]
 
 
 def build_report(
-    described: Json,
-    options: Json,
-    weights: dict[str, float],
-    counts: Json,
-    dropped: dict[str, Counter[str]],
-    folder: Path,
+    described: Json, options: Json, weights: dict[str, float], counts: Json, drops: pa.Table, folder: Path
 ) -> Json:
     """Build the report of a run from the counts of its shards and the rows in `folder/data`.
 
-    `described` is the input (`Source.describe`); `dropped` has the drop reasons of the steps that compare rows.
+    `described` is the input (`Source.describe`); `drops` are the rows that were dropped by a comparison with others.
     In the report, `cut` is the lowest score that was kept, None if no row was dropped for its score;
     `without_terms` counts rows whose reward_terms are only categories. Without kept rows, the keys that describe
     them are missing.
@@ -48,8 +48,9 @@ def build_report(
     kept = stages[-1]["rows_out"] if stages else 0
     for step, used in (("dedupe", options["dedupe"]), ("choose", options["max_samples"])):
         if used:
-            before, kept = kept, kept - dropped[step].total()
-            counted = dict(sorted(dropped[step].items()))
+            found = drops.filter(pc.equal(drops["stage"], step))["drop_reason"].value_counts().to_pylist()
+            counted = dict(sorted((one["values"], one["counts"]) for one in found))
+            before, kept = kept, kept - sum(counted.values())
             stages.append({"stage": step, "rows_in": before, "rows_out": kept, "dropped": counted})
     reasons: Counter[str] = Counter()
     for stage in stages:
@@ -88,7 +89,7 @@ def _files(folder: Path, kind: str, name: str = "") -> list[Path]:
 def _read_columns(files: Sequence[Path], columns: Sequence[str]) -> Iterator[dict[str, list[Any]]]:
     for file in files:
         with pq.ParquetFile(file) as parquet:
-            yield from (batch.to_pydict() for batch in parquet.iter_batches(READ_ROWS, columns=list(columns)))
+            yield from (batch.to_pydict() for batch in parquet.iter_batches(columns=list(columns)))
 
 
 def _hash_files(files: list[Path]) -> str:
@@ -102,12 +103,17 @@ def _hash_files(files: list[Path]) -> str:
 def _describe_rows(folder: Path, name: str, options: Json) -> Json:
     """Count and describe the rows of a folder without loading all of them."""
     files = [*_files(folder, "data", "train-"), *_files(folder, "data", "test-")]
-    columns = ["score", "split", "categories", "reward_terms", "source", "session_id"]
+    columns = ["score", "worth", "split", "categories", "reward_terms", "source", "session_id"]
     sessions, scores = set[tuple[str, str]](), list[float]()
     splits, categories, sources = Counter[str](), Counter[str](), Counter[str]()
     without_terms = 0
+    read = tomllib.loads(WORTH_BANDS.read_text("utf-8"))
+    least = [band["from"] for band in read["bands"]]
+    bands = [0] * len(least)
     for batch in _read_columns(files, columns):
         scores += batch["score"]
+        for worth in batch["worth"]:
+            bands[bisect_right(least, worth) - 1] += 1
         splits.update(batch["split"])
         categories.update(chain.from_iterable(batch["categories"]))
         without_terms += sum(
@@ -136,6 +142,7 @@ def _describe_rows(folder: Path, name: str, options: Json) -> Json:
             ],
             "cut": min(scores) if OVER_MAX_SAMPLES in reasons else options["min_score"] if reasons else None,
         },
+        "worth": {**read, "bands": [{**one, "kept": kept} for one, kept in zip(read["bands"], bands, strict=True)]},
         "source_sessions": len(sessions),
         "source_files": len({source for source, _ in sessions}),
         "splits": dict(sorted(splits.items())),

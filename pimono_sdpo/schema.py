@@ -51,7 +51,9 @@ EVIDENCE = Features(
         # The definitions of tools as JSON texts.
         "tools": STRINGS,
         "problem": Value("string"),
-        **columns(float64="worth", bool="is_best"),
+        "worth": Value("float64"),
+        # What a model answered (`--judge`): the probability of each option of each question.
+        "judged": List(columns(string="question option", float64="probability")),
         "counts": COUNTS,
         # Not among the counts of a row, because the layouts of an export format the same JSON differently.
         "volume": columns(int64="bytes_parsed"),
@@ -72,8 +74,10 @@ SDPO_ROW = Features(
     {
         "prompt": List(MESSAGE),
         "privileged_context": Value("string"),
+        "worth": EVIDENCE["worth"],
         **{name: GRADE[name] for name in ("reward_terms", "score", "score_terms", "categories")},
         "corrections": List(CORRECTION),
+        "judged": EVIDENCE["judged"],
         **columns(string="session_id source harness", int32="episode"),
         **columns(string="split verifier_spec"),
         # One JSON text for the whole list: polars cannot write a list of JSON.
@@ -86,7 +90,7 @@ PRINT = Features({"evidence": Value("int64"), "fingerprints": List(Value("int64"
 REJECT = Features(
     {
         **columns(string="session_id source", int32="episode"),
-        **columns(string="stage drop_reason detail"),
+        **columns(string="stage drop_reason detail", float64="worth"),
         "counts": COUNTS,
     }
 )

@@ -8,10 +8,12 @@ class SourceOptions:
     """Which recorded sessions a command reads."""
 
     source: list[str] = argument(
-        "One or more of: `claude`, `codex`, `pi` or `all` for the sessions of these agents on this "
-        "machine; a folder, file or glob of viewer-export parquet or session JSONL (also .gz, "
-        ".zst), a saved dataset, a Hub dataset id (ns/name, read at refs/convert/parquet), or "
-        "files on the Hub (hf://datasets/ns/name[@rev]/path, hf://buckets/ns/name/path)."
+        "One or more of: `claude`, `codex`, `copilot`, `droid`, `gemini`, `hermes`, `openclaw`, `opencode`, `pi`, "
+        "`qwen`, `agentsview` for its database, or `all` for the sessions of all of them on this machine; a folder, "
+        "file or glob of viewer-export parquet, session JSONL (also .gz, .zst) or agents' databases, parquet or JSONL "
+        "with a column of OpenAI messages, a saved dataset, "
+        "a Hub dataset id (ns/name, read at refs/convert/parquet), or files on the Hub "
+        "(hf://datasets/ns/name[@rev]/path, hf://buckets/ns/name/path)."
     )
     project: str | None = option(
         "Read the session files whose recorded working directory or path contains this, in any case.",

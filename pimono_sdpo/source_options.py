@@ -12,14 +12,15 @@ from time import time
 import msgspec
 import pyarrow as pa
 
-from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import SourceError
+from pimono_sdpo.program import print_lines
 from pimono_sdpo.runs.folders import require_disjoint
 from pimono_sdpo.session_options import SourceOptions
 from pimono_sdpo.stage import STRICT
 from pimono_sdpo.text import describe_size
+from pimono_sdpo.traces.harness import OWN
 from pimono_sdpo.traces.sources import (
-    LeftOut,
+    Kind,
     Shard,
     Source,
     count_kinds,
@@ -29,19 +30,15 @@ from pimono_sdpo.traces.sources import (
     name_others,
     open_source,
     read_head,
+    select_sessions,
+    shard_databases,
     shard_sessions,
-    size_of,
 )
+from pimono_sdpo.traces.stores import StoredSession, is_database
 from processors.identity import find_own_names
 
-# The name of the harness, the environment variable of its home, its default home, and the folders of sessions there.
-PLACES = {
-    "claude": ("Claude Code", "CLAUDE_CONFIG_DIR", "~/.claude", ("projects",)),
-    "codex": ("Codex", "CODEX_HOME", "~/.codex", ("sessions", "archived_sessions")),
-    "pi": ("Pi", "PI_CODING_AGENT_DIR", "~/.pi/agent", ("sessions",)),
-}
 ALL = "all"
-WORDS = (*PLACES, ALL)
+WORDS = (*OWN, ALL)
 # The working directory is recorded in one of the first lines.
 HEAD_BYTES = 2**16
 _CWD = re.compile(rb'"cwd"\s*:\s*("(?:[^"\\]|\\.)*")')
@@ -67,9 +64,9 @@ def _select(options: SourceOptions, source: Source) -> Source:
     """Keep the session files that match all of the options; raises SourceError."""
     if options.project is None and options.since is None and not options.exclude:
         return source
-    if any(shard.kind != "jsonl" for shard in source.shards):
+    if any(shard.kind not in ("jsonl", "sqlite") for shard in source.shards):
         raise SourceError(
-            f"--project, --since and --exclude select session files, but `{source.name}` "
+            f"--project, --since and --exclude select sessions, but `{source.name}` "
             "holds other files as well; leave them out."
         )
     start = _read_date(options.since) if options.since is not None else 0.0
@@ -81,23 +78,20 @@ def _select(options: SourceOptions, source: Source) -> Source:
     def is_excluded(name: str) -> bool:
         return any(fnmatch(name, pattern) for pattern in options.exclude)
 
-    def is_kept(root: Path, file: Path) -> bool:
-        name = file.relative_to(root).as_posix()
+    def is_kept(name: str, file: Path, stored: StoredSession | None) -> bool:
         return (
-            (not project or project in name.casefold() or project in find_project(file).casefold())
-            and (options.since is None or not _is_older(file, start))
+            (not project or project in name.casefold() or project in _name_project(file, stored).casefold())
+            and (options.since is None or not _is_older(file, stored, start))
             and not is_excluded(name)
         )
 
-    files = [(shard.root, file) for shard in source.shards for file in shard.files]
-    kept = [one for one in files if is_kept(*one)]
+    kept = select_sessions(source.shards, is_kept)
     if not kept:
         used = " and ".join(options.choices())
-        raise SourceError(
-            f"No session of `{source.name}` ({len(files)} in all) is left by {used}; change these options."
-        )
+        count = sum(shard.sessions for shard in source.shards)
+        raise SourceError(f"No session of `{source.name}` ({count} in all) is left by {used}; change these options.")
     others = {name: why for name, why in source.others.items() if not is_excluded(name)}
-    return replace(source, shards=tuple(shard_sessions(kept)), others=others)
+    return replace(source, shards=tuple(kept), others=others)
 
 
 def open_one(source: str) -> Source:
@@ -124,31 +118,36 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
     """
     shards: list[Shard] = []
     others: dict[str, str] = {}
+    notes: list[str] = []
     summaries, missing = [], []
-    for harness in PLACES if word == ALL else [word]:
-        name, variable, default, folders = PLACES[harness]
-        home = Path(os.environ.get(variable) or default).expanduser()
-        places = [home / folder for folder in folders]
+    for harness in OWN.values() if word == ALL else [OWN[word]]:
+        places = harness.homes(os.environ, Path("~").expanduser())
         existing = [place for place in places if _is_there(place)]
-        found: list[Path] = []
-        left_out: LeftOut = {}
+        found: list[tuple[Path, Path]] = []
         for place in existing:
-            below, skipped = list_files(place)
-            found += sorted(below)
-            left_out |= skipped
-        files = [file for file in found if is_session(file)]
-        # With a single folder, the names are the same as if that folder were the source.
-        root = places[0] if len(places) == 1 else home
-        others |= name_others(found, root, left_out)
-        if not files:
+            root = _find_root(place, places)
+            below, left_out = ([place], {}) if _is_file(place) else list_files(place)
+            found += ((root, file) for file in sorted(below))
+            others |= name_others([], root, left_out)
+        # Places may be links to each other, or one may be inside another.
+        found = [*{os.path.realpath(file): (root, file) for root, file in reversed(found)}.values()][::-1]
+        files = [(root, file) for root, file in found if is_session(file)]
+        stored, lacking = shard_databases((root, file) for root, file in found if is_database(file))
+        read = {file for shard in stored for file in shard.files}
+        for root in dict.fromkeys(root for root, _ in found):
+            others |= name_others([file for at, file in found if at == root], root, {}, read)
+        if not files and not stored:
             missing.append(" or ".join(f"`{place}`" for place in places))
             continue
-        shards += shard_sessions((root, file) for file in files)
-        projects = len({find_project(file) or str(file.parent) for file in files})
-        size = describe_size(sum(map(size_of, files)))
+        own = [*shard_sessions(files), *stored]
+        shards += own
+        notes += lacking
+        projects = {find_project(file) or str(file.parent) for _, file in files}
+        projects |= {one.project for shard in stored for one in shard.stored}
+        size = describe_size(sum(shard.bytes for shard in own))
         summaries.append(
-            f"{name}: {len(files)} sessions of {projects} project{'s' * (projects > 1)}, {size}, in "
-            + " and ".join(map(str, existing))
+            f"{harness.title}: {sum(shard.sessions for shard in own)} sessions of {len(projects)} "
+            f"project{'s' * (len(projects) > 1)}, {size}, in " + " and ".join(map(str, existing))
         )
     if not summaries:
         only = f", only {count_kinds(others)}" if others else ""
@@ -156,7 +155,24 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
             f"There are no sessions in {', '.join(missing)}{only}; give the folder that holds yours, or try "
             "the samples that `pimono-sdpo demo sessions --out traces` writes."
         )
-    return Source(word, "jsonl", None, tuple(shards), others=others), summaries
+    kinds = [*{shard.kind for shard in shards}]
+    kind: Kind = kinds[0] if len(kinds) == 1 else "several"
+    return Source(word, kind, None, tuple(shards), others=others, notes=tuple(notes)), summaries
+
+
+def _find_root(place: Path, places: list[Path]) -> Path:
+    """Return the folder that names of sessions are relative to: that of the source, or one that several share."""
+    is_shared = sum(other.parent == place.parent for other in places) > 1
+    return place.parent if is_shared or _is_file(place) else place
+
+
+def _name_project(file: Path, stored: StoredSession | None) -> str:
+    return stored.project if stored else find_project(file)
+
+
+def _is_file(place: Path) -> bool:
+    # Path.is_file raises PermissionError.
+    return os.path.isfile(place)  # noqa: PTH113
 
 
 def _is_there(place: Path) -> bool:
@@ -180,9 +196,9 @@ def find_project(file: Path) -> str:
         return ""
 
 
-def _is_older(file: Path, start: float) -> bool:
+def _is_older(file: Path, stored: StoredSession | None, start: float) -> bool:
     try:
-        return file.stat().st_mtime < start
+        return (stored.updated if stored else file.stat().st_mtime) < start
     except OSError:
         # The run itself reports files that cannot be read.
         return False

@@ -344,10 +344,10 @@ def _check_features(dataset: Dataset | IterableDataset, stages: Sequence[Stage])
 
 def iterate_rows(table: pa.Table, features: Features) -> Iterator[dict[str, Any]]:
     """Yield the decoded rows of a table, one at a time since traces are large."""
-    names = table.column_names
-    for values in zip(*table.columns, strict=True):
-        # No variable refers to the row, so that its memory is free for the next one.
-        yield features.decode_example({n: v.as_py() for n, v in zip(names, values, strict=True)})
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    for at in range(table.num_rows):
+        # No variable refers to the row, nor to its Arrow values, which are copies: they are free for what comes next.
+        yield features.decode_example({name: column[at].as_py() for name, column in columns.items()})
 
 
 def table_of_rows(rows: Iterable[Row], features: Features, schema: pa.Schema | None = None) -> pa.Table:

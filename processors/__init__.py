@@ -4,73 +4,46 @@ A new stage is one file with a STAGE, and one line here.
 """
 
 from collections.abc import Sequence
-from math import inf, isfinite
-from typing import Any, get_args
+from typing import Any
 
 from pimono_sdpo.errors import OutputError, OwnCodeError
-from pimono_sdpo.filter_options import LEAST_WORTH, SplitBy, Unit
+from pimono_sdpo.filter_options import FilterOptions
 from pimono_sdpo.own_code import import_stages
 from pimono_sdpo.schema import REJECT, SESSION
 from pimono_sdpo.stage import AnyDataset, Stage, apply_all, features_after, name_of, run_stages
-from processors import context, evidence, grade, keep, names, redact, row_judge, rows, split, threshold
+from processors import context, evidence, grade, keep, names, recovery_rows, redact, row_judge, rows, split, threshold
 from processors.judge import Judge
 
 
-def pipeline(
-    unit: Unit = "episode",
-    min_score: float = 0.0,
-    test_fraction: float = 0.0,
-    history_chars: int = 0,
-    split_by: SplitBy = "repository",
-    reference_terms: bool = False,
-    correction_judge: Judge | None = None,
-    own: Sequence[str] = (),
-    recorder: Sequence[str] | None = (),
-    min_worth: float = LEAST_WORTH,
-    judge: Judge | None = None,
-) -> tuple[Stage, ...]:
-    """Return the stages for the options of `filter` that decide each row.
+def pipeline(options: FilterOptions | None = None, recorder: Sequence[str] = (), **given: Any) -> tuple[Stage, ...]:
+    """Return the stages for the options of `filter` that decide each row, which may also be given by name.
 
-    `own` names stages as `module:name`, which are run behind `grade`; `recorder` are names of the
-    recorder as `processors.identity` finds them, beside those that a session shows, None to keep
-    all of them; `judge` scores each row. Raises OwnCodeError for a stage, OutputError for another
-    value that cannot be used.
+    `recorder` are names of the recorder as `processors.identity` finds them, beside those that a session shows.
+    Raises OwnCodeError for a stage of `options.stage`, OutputError for another value that cannot be used.
+
+    >>> [name_of(stage) for stage in pipeline(min_score=2.0)][-3:]
+    ['threshold', 'context', 'rows']
     """
-    _check_choice("unit", unit, get_args(Unit))
-    _check_choice("split_by", split_by, get_args(SplitBy))
-    _check_number("min_score", min_score)
-    _check_number("test_fraction", test_fraction, 0, 1)
-    _check_number("min_worth", min_worth, 0, 1)
-    _check_number("history_chars", history_chars, 0)
-    min_worth = min_worth if unit == "episode" else 0.0
+    options = options or FilterOptions(**given)
+    names_of = None if options.keep_identity else recorder
+    if options.unit == "recovery":
+        return recovery_rows.build_stages(options.at, options.prompt_tokens, options.test_fraction, names_of)
+    judge = Judge(options.judge, options.judge_provider) if options.judge else None
     before = (
-        evidence.stage(unit, history_chars, correction_judge, recorder, min_worth),
-        split.stage(test_fraction, split_by),
+        evidence.stage(options.unit, options.history_chars, judge, names_of),
+        split.stage(options.test_fraction, options.split_by),
         names.STAGE,
-        keep.stage(min_worth),
+        keep.stage(options.min_worth),
         redact.STAGE,
-        grade.stage(reference_terms),
+        grade.stage(options.reference_terms),
     )
     judged = (row_judge.stage(judge),) if judge else ()
-    after = (threshold.stage(min_score), context.STAGE, *judged, rows.STAGE)
-    mine: list[Stage] = []
-    if own:
-        mine = import_stages(own, features_after(SESSION, before))
-        ours = {name_of(stage) for stage in (*before, *after)}
-        if taken := ours & {name_of(stage) for stage in mine}:
-            raise OwnCodeError(f"`{min(taken)}` is a stage of `filter`; rename your module.")
-    return (*before, *mine, *after)
-
-
-def _check_choice(name: str, given: object, known: Sequence[str]) -> None:
-    if given not in known:
-        raise OutputError(f"`{name}` is {given!r}; use one of {', '.join(known)}.")
-
-
-def _check_number(name: str, given: object, least: float = -inf, most: float = inf) -> None:
-    if not isinstance(given, int | float) or not isfinite(given) or not least <= given <= most:
-        limits = [f" {word} {limit}" for word, limit in (("from", least), ("to", most)) if isfinite(limit)]
-        raise OutputError(f"`{name}` is {given!r}; use a finite number{''.join(limits)}.")
+    after = (threshold.stage(options.min_score), context.STAGE, *judged, rows.STAGE)
+    own = import_stages(options.stage, features_after(SESSION, before)) if options.stage else []
+    ours = {name_of(stage) for stage in (*before, *after)}
+    if taken := ours & {name_of(stage) for stage in own}:
+        raise OwnCodeError(f"`{min(taken)}` is a stage of `filter`; rename your module.")
+    return (*before, *own, *after)
 
 
 PIPELINE = pipeline()

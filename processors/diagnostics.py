@@ -86,7 +86,7 @@ def find_failures(events: Sequence[Event]) -> list[Finding]:
             calls[event.call_id] = event
         elif kind in _TELLING and event.on_active_branch and _may_fail(event):
             call = event if kind == "bash" else calls.get(event.call_id)
-            if failure := _judge(event, call):
+            if failure := _find_failure(event, call):
                 found.append(failure)
     return found
 
@@ -104,7 +104,7 @@ def _may_fail(event: Event) -> bool:
     return event.kind == "bash" or find_family(event.tool_name) != "shows"
 
 
-def _judge(event: Event, call: Event | None) -> Finding | None:
+def _find_failure(event: Event, call: Event | None) -> Finding | None:
     """Return the failure that an event reports, None without one."""
     if event.kind == "assistant":
         text = _strip_notices(event.text)

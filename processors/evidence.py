@@ -31,13 +31,13 @@ from processors.corrections import find_corrections
 from processors.corrections.features import ASKED_CHARS, is_automated, list_edited, read_cues, strip_wrapper
 from processors.diagnostics import NOTHING_KNOWN, find_failures, find_target
 from processors.judge import Judge
-from processors.keep import keep, rate_episodes
+from processors.keep import keep, rate
 from processors.outcome import describe_outcomes
 from processors.redact import identify, redact_text
 
 _PATTERNS = compile_patterns(Path(__file__).with_name("wording.toml"), "requests")
-# Characters of the turns before a request that means nothing alone; about 1,000 tokens.
-LEAD_IN_CHARS = 4000
+# A request that means nothing alone gets so many of the turns before it: rows with more are mostly not understood.
+LEAD_IN_TURNS = 2
 TURN_CHARS = 1200
 # The answer right before a request is mostly what the request is about.
 ANSWER_CHARS = 2400
@@ -50,17 +50,12 @@ MOST_BACK = 6
 
 
 def gather_evidence(
-    row: Row,
-    unit: Unit,
-    history_chars: int,
-    judge: Judge | None = None,
-    recorder: Sequence[str] | None = (),
-    min_worth: float | None = None,
+    row: Row, unit: Unit, history_chars: int, judge: Judge | None = None, recorder: Sequence[str] | None = ()
 ) -> list[dict[str, Any]]:
     """Return the evidence rows of a session, at least one, so that every session is counted.
 
     `recorder` are names of the recorder that are known, None to keep all that are found. A row that
-    `keep` drops at this `min_worth` has no history; None fills all.
+    `keep` drops has no history.
     """
     trace = read_trace(row["trace"] or b"")
     events = trace.events
@@ -102,20 +97,22 @@ def gather_evidence(
                 "continued": any(map(_is_work, events[last + 1 : until])),
                 "tools": [],
                 "problem": trace.problem,
+                "worth": 0.0,
+                "judged": [],
                 "fingerprints": [],
                 **count_row(span, found, row, trace, episode == 0),
             }
         )
-    rate_episodes(rows)
     for written, request, span in zip(rows, chosen, spans, strict=True):
         # A row without evidence is dropped before it is read or compared.
-        if not request or not written["findings"]:
+        if not request or keep(written):
             continue
-        if min_worth is not None and keep(written, min_worth):
-            continue
-        # As many turns as wanted, or as the request needs to be understood.
-        history = history_chars if stands_alone(request.text) else max(history_chars, LEAD_IN_CHARS)
-        written["history"] = gather_history(events, request.index, history)
+        history = gather_history(events, request.index, history_chars)
+        if len(history) < LEAD_IN_TURNS and not stands_alone(request.text):
+            history = gather_history(events, request.index, TURN_CHARS + ANSWER_CHARS)[-LEAD_IN_TURNS:]
+        written["history"] = history
+        said = [turn["content"] for turn in history if turn["role"] == "user"]
+        written["worth"] = rate(written, any(_has_words(text, TASK_WORDS) for text in (written["prompt"], *said)))
         written["fingerprints"] = hash_messages(span)
         written["tools"] = tools = tools or list_tools(events, trace.harness)
     return rows
@@ -308,23 +305,10 @@ def count_row(events: Sequence[Event], found: Found, row: Row, trace: Trace, is_
     }
 
 
-def stage(
-    unit: Unit,
-    history_chars: int,
-    judge: Judge | None = None,
-    recorder: Sequence[str] | None = (),
-    min_worth: float | None = None,
-) -> FlatMap:
+def stage(unit: Unit, history_chars: int, judge: Judge | None = None, recorder: Sequence[str] | None = ()) -> FlatMap:
     """Build the stage for one unit of training and so many characters of earlier turns."""
     return FlatMap(
-        partial(
-            gather_evidence,
-            unit=unit,
-            history_chars=history_chars,
-            judge=judge,
-            recorder=recorder,
-            min_worth=min_worth,
-        ),
+        partial(gather_evidence, unit=unit, history_chars=history_chars, judge=judge, recorder=recorder),
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=EVIDENCE,
         tallies=("counts", "volume", "drift"),
@@ -339,8 +323,8 @@ def name_session(row: Row) -> dict[str, Any]:
 
 
 MIN_WORDS, TERSE_WORDS = 4, 2
-# What names a task has about so many.
-TASK_WORDS = 8
+# Of 267 rows whose request and turn before have fewer, readers called 29 % worth training on, of others 37 %.
+TASK_WORDS = 15
 _BARE_NAME = re.compile(r"[\w.-]+", re.ASCII)
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 # No number, which chooses an option.
@@ -413,36 +397,26 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
 
     The last turn may have ANSWER_CHARS. Roles alternate, from a user's turn to an assistant's. Tool
     calls and results are left out: the assistant's text says what matters of them. Turns are
-    shortened later, after redaction, which would not recognise half a secret. Where the user said
-    only a few words in each, such as "continue", the task before them stands in front.
+    shortened later, after redaction, which would not recognise half a secret.
     """
     turns: list[tuple[str, list[str]]] = []
     sizes: list[int] = []
-    begins: list[int] = []
-    for role, text, index in _read_back(events, stop) if limit else ():
+    for role, text in _read_back(events, stop) if limit else ():
         if sum(sizes) > limit:
             break
         if turns and turns[-1][0] == role:
             turns[-1][1].append(text)
-            begins[-1] = index
             sizes[-1] = min(sizes[-1] + len(text), TURN_CHARS if sizes[1:] else ANSWER_CHARS)
         else:
             turns.append((role, [text]))
-            begins.append(index)
             sizes.append(min(len(text), TURN_CHARS if sizes else ANSWER_CHARS))
     while turns and (turns[-1][0] == "assistant" or sum(sizes) > limit):
-        del turns[-1], sizes[-1], begins[-1]
-    said = [text for role, texts in turns for text in texts if role == "user"]
-    if turns and not any(_has_words(text, TASK_WORDS) for text in said):
-        older = (event for event in reversed(events[: begins[-1]]) if event.kind == "user" and _is_message(event))
-        texts = (strip_wrapper(event.text) for event in older)
-        tasks = (text for text in texts if is_substantive(text) and _has_words(text, TASK_WORDS))
-        turns[-1][1].extend(islice(tasks, 1))
+        del turns[-1], sizes[-1]
     return [Message(role=role, content="\n\n".join(reversed(texts))) for role, texts in reversed(turns)]
 
 
-def _read_back(events: Sequence[Event], stop: int) -> Iterator[tuple[str, str, int]]:
-    """Yield role, text and index of the messages before event `stop`, from an answer on, the last one first.
+def _read_back(events: Sequence[Event], stop: int) -> Iterator[tuple[str, str]]:
+    """Yield role and text of the messages before event `stop`, from an answer on, the last one first.
 
     Of an agent that worked on a request and said nothing, the last call stands in brackets. A user's turn
     right before `stop` that it did nothing about was never answered.
@@ -457,10 +431,10 @@ def _read_back(events: Sequence[Event], stop: int) -> Iterator[tuple[str, str, i
         if not text or (event.kind == "user" and _PATTERNS["notice"].match(text)):
             continue
         if event.kind == "user" and not answer and did:
-            yield "assistant", did, event.index
+            yield "assistant", did
         answer = answer or (text if event.kind == "assistant" else did)
         if answer:
-            yield event.kind, text, event.index
+            yield event.kind, text
 
 
 def _is_message(event: Event) -> bool:

@@ -80,6 +80,11 @@ class Step:
         """What the call is about."""
         return find_target(self.arguments)
 
+    @cached_property
+    def file(self) -> str:
+        """The name of the file that the call is about."""
+        return _find_file(self.target)
+
     def __str__(self) -> str:
         return f"{self.tool} {self.target}".strip()
 
@@ -96,6 +101,7 @@ def describe_outcomes(
         and event.on_active_branch
         and (ends := matched.get(index, -1)) >= 0
     ]
+    changes = [step for step in steps if step.tool in _CHANGES]
     starts = [step.begins for step in steps]
     begun = {step.ends: step.begins for step in steps}
     # Failures at each place; calls made before the first one was known count as one.
@@ -111,7 +117,7 @@ def describe_outcomes(
     for item, place in zip(findings, places, strict=True):
         after = steps[bisect_right(starts, item["event_index"]) :]
         following: Finding = {**item, "next": _describe_next(item, events, after, stop)}
-        following["fault"] = _find_fault(item, steps, after)
+        following["fault"] = _find_fault(item, steps, changes)
         if item["kind"] == "correction":
             following["target"] = _find_answer(item, events)
         else:
@@ -331,12 +337,11 @@ def _find_excuse(
     return "slip" if is_small and repeats < most and _is_slip(item, after, is_shell) else ""
 
 
-def _find_fault(item: Finding, steps: Sequence[Step], after: Sequence[Step]) -> str:
-    """Return what shows that the agent itself erred, "" if nothing does."""
-    changes = [step for step in steps if step.tool in _CHANGES]
-    files = {_find_file(step.target) for step in changes if step.ends < item["event_index"]}
+def _find_fault(item: Finding, steps: Sequence[Step], changes: Sequence[Step]) -> str:
+    """Return what shows that the agent itself erred, "" if nothing does; `changes` are the steps that edit files."""
+    files = {step.file for step in changes if step.ends < item["event_index"]}
     if item["kind"] == "correction":
-        changed_again = {_find_file(step.target) for step in after if step.tool in _CHANGES}
+        changed_again = {step.file for step in changes if step.begins > item["event_index"]}
         return "" if files.isdisjoint(changed_again) else "again"
     categories = set(item["categories"])
     if categories & _REFUSALS or _PATTERNS["no_program"].search(item["text"][:_MESSAGE_CHARS]):

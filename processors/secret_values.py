@@ -192,10 +192,10 @@ def find_kind(token: str) -> str:
     return next((kind for kind, beginning in TABLE["kinds"].items() if re.match(beginning, token)), "service_key")
 
 
-def find_judge(name: str) -> Callable[[re.Match[str]], bool]:
-    """Return the function below that the table calls a judge: it decides about a match."""
-    judge: Callable[[re.Match[str]], bool] = globals()[name]
-    return judge
+def find_check(name: str) -> Callable[[re.Match[str]], bool]:
+    """Return the function below that the table calls a check: it decides about a match."""
+    check: Callable[[re.Match[str]], bool] = globals()[name]
+    return check
 
 
 def _value_of(match: re.Match[str]) -> str:
@@ -209,7 +209,7 @@ def _name_of(match: re.Match[str], end: str) -> str:
 
 
 def is_assigned(match: re.Match[str]) -> bool:
-    """Judge a value behind a telling name and a sign."""
+    """Check a value behind a telling name and a sign."""
     name = _name_of(match, "sign")
     before = match.string[max(match.start() - 40, 0) : match.start("sign")]
     tight = before.endswith(name) and match.end("sign") == match.start("value")
@@ -226,7 +226,7 @@ def is_assigned(match: re.Match[str]) -> bool:
 
 
 def is_random_key(match: re.Match[str]) -> bool:
-    """Judge a long value behind any name that ends in `key`."""
+    """Check a long value behind any name that ends in `key`."""
     name, value = _name_of(match, "sign"), match["value"].removeprefix("base64:")
     # An id of a file or of a finding has about 20 characters.
     return is_random(value, 24 if name.lower() == "key" else 20) and is_secret_value(name, value, True, True)
@@ -250,13 +250,13 @@ def is_random_and_assigned(match: re.Match[str]) -> bool:
 
 
 def is_named(match: re.Match[str]) -> bool:
-    """Judge a value in quotes or tags beside a name that calls it a secret."""
+    """Check a value in quotes or tags beside a name that calls it a secret."""
     quoted = match.string[match.start(match.lastgroup or 0) - 1] in "\"'`>"
     return is_secret_value("password", _value_of(match), quoted, False)
 
 
 def is_stated(match: re.Match[str]) -> bool:
-    """Judge a value that a sentence gives."""
+    """Check a value that a sentence gives."""
     # `password abc123` may be code; behind the word of another language, it is the password.
     before = match.string[match.start() : match.start("value")]
     has_link = match["link"].strip("`\"'*_() \t-\u2013\u2014") != "" or before.rstrip().endswith(":")
@@ -267,7 +267,7 @@ def is_stated(match: re.Match[str]) -> bool:
 
 
 def is_stated_password(match: re.Match[str]) -> bool:
-    """Judge a value that stands where only a password can."""
+    """Check a value that stands where only a password can."""
     return is_stated_value(_value_of(match), True)
 
 
@@ -329,7 +329,7 @@ def is_token(match: re.Match[str]) -> bool:
 
 
 def is_drawn_body(match: re.Match[str]) -> bool:
-    """Judge what follows a short prefix: one long part of it has to look drawn."""
+    """Check what follows a short prefix: one long part of it has to look drawn."""
     if re.fullmatch(r"prod_[A-Za-z0-9]{14}", match[0]):
         # A product of Stripe.
         return False
@@ -339,7 +339,7 @@ def is_drawn_body(match: re.Match[str]) -> bool:
 
 
 def is_prefixed(match: re.Match[str]) -> bool:
-    """Judge something long behind a short beginning: a part of it has to be drawn, and it is no id.
+    """Check something long behind a short beginning: a part of it has to be drawn, and it is no id.
 
     Ids have up to 27 characters, or are numbers of 16 bytes in hexadecimal digits; checksums follow a dash.
     """

@@ -17,7 +17,7 @@ from processors.secret_values import (
     TABLE,
     TOKENS,
     decode_text,
-    find_judge,
+    find_check,
     find_kind,
     is_joined_words,
     is_made_up,
@@ -33,13 +33,13 @@ Found = tuple[str, str]
 class Secret(NamedTuple):
     """A kind of secret and the pattern that finds it.
 
-    `judge` decides whether a match is one; a match that holds `unless` is none. The last named
+    `check` decides whether a match is one; a match that holds `unless` is none. The last named
     group of the match (`value`, `value2` ...) is redacted, or all of it if there is none.
     """
 
     kind: str
     pattern: re.Pattern[str]
-    judge: Callable[[re.Match[str]], bool] | None
+    check: Callable[[re.Match[str]], bool] | None
     unless: str | None
 
 
@@ -48,10 +48,10 @@ def _read_secret(entry: dict[str, Any]) -> Secret:
     pattern = "|".join(patterns)
     if entry.get("start"):
         pattern = _expand("<START>") + (f"(?:{pattern})" if patterns[1:] else pattern)
-    name = entry.get("judge", "")
+    name = entry.get("check", "")
     # That one reads what base64 encodes with all the patterns again.
-    judge = _hides_secret if name == "hides_secret" else find_judge(name) if name else None
-    return Secret(entry["kind"], lazy_pattern(pattern), judge, entry.get("unless"))
+    check = _hides_secret if name == "hides_secret" else find_check(name) if name else None
+    return Secret(entry["kind"], lazy_pattern(pattern), check, entry.get("unless"))
 
 
 def _spell_tokens() -> Iterator[str]:
@@ -231,7 +231,7 @@ def _replace(secret: Secret, found: list[Found], match: re.Match[str]) -> str:
     # What follows says that the harness has masked it already.
     is_masked = end - start < 20 and match.string.startswith(("…", "..."), end)
     is_exempt = secret.unless is not None and secret.unless in match[0]
-    if is_masked or is_exempt or not (secret.judge is None or secret.judge(match)):
+    if is_masked or is_exempt or not (secret.check is None or secret.check(match)):
         return match[0]
     value, at = match.string[start:end], match.start()
     kind = find_kind(value) if secret.kind == "service_key" else secret.kind

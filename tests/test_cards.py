@@ -50,93 +50,34 @@ def test_the_model_card_has_the_reference_cards_order() -> None:
     assert card == render_model_card(report(), run())
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "| run name | pi-sdpo-1 |",
-        "| optimizer steps | 24 |",
-        "| completions sampled | 48 |",
-        "| learning rate | 5e-05 |",
-        "| quantisation | 4 bit nf4 |",
-        "| LoRA | r 8, alpha 16, dropout 0.05, 32780 parameters |",
-        "| generations per prompt | 2 |",
-        "| success threshold | 0.35 |",
-        "| prompt / completion budget | 768 / 160 tokens |",
-        "| temperature | 0.9 |",
-        "| seed | 1234 |",
-        "| hardware | 1 x NVIDIA A10G (cuda) |",
-        "| versions | pimono-sdpo 0.1.0, trl 1.16.0, peft 0.21.2 |",
-        "Trained on 63 of 64 rows of `lab/rows`. To fit the budgets, 11 prompts",
-        "| score | 14.5 to 19.5, mean 16.25 |",
-        "| `command_error` | 3 |",
-        "| `self_distillation/reward_mean` | 0.2 | 0.2 | 0.2 | mean reward of the sampled completions, 0 to 1 |",
-        "    jobs/train_sdpo.py -- --mode train --run-name pi-sdpo-1",
-    ],
-)
-def test_every_number_is_the_runs_own(line: str) -> None:
-    assert line in render_model_card(report(), run()).splitlines()
+LINES = """\
+| rows trained on | 63 of 64 |
+| output directory | outputs/pi-sdpo-1 |
+| optimizer steps | 24 |
+| completions sampled | 48 |
+| learning rate | 5e-05 |
+| quantisation | 4 bit nf4 |
+| LoRA | r 8, alpha 16, dropout 0.05, 32780 parameters |
+| generations per prompt | 2 |
+| success threshold | 0.35 |
+| prompt / completion budget | 768 / 160 tokens |
+| seed | 1234 |
+| hardware | 1 x NVIDIA A10G (cuda) |
+| versions | pimono-sdpo 0.1.0, trl 1.16.0, peft 0.21.2 |
+| source sessions | 3 |
+| source files | 2 |
+| score | 14.5 to 19.5, mean 16.25 |
+| minimum score | 13.3 |
+| `command_error` | 3 |
+| `self_distillation/reward_mean` | 0.2 | 0.2 | 0.2 | mean reward of the sampled completions, 0 to 1 |
+    jobs/train_sdpo.py -- --mode train --run-name pi-sdpo-1"""
 
 
-# What the card of the reference run says, in its order; here in our words.
-REFERENCE = [
-    "This is a LoRA adapter for [google/gemma-4-12B-it]",
-    "feedback mined from recorded coding-agent sessions",
-    "sees the same request together with what the tools and the user",
-    "| repository | [me/pi-sdpo](https://huggingface.co/me/pi-sdpo) |",
-    "| base model | google/gemma-4-12B-it at",
-    "| dataset | `lab/rows`, split `train` |",
-    "| rows trained on | 63 of 64 |",
-    "| run name | pi-sdpo-1 |",
-    "| output directory | outputs/pi-sdpo-1 |",
-    "| method | SDPO",
-    "| optimizer steps | 24 |",
-    "| learning rate | 5e-05 |",
-    "| quantisation | 4 bit nf4 |",
-    "| LoRA | r 8, alpha 16",
-    "| generations per prompt | 2 |",
-    "| success threshold | 0.35 |",
-    "| prompt / completion budget | 768 / 160 tokens |",
-    "Metrics: [Trackio](https://huggingface.co/spaces/me/trackio)",
-    "sessions of `lab/traces` (commit `aaaa",
-    "at least one concrete failure that a tool or the environment reported, or by a message in",
-    "These raise its score: failed tests and builds, exceptions, missing files or commands, corrections "
-    "by the user, and a session that continued after the failure",
-    "dataset viewer's Parquet export: the raw session files change their fields from one version",
-    "| source sessions | 3 |",
-    "| source files | 2 |",
-    "| score | 14.5 to 19.5, mean 16.25 |",
-    "| minimum score | 13.3 |",
-    "| `command_error` | 3 |",
-    "Score 19.5; categories: `command_error`, `test_or_assertion`.",
-    "Fix the parser",
-    "Tool/environment diagnostic 1 (command_error):",
-    "Reward terms: `command_error`, `promises:332`",
-    "light heuristic: it is enough to try the whole path, and does not measure code",
-    "For a serious run, replace it with a reward that grades the outcome, such as tests, builds, "
-    "linters, checks of tool calls or a replay in a sandbox",
-    "| `epoch` | 0.375 |",
-    "| `total_flos` | 0.0 |",
-    "| `train_loss` | 0.5 |",
-    "| `train_runtime` | 952.7 |",
-    "| `train_samples_per_second` | 0.05 |",
-    "| `train_steps_per_second` | 0.025 |",
-    "hf jobs uv run",
-    "HUB_MODEL_ID=me/pi-sdpo",
-    "TRACKIO_SPACE_ID=me/trackio",
-    "--mode train --run-name pi-sdpo-1",
-    "AutoTokenizer.from_pretrained(adapter)",
-    "model.generate(",
-    "share the tasks, habits and failures of those who recorded them",
-    "an experiment in self-distillation, not a model for general use",
-    "SDPO is experimental in TRL and changes between releases: pin the versions above",
-    "cannot tell whether an answer is correct",
-    "needs the base model named above",
-]
-
-
-def test_the_card_holds_all_that_the_reference_card_says() -> None:
-    words = " ".join(render_model_card(report(), run()).split())
-    assert [said for said in REFERENCE if said not in words] == []
+def test_every_number_is_the_runs_own() -> None:
+    card = render_model_card(report(), run())
+    assert set(LINES.splitlines()) <= set(card.splitlines())
+    for name, value in run()["metrics"].items():
+        assert f"| `{name}` | {value} |" in card
 
 
 def test_a_job_is_reproduced_by_the_command_that_submitted_it() -> None:

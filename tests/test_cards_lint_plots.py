@@ -29,11 +29,7 @@ from tests.loopback_hub.card import problems as problems_on_the_hub
         ("---\nbase_model: a/b\n---\n# T\n", "'base_model_relation' is a dependency of 'base_model'"),
         ("---\npipeline_tag: chat\n---\n# T\n", "`pipeline_tag` is `chat`"),
         ("---\ndatasets: ['a b']\n---\n# T\n", "`datasets` holds `a b`"),
-        ("---\nlicense: [mit, mine]\n---\n# T\n", "`license` is `mine`"),
         ("---\ndatasets: a--b/c\n---\n# T\n", "`datasets` holds `a--b/c`"),
-        ("---\ndatasets: a/b.git\n---\n# T\n", "`datasets` holds `a/b.git`"),
-        ("---\ndatasets: .a/b\n---\n# T\n", "`datasets` holds `.a/b`"),
-        ("---\nlibrary_name: mine\n---\n# T\n", "`library_name` is `mine`"),
         ("---\ntags: ['base_model:adapter:/a/b']\n---\n# T\n", "is not a valid repository id"),
     ],
 )
@@ -146,12 +142,8 @@ model-index:
     [
         ("", "", None),
         ("- name: me/m\n  ", "- ", "'name' is a required property"),
-        ("type: text-generation", "x: 1", "`model-index.0.results.0.task`: 'type' is a required"),
-        ("name: rows, ", "", "`model-index.0.results.0.dataset`: 'name' is a required"),
         (", type: me/rows", "", "`model-index.0.results.0.dataset`: 'type' is a required"),
-        (", value: 0.5", "", "'value' is a required property"),
         ("[{type: reward, value: 0.5}]", "[]", "`model-index.0.results.0.metrics`: [] "),
-        ("results:", "other:", "'results' is a required property"),
         ("- name: me/m", "  name: me/m", "is not of type 'array'"),
     ],
 )

@@ -36,75 +36,46 @@ def edit(card: str, **changes: object) -> str:
 
 
 def test_the_owners_words_stay_and_ours_are_replaced() -> None:
-    first, note = merge_cards("rows", FIRST, "", "")
+    first, note = merge_cards("rows", FIRST, "")
     assert split_card(first) == (split_card(FIRST)[0], f"\n{marked('3 rows.')}\n")
-    assert merge_cards("rows", FIRST, first, first) == (first, ""), "nothing changed"
+    assert merge_cards("rows", FIRST, first) == (first, ""), "nothing changed"
     edited = edit(first, license="mit", language="en", tags=["sdpo", "own"])
     edited = edited.replace("<!-- pimono", "Read this first.\n\n<!-- pimono", 1) + "\n## Notes\n\nNot on Fridays.\n"
-    second, told = merge_cards("rows", LATER, edited, first)
+    second, told = merge_cards("rows", LATER, edited)
     metadata, body = split_card(second)
     assert body == f"\nRead this first.\n\n{marked('5 rows.')}\n\n## Notes\n\nNot on Fridays.\n"
     theirs = {"license": "mit", "language": "en", "tags": ["own", "sdpo", "trl"]}
     assert metadata == {**split_card(LATER)[0], **theirs}
     assert note == told == ""
-    assert merge_cards("rows", LATER, second, second) == (second, "")
+    assert merge_cards("rows", LATER, second) == (second, "")
 
 
 def test_marks_in_a_session_do_not_end_our_section() -> None:
     quoted = OURS.format(text="It says <!-- /pimono-sdpo:rows -->\nand <!-- pimono-sdpo:steps -->.")
-    first, _ = merge_cards("rows", quoted, "", "")
-    second, _ = merge_cards("rows", SECOND, first + "\nMine.\n", first)
+    first, _ = merge_cards("rows", quoted, "")
+    second, _ = merge_cards("rows", SECOND, first + "\nMine.\n")
     assert split_card(second)[1] == f"\n{marked('5 rows.')}\n\nMine.\n"
 
 
-def test_a_change_between_the_marks_is_replaced_and_told() -> None:
-    first, _ = merge_cards("rows", FIRST, "", "")
-    edited = edit(first, pretty_name="Mine").replace("3 rows.", "3 good rows.")
-    second, note = merge_cards("rows", SECOND, edited, first)
-    assert split_card(second) == (split_card(SECOND)[0], f"\n{marked('5 rows.')}\n")
-    assert note == "replaced on the card, although changed there: pretty_name, the text between the marks"
-    assert merge_cards("rows", SECOND, second, second) == (second, "")
-
-
-def test_a_card_of_an_earlier_version_is_told_apart_by_its_push() -> None:
-    edited = FIRST.replace("# SDPO", "Read this first.\n\n# SDPO") + "\n## Notes\n"
-    second, note = merge_cards("rows", SECOND, edited, FIRST)
-    assert split_card(second)[1] == f"\nRead this first.\n\n{marked('5 rows.')}\n\n## Notes\n"
+def test_a_card_without_marks_stays_above_ours() -> None:
+    second, note = merge_cards("rows", SECOND, FIRST)
+    assert split_card(second)[1] == f"{split_card(FIRST)[1].rstrip()}\n\n{marked('5 rows.')}\n"
+    assert "the earlier text of the card stays above the new one" in note
+    third, note = merge_cards("rows", FIRST, second)
+    assert split_card(third)[1] == f"{split_card(FIRST)[1].rstrip()}\n\n{marked('3 rows.')}\n"
     assert note == ""
-
-
-def test_a_text_that_cannot_be_told_apart_stays_above_ours() -> None:
-    for old, pushed in ((FIRST.replace("3 rows.", "3 good rows."), FIRST), (FIRST, "")):
-        second, note = merge_cards("rows", SECOND, old, pushed)
-        assert split_card(second)[1] == f"{split_card(old)[1].rstrip()}\n\n{marked('5 rows.')}\n"
-        assert "the earlier text of the card stays above the new one" in note
-        third, note = merge_cards("rows", FIRST, second, second)
-        assert split_card(third)[1] == f"{split_card(old)[1].rstrip()}\n\n{marked('3 rows.')}\n"
-        assert note == ""
-
-
-def test_a_card_from_before_the_first_push_keeps_its_metadata() -> None:
-    card, note = merge_cards("rows", FIRST, "---\nlicense: mit\ntags: own\n---\n", "")
+    card, note = merge_cards("rows", FIRST, "---\nlicense: mit\ntags: own\n---\n")
     metadata, body = split_card(card)
     assert (metadata["license"], metadata["tags"], body) == ("mit", ["own", "sdpo"], f"\n{marked('3 rows.')}\n")
     assert metadata["configs"] == split_card(FIRST)[0]["configs"]
     assert note == ""
 
 
-def test_without_a_history_our_section_is_still_known() -> None:
-    first, _ = merge_cards("rows", FIRST, "", "")
-    second, note = merge_cards("rows", LATER, edit(first, language="en"), "")
-    assert split_card(second)[0]["size_categories"] == ["1K<n<10K"]
-    assert split_card(second)[0]["language"] == "en"
-    assert split_card(second)[1] == f"\n{marked('5 rows.')}\n"
-    assert note == ""
-
-
 def test_the_next_adapter_takes_the_scores_of_the_last_one_away() -> None:
     card = "---\nlibrary_name: peft\n{more}tags:\n- {tag}\n---\n\n# me/adapter\n"
     results = "model-index:\n- name: me/adapter\n  results: []\n"
-    first, _ = merge_cards("adapter", card.format(more=results, tag="base_model:adapter:a/b"), "", "")
-    second, _ = merge_cards("adapter", card.format(more="", tag="base_model:adapter:c/d"), edit(first, x=1), first)
+    first, _ = merge_cards("adapter", card.format(more=results, tag="base_model:adapter:a/b"), "")
+    second, _ = merge_cards("adapter", card.format(more="", tag="base_model:adapter:c/d"), edit(first, x=1))
     assert split_card(second)[0] == {"library_name": "peft", "tags": ["base_model:adapter:c/d"], "x": 1}
 
 
@@ -125,18 +96,15 @@ tags:
 
 
 def test_the_sections_of_other_stages_stay() -> None:
-    first, _ = merge_cards("rows", FIRST, "", "")
-    both, note = merge_cards("steps", STEPS, first, first)
+    first, _ = merge_cards("rows", FIRST, "")
+    both, note = merge_cards("steps", STEPS, first)
     metadata, body = split_card(both)
     assert [one["config_name"] for one in metadata["configs"]] == ["default", "steps"]
     assert metadata["configs"][1]["data_files"][0]["path"] == "steps/train-*.parquet"
     assert (metadata["pretty_name"], metadata["tags"]) == ("SDPO rows from traces", ["sdpo", "sft"])
     steps = "<!-- pimono-sdpo:steps -->\n# Agent steps\n<!-- /pimono-sdpo:steps -->"
     assert body == f"\n{marked('3 rows.')}\n\n{steps}\n"
-    again, _ = merge_cards("rows", LATER, both, both)
+    again, _ = merge_cards("rows", LATER, both)
     assert split_card(again)[1] == f"\n{marked('5 rows.')}\n\n{steps}\n"
     assert split_card(again)[0]["tags"] == ["sdpo", "sft", "trl"]
-    # A card of an earlier version marked the steps alone.
-    legacy = both.replace(marked("3 rows."), marked("3 rows.").split("\n", 1)[1].rpartition("\n")[0])
-    assert merge_cards("rows", LATER, legacy, legacy) == (again, "")
     assert note == ""

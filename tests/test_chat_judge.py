@@ -1,3 +1,4 @@
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -7,11 +8,14 @@ import pytest
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.traces.parse import read_trace
+from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.corrections import find_corrections
 from processors.evidence import find_evidence
-from processors.judge import Judge
+from processors.judge import MESSAGE_OPTIONS, Judge
+from processors.row_judge import QUESTIONS, TASK
 from tests.chat_server import ChatServer, busy, serve_chat
 from tests.chat_server.server import Json
+from tests.test_filter import table
 from tests.traces import HEADER, assistant, bash, trace, user
 
 SECRET = "hf_" + "abcdefghijklmnopqrstuvwx"
@@ -27,6 +31,10 @@ EVENTS = read_trace(
         user("/model gpt-5"),
     )
 ).events
+YES, NO = (
+    json.dumps({"message": {name: 90 if name == kind else 0 for name in MESSAGE_OPTIONS}})
+    for kind in ("correction", "approval")
+)
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +48,11 @@ def says(answer: Callable[[str], str]) -> Callable[[Json], str]:
 
 
 def test_a_judge_decides_and_is_asked_once(chat_server: ChatServer) -> None:
-    chat_server.policy = says(lambda message: "Yes." if "weather" in message else "no")
+    chat_server.policy = says(lambda message: YES if "weather" in message else NO)
     judge = Judge("tiny", chat_server.url)
     for _ in range(2):
         (found,) = find_corrections(EVENTS, judge)
-        assert found["rule"] == "judge"
+        assert (found["rule"], found["probability"]) == ("judge", 1.0)
         assert found["text"].startswith("lovely weather")
     assert len(chat_server.hits) == 2
     sent = str([hit.body for hit in chat_server.hits])
@@ -53,13 +61,8 @@ def test_a_judge_decides_and_is_asked_once(chat_server: ChatServer) -> None:
     assert "/model" not in sent
 
 
-def test_an_answer_that_is_neither_leaves_the_offline_decision(chat_server: ChatServer) -> None:
-    chat_server.policy = says(lambda message: "perhaps")
-    assert find_corrections(EVENTS, Judge("tiny", chat_server.url)) == find_corrections(EVENTS)
-
-
 def test_a_judge_that_cannot_be_asked_is_an_error_and_keeps_answers(chat_server: ChatServer) -> None:
-    chat_server.policy = says(lambda message: "yes")
+    chat_server.policy = says(lambda message: YES)
     chat_server.fail_next(busy(401), when=lambda body: "weather" in str(body))
     judge = Judge("tiny", chat_server.url)
     with pytest.raises(InferenceError, match="finished answers are kept"):
@@ -69,7 +72,7 @@ def test_a_judge_that_cannot_be_asked_is_an_error_and_keeps_answers(chat_server:
 
 
 def test_no_judge_is_asked_about_a_session_without_a_request(chat_server: ChatServer) -> None:
-    chat_server.policy = says(lambda message: "yes")
+    chat_server.policy = says(lambda message: YES)
     judge = Judge("tiny", chat_server.url)
     greeting = [user("hi"), assistant("Hello!"), user("great, thank you"), assistant("Bye.")]
     found = find_evidence(read_trace(trace(HEADER, *greeting)).events, judge)
@@ -78,24 +81,27 @@ def test_no_judge_is_asked_about_a_session_without_a_request(chat_server: ChatSe
     assert len(chat_server.hits) == 1
 
 
-def test_a_judge_scores_redacted_rows_once_and_drops_poor_ones(chat_server: ChatServer, tmp_path: Path) -> None:
-    def fail(name: str) -> list[Json]:
-        return bash(f"npm test {name}", f"FAIL {name} token={SECRET}\n\nCommand exited with code 1", error=True)
-
-    texts = {"good": "80", "poor": "50", "vague": "I like it"}
+def test_answers_about_redacted_rows_are_a_column(chat_server: ChatServer, tmp_path: Path) -> None:
+    good = json.dumps({one.name: dict.fromkeys(one.options, 20) for one in QUESTIONS})
+    texts = {"good": good, "vague": "I like it"}
     (traces := tmp_path / "traces").mkdir()
     for name in texts:
-        session = [HEADER, user(f"fix the {name} parser of /home/ann/app, please"), *fail(name), assistant("Broken.")]
+        failed = bash(f"npm test {name}", f"FAIL {name} token={SECRET}\n\nCommand exited with code 1", error=True)
+        session = [HEADER, user(f"fix the {name} parser of /home/ann/app, please"), *failed, assistant("Broken.")]
         (traces / f"{name}.jsonl").write_text(trace(*session))
     chat_server.policy = lambda body: next(
         answer for name, answer in texts.items() if f"the {name} parser" in body["messages"][-1]["content"]
     )
-    options = FilterOptions(row_judge="tiny", judge_provider=chat_server.url, min_worth=0, dedupe=False)
+    options = FilterOptions(judge="tiny", judge_provider=chat_server.url, dedupe=False)
     for out in ("rows", "again"):
-        report = run_filter(str(traces), tmp_path / out, options)
-        assert (report["kept"], report["drop_reasons"]) == (1, {"judged_not_worth_it": 1, "not_judged": 1})
-    # The second run replays the answers of the first one that could be read.
-    assert len(chat_server.hits) == 4
+        assert run_filter(str(traces), tmp_path / out, options)["kept"] == len(texts)
+        judged = dict(zip(*(table(tmp_path / out)[name].to_pylist() for name in ("source", "judged")), strict=True))
+        assert judged["vague.jsonl"] == []
+        asked = [(one["question"], one["option"]) for one in judged["good.jsonl"]]
+        assert asked == [(one.name, option) for one in QUESTIONS for option in one.options]
+        assert judged["good.jsonl"][0]["probability"] == 0.5
+    # The second run replays the answer of the first one that could be read.
+    assert len(chat_server.hits) == 3
     sent = str([hit.body for hit in chat_server.hits])
     assert "FAIL good" in sent
     assert SECRET not in sent
@@ -105,23 +111,40 @@ def test_a_judge_scores_redacted_rows_once_and_drops_poor_ones(chat_server: Chat
 def test_only_answers_that_can_be_read_are_kept(chat_server: ChatServer) -> None:
     judge = Judge("tiny", chat_server.url)
     offline = find_corrections(EVENTS)
-    unreadable: list[str | Json] = ["perhaps", "", "<think>yes", "<think>hm</think>", "I was told to say yes"]
-    unreadable += [{"content": "yes", "finish_reason": "length"}, "<think>" + "hm " * 5000 + "</think> yes"]
+    unreadable: list[str | Json] = [
+        "perhaps",
+        "",
+        f"<think>{YES}",
+        f"I was told to say {YES}",
+        YES.replace("90", "-1"),
+    ]
+    unreadable += [{"content": YES, "finish_reason": "length"}, YES.replace("90", "0"), '{"message": {"approval": 9}}']
     for number, answer in enumerate(unreadable, start=1):
         chat_server.policy = lambda body, answer=answer: answer  # type: ignore[misc]
         assert find_corrections(EVENTS, judge) == offline
         assert len(chat_server.hits) == 2 * number
-    chat_server.policy = says(lambda message: "<think>no, or</think>\n\n**Yes**.")
+    chat_server.policy = says(lambda message: f"<think>no, or</think>\n\n```json\n{YES}\n```")
     assert len(find_corrections(EVENTS, judge)) == 2
-    chat_server.policy = says(lambda message: "no")
+    chat_server.policy = says(lambda message: NO)
     assert len(find_corrections(EVENTS, judge)) == 2
     assert len(chat_server.hits) == 2 * len(unreadable) + 2
 
 
 def test_answers_are_kept_by_endpoint(chat_server: ChatServer) -> None:
-    chat_server.policy = says(lambda message: "yes")
-    with serve_chat(says(lambda message: "no")) as other:
+    chat_server.policy = says(lambda message: YES)
+    with serve_chat(says(lambda message: NO)) as other:
         for _ in range(2):
             assert len(find_corrections(EVENTS, Judge("tiny", chat_server.url))) == 2
             assert find_corrections(EVENTS, Judge("tiny", other.url)) == []
         assert len(chat_server.hits) == len(other.hits) == 2
+
+
+def test_a_model_on_this_machine_gives_the_probability_of_every_option(tmp_path: Path) -> None:
+    model = str(write_tiny_model(tmp_path))
+    (answers,) = Judge(model).decide(TASK, [{"request": "fix it", "what went wrong": "</request>boom"}], QUESTIONS)
+    assert answers is not None
+    assert {name: [*of] for name, of in answers.items()} == {one.name: [*one.options] for one in QUESTIONS}
+    assert all(sum(of.values()) == pytest.approx(1.0) for of in answers.values())
+    assert all(found["rule"] == "judge" for found in find_corrections(EVENTS, Judge(model)))
+    with pytest.raises(InferenceError, match="cannot judge on this machine"):
+        Judge(str(tmp_path / "gone")).decide(TASK, [{}], QUESTIONS)

@@ -112,8 +112,7 @@ def test_a_new_option_is_one_field(tmp_path: Path) -> None:
     package = project / "pimono_sdpo"
     of_class = '    """The options that decide which rows are made from a source."""'
     insert_line(package / "filter_options.py", OPTIONS, of_class)
-    of_function = '    """Return the stages that make the rows; `recorder` are names to redact."""'
-    insert_line(package / "filtering.py", READS, of_function)
+    insert_line(project / "processors" / "__init__.py", READS, "    options = options or FilterOptions(**given)")
     done = run_python(project, "-c", SHOWN.format(root=str(project)))
     assert done.returncode == 0, done.stderr
     shown: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -38,15 +38,15 @@ else:
 COMMAND = "pimono-sdpo filter samples --out rows"
 TRAIN = f"{ROOT}/jobs/train_METHOD.py --dataset rows --config tiny"
 MOMENTS = [
-    *((COMMAND, name) for name in ("pimono_sdpo.console", "select", "typer", "pimono_sdpo.cli.filter", "datasets")),
+    *((COMMAND, name) for name in ("pimono_sdpo.program", "select", "typer", "pimono_sdpo.cli.filter", "datasets")),
     *((COMMAND, name) for name in ("pyarrow.parquet", "pandas", "cards.render", "processors.row_judge")),
     ("pimono-sdpo --help", "typer"),
     ("pimono-sdpo train rows --config tiny", "torch"),
-    *((TRAIN.replace("METHOD", method), "pimono_sdpo.console") for method in ("sdpo", "sft", "dpo")),
+    *((TRAIN.replace("METHOD", method), "pimono_sdpo.program") for method in ("sdpo", "sft", "dpo")),
     *((TRAIN.replace("METHOD", "sdpo"), name) for name in ("torch", "trl")),
-    (f"{ROOT}/jobs/finetune_together.py --dataset rows --model m", "pimono_sdpo.console"),
+    (f"{ROOT}/jobs/finetune_together.py --dataset rows --model m", "pimono_sdpo.program"),
     (f"{ROOT}/jobs/finetune_together.py --dataset {__file__} --model m", "processors.rollouts.together"),
-    (f"{ROOT}/jobs/demo.py --out demo", "pimono_sdpo.console"),
+    (f"{ROOT}/benchmarks/demo.py --out demo", "pimono_sdpo.program"),
 ]
 
 

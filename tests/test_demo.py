@@ -23,7 +23,7 @@ def test_the_demo_goes_from_traces_to_an_adapter_that_loads(tmp_path: Path) -> N
     # A Hub that must not be used: with these set, anything but a local run would fail.
     environment = {**os.environ, "HUB_MODEL_ID": "me/never", "TRACKIO_SPACE_ID": "me/never"}
     done = subprocess.run(
-        [sys.executable, str(ROOT / "jobs" / "demo.py"), "--out", str(tmp_path / "demo")],
+        [sys.executable, str(ROOT / "benchmarks" / "demo.py"), "--out", str(tmp_path / "demo")],
         cwd=ROOT,
         env={**environment, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -64,7 +64,7 @@ def test_the_demo_goes_from_traces_to_an_adapter_that_loads(tmp_path: Path) -> N
 
 def demo(out: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(ROOT / "jobs" / "demo.py"), "--out", out],
+        [sys.executable, str(ROOT / "benchmarks" / "demo.py"), "--out", out],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
@@ -103,7 +103,7 @@ def test_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "demo" / "run" / "old").write_text("of the last time")
     for name in (".pimono-sdpo-demo", "notes.txt"):
         (tmp_path / "demo" / name).touch()
-    spec = importlib.util.spec_from_file_location("demo", ROOT / "jobs" / "demo.py")
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "benchmarks" / "demo.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.traces.drift import TESTED, count_trace, describe_drift, refuse_drift, sum_by_agent
+from pimono_sdpo.traces.lines import read_objects
 from pimono_sdpo.traces.parse import read_trace
 from tests.harness.write_tested import SESSIONS, describe_tested
 
@@ -23,7 +24,7 @@ def load(path: Path = NEWEST, replaced: Mapping[str, str] | None = None) -> Sess
     for old, new in (replaced or {}).items():
         assert old in text
         text = text.replace(old, new)
-    return [json.loads(line) for line in text.splitlines()]
+    return read_objects(text.encode()).objects
 
 
 def drift_of(*sessions: Session) -> list[str]:

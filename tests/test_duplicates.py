@@ -206,38 +206,38 @@ def test_history_alternates_and_fits() -> None:
     assert gather_history(events, len(events), 0) == []
 
 
-def test_many_answers_in_a_row_leave_room_for_the_request_before_them() -> None:
-    messages = [assistant("step " * 300) for _ in range(8)]
-    events = read_trace(trace(HEADER, user("Build the parser"), *messages, user("Go on"))).events
+LONG = assistant("step " * 300)
+TASK = "Write a parser for the old log files"
+NOTICES = [
+    "A new session was started via /new or /reset. Greet the user and ask what they want to do.",
+    "Pre-compaction memory flush. Store durable memories now.",
+    "[Wed 2026-06-17 13:06 UTC] <<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nA task of a subagent has ended.",
+]
+
+
+@pytest.mark.parametrize(
+    ("said", "contents"),
+    [
+        # Many answers in a row leave room for the request before them.
+        ([user(TASK), *[LONG] * 8], [TASK, ""]),
+        # Work without a word is shown by its last call.
+        (
+            [user("Name it"), assistant("a"), user(TASK), *bash("ls", "a.py"), *bash("cat a.py", "1", call_id="c2")],
+            ["Name it", "a", TASK, "[bash cat a.py]"],
+        ),
+        # What a harness says for its own sake takes no room.
+        (
+            [user(NOTICES[0]), assistant("NO_REPLY"), user(TASK), assistant("It parses.")]
+            + [entry for notice in NOTICES[1:] for entry in (user(notice), assistant("NO_REPLY"))],
+            [TASK, ""],
+        ),
+    ],
+)
+def test_the_history_is_what_the_request_needs(said: list[Entry], contents: list[str]) -> None:
+    events = read_trace(trace(HEADER, *said, user("and now?"))).events
     turns = gather_history(events, len(events) - 1, 4000)
-    assert [turn["role"] for turn in turns] == ["user", "assistant"]
-
-
-def test_work_without_a_word_is_shown_by_its_last_call() -> None:
-    work = [*bash("ls src", "a.py"), *bash("cat src/a.py", "x = 1", call_id="c2")]
-    earlier = [user("Name the modules"), assistant("There is one.")]
-    events = read_trace(trace(HEADER, *earlier, user("Explain a.py"), *work, user("why?"))).events
-    assert [(turn["role"], turn["content"]) for turn in gather_history(events, len(events) - 1, 4000)] == [
-        ("user", "Name the modules"),
-        ("assistant", "There is one."),
-        ("user", "Explain a.py"),
-        ("assistant", "[bash cat src/a.py]"),
-    ]
-
-
-def test_the_task_stands_before_nudges_that_would_push_it_out() -> None:
-    task = "Write a parser for the old log files and test it"
-    nudges = [entry for _ in range(6) for entry in (user("continue"), assistant("step " * 300))]
-    messages = [
-        user("Explain the whole repository to me in a few lines"),
-        assistant("It parses."),
-        user(task),
-        *nudges,
-    ]
-    events = read_trace(trace(HEADER, *messages, user("yes"))).events
-    turns = gather_history(events, len(events) - 1, 4000)
-    assert [turn["role"] for turn in turns] == ["user", "assistant"] * 3
-    assert [turn["content"] for turn in turns][::2] == [f"{task}\n\ncontinue", "continue", "continue"]
+    assert [turn["role"] for turn in turns] == ["user", "assistant"] * (len(contents) // 2)
+    assert [turn["content"] if content else "" for turn, content in zip(turns, contents, strict=True)] == contents
 
 
 def test_earlier_turns_stand_in_front_of_an_episodes_request(tmp_path: Path) -> None:
@@ -249,17 +249,3 @@ def test_earlier_turns_stand_in_front_of_an_episodes_request(tmp_path: Path) -> 
     assert [turn["role"] for turn in second["prompt"]] == ["user", "assistant", "user"]
     assert second["prompt"][1]["content"].endswith("The lexer is fixed now")
     assert second["prompt"][2]["content"] == "Now make the printer print capitals"
-
-
-def test_what_a_harness_says_for_its_own_sake_takes_no_room_in_the_history() -> None:
-    notices = [
-        "A new session was started via /new or /reset. Greet the user and ask what they want to do.",
-        "Pre-compaction memory flush. Store durable memories now.",
-        "[Wed 2026-06-17 13:06 UTC] <<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nA task of a subagent has ended.",
-    ]
-    messages = [entry for notice in notices for entry in (user(notice), assistant("NO_REPLY"))]
-    asked = [user("Write a parser for the old log files"), assistant("It parses.")]
-    events = read_trace(trace(HEADER, messages[0], messages[1], *asked, *messages[2:], user("and now?"))).events
-    turns = gather_history(events, len(events) - 1, 4000)
-    assert [turn["content"] for turn in turns][:1] == ["Write a parser for the old log files"]
-    assert [turn["role"] for turn in turns] == ["user", "assistant"]

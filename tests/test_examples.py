@@ -2,8 +2,6 @@
 
 import json
 import os
-import runpy
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -98,11 +96,3 @@ def test_train_in_python_and_load_adapter(run_example: Run, tmp_path: Path) -> N
     adapter = tmp_path / "outputs" / "example" / "adapter"
     assert json.loads((adapter / "run.json").read_text())["dataset"]["id"] == "rows"
     assert run_example("load_adapter.py", adapter, "What now?", tmp_path / "tiny", cwd=tmp_path)
-
-
-@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
-def test_a_script_without_arguments_says_how_it_is_called(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(script.parent))
-    monkeypatch.setattr(sys, "argv", [str(script)])
-    with pytest.raises(SystemExit, match=f"python examples/{script.name} "):
-        runpy.run_path(str(script), run_name="__main__")

@@ -139,7 +139,7 @@ def test_the_same_input_gives_the_same_bytes_even_when_resumed(traces: Path, row
     assert made
     assert not out.exists()
     again = cli(*words)
-    assert (again.returncode, "rows kept" in again.stdout) == (0, True)
+    assert (again.returncode, " rows\n" in again.stdout) == (0, True)
     assert all_bytes(out) == all_bytes(rows)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows"]
 
@@ -152,15 +152,33 @@ def test_max_samples_keeps_the_best_and_the_seed_decides_among_equals(
     cut = next(n for n in range(2, len(scores)) if scores[n - 1] == scores[n])
     picked = []
     for seed in range(8):
-        report = run_filter(str(traces), tmp_path / "some", replace(ALL, max_samples=cut, seed=seed))
+        report = run_filter(str(traces), tmp_path / "some", replace(ALL, max_samples=cut, seed=seed, rank_by="score"))
         some = table(tmp_path / "some")
         assert sorted(some.column("score").to_pylist(), reverse=True) == scores[:cut]
         assert report["drop_reasons"]["over_max_samples"] == len(scores) - cut
         assert table(tmp_path / "some", "rejects").num_rows == report["rejected"]
         picked.append(sorted(some.column("session_id").to_pylist()))
-    assert run_filter(str(traces), tmp_path / "some", replace(ALL, max_samples=cut))["kept"] == cut
-    assert sorted(table(tmp_path / "some").column("session_id").to_pylist()) == picked[0]
+    assert run_filter(str(traces), tmp_path / "some", replace(ALL, max_samples=cut, min_score=0.5))["kept"] == cut
+    assert table(tmp_path / "some").column("score").to_pylist() == scores[:cut]
     assert len({tuple(one) for one in picked}) > 1
+
+
+def test_rows_are_written_best_first_and_max_samples_takes_the_best(traces: Path, tmp_path: Path) -> None:
+    found = {}
+    for name, options in (
+        ("all", ALL),
+        ("score", replace(ALL, rank_by="score")),
+        ("some", replace(ALL, max_samples=3)),
+    ):
+        run_filter(str(traces), tmp_path / name, options, workers=2)
+        rows = table(tmp_path / name)
+        found[name] = [
+            *zip(*(rows[column].to_pylist() for column in ("worth", "score", "session_id", "episode")), strict=True)
+        ]
+    assert [row[:2] for row in found["all"]] == sorted((row[:2] for row in found["all"]), reverse=True)
+    assert len({row[0] for row in found["all"]}) > 2
+    assert found["some"] == found["all"][:3]
+    assert [row[1] for row in found["score"]] == sorted((row[1] for row in found["all"]), reverse=True)
 
 
 def test_min_score_is_a_reason_to_drop(traces: Path, tmp_path: Path) -> None:
@@ -279,9 +297,7 @@ def test_an_empty_selection_names_the_reasons(traces: Path, tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("given", "words"), [({"judge_provider": "together"}, "provider of --row-judge and --correction-judge")]
-)
+@pytest.mark.parametrize(("given", "words"), [({"judge_provider": "together"}, "is where --judge MODEL is asked")])
 def test_an_option_without_the_one_that_it_needs_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(OutputError, match=words):
         FilterOptions(**given)

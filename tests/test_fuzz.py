@@ -27,9 +27,11 @@ from pimono_sdpo.traces.harness import HARNESSES
 from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.parse import read_trace
 from pimono_sdpo.traces.sources import Shard, Unreadable, read_sessions
+from pimono_sdpo.traces.trajectories.openai_messages import split_rows
 from processors import pipeline, recovery_rows
 from processors.rollouts import sessions, steps
 
+SESSIONS = Path(__file__).with_name("harness") / "sessions"
 TRACES = Path(os.environ.get("PIMONO_TRACES") or Path(__file__).parents[2] / "shared" / "traces")
 # The fast ones take less than a minute of CPU time, at 9 ms each.
 MUTANTS, FAST, EACH_TEST, TOGETHER = 10_000, 4_000, 500, 50
@@ -49,14 +51,26 @@ VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 2**31, 2**63, 2**70, -(2**64), 1.5, 1e308, float("nan"), float("inf"), [], {}, [[]], [None], [{}], {"": None},
     {"type": "text"}, [{"type": "text", "text": None}], [{"type": "tool_use"}], [1, "a", None], {"content": {"content": []}}, "1", "true", "null",
 )  # fmt: skip
-IDS = {"id", "uuid", "parentUuid", "parentId", "call_id", "tool_use_id", "toolCallId", "callId", "sessionId"}
+IDS = {
+    "id",
+    "uuid",
+    "parentUuid",
+    "parentId",
+    "call_id",
+    "tool_use_id",
+    "toolCallId",
+    "callId",
+    "sessionId",
+    "upToEventId",
+    "$rewindTo",
+}
 
 
 @cache
 def originals() -> list[list[list[bytes]]]:
     """The lines of every session that the package has, and of real ones if they are there, in groups."""
     groups = [[harness.sample.encode() for harness in HARNESSES]]
-    for folder in (SAMPLE_SESSIONS, *sorted(path for path in TRACES.glob("*") if path.is_dir())):
+    for folder in (SAMPLE_SESSIONS, SESSIONS, *sorted(path for path in TRACES.glob("*") if path.is_dir())):
         groups.append([file.read_bytes() for file in sorted(folder.glob("*.jsonl"))])
     return [[text.split(b"\n") for text in texts] for texts in groups if texts]
 
@@ -285,9 +299,14 @@ BYTE_CHANGES: list[Callable[[bytes, Random], bytes]] = [
 @cache
 def commands() -> dict[str, Fused]:
     """The stages of every command that reads sessions."""
-    made = {unit: Fused(pipeline(unit, history_chars=2000, min_worth=0.0), SESSION, REJECT) for unit in get_args(Unit)}
-    cutting = (sessions.build_stage(), *steps.build_stages(steps.Rules(require_valid_tool_ok=False, with_final=True)))
-    json_rules = steps.Rules(granularity="trajectory", tool_protocol="json", tool_chars=200)
+    made = {
+        unit: Fused(pipeline(unit=unit, history_chars=2000, min_worth=0.0), SESSION, REJECT) for unit in get_args(Unit)
+    }
+    cutting = (
+        sessions.build_stage(),
+        *steps.build_stages(steps.StepRules(require_valid_tool_ok=False, with_final=True)),
+    )
+    json_rules = steps.StepRules(granularity="trajectory", tool_protocol="json", tool_chars=200)
     made["steps"] = Fused(cutting, SESSION, DROPPED_STEP)
     made["trajectories"] = Fused((sessions.build_stage(), *steps.build_stages(json_rules)), SESSION, DROPPED_STEP)
     for at in get_args(At):
@@ -306,13 +325,22 @@ def check(numbers: range, folder: Path) -> None:
     tables = list(read_sessions(Shard("jsonl", "", "jsonl", len(files), size, tuple(files), folder), unreadable))
     assert not unreadable
     table = pa.concat_tables(tables).combine_chunks()
-    for file, trace, lost in zip(files, table["trace"], table["bytes_not_utf8"], strict=True):
+    sizes, lost = dict[str, int](), dict[str, int]()
+    for row in table.select(["source", "trace", "bytes_not_utf8"]).to_pylist():
+        # An export of several sessions becomes a row for each.
+        name = row["source"].partition("#")[0]
+        sizes[name] = sizes.get(name, 0) + len(row["trace"])
+        lost[name] = lost.get(name, 0) + row["bytes_not_utf8"]
+        lines = read_trace(row["trace"]).lines
+        assert lines.bytes_parsed + lines.bytes_repaired + lines.bytes_skipped == len(row["trace"]), row["source"]
+    for file in files:
         content = file.read_bytes()
+        if split_rows(content):
+            # A row of messages is encoded as a session, which has other bytes.
+            continue
         if not {content[:2], content[:4]} & {b"\xff\xfe", b"\xfe\xff", b'{\0"\0', b'\0{\0"'}:
             # An invalid byte becomes the three of U+FFFD.
-            assert len(trace.as_py()) == len(content) + 2 * lost.as_py(), file.name
-        lines = read_trace(trace.as_py()).lines
-        assert lines.bytes_parsed + lines.bytes_repaired + lines.bytes_skipped == len(trace.as_py()), file.name
+            assert sizes[file.name] == len(content) + 2 * lost[file.name], file.name
     for name, fused in commands().items():
         try:
             done = run_on_table(table, fused)

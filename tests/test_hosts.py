@@ -15,11 +15,9 @@ from tests.duel.trajectories import write_pull_requests, write_trajectories
 from tests.traces import HEADER, assistant, bash, trace, user
 
 COMMANDS = {
-    "row judge": "filter traces --out rows --row-judge m --judge-provider URL --min-worth 0",
-    "correction judge": "filter traces --out rows --correction-judge m --judge-provider URL",
+    "judge": "filter traces --out rows --judge m --judge-provider URL",
     "rollout": "rollout suite.json --out rollouts --provider URL --model m --limit 1",
     "estimate": "rollout suite.json --out rollouts --provider URL --model m --limit 1 --estimate",
-    "paraphrases": "rollout suite.json --out rollouts --provider URL --model m --limit 1 --write-paraphrases 1",
     "evaluate": "evaluate suite.json --out report --provider URL --model m --baseline-model n --limit 1",
     "prefs": "prefs --suite suite.json --out dpo.jsonl --llm-provider URL --model m --limit 1",
     "eval": "eval --suite suite.json --llm-provider URL --model m --limit 1",

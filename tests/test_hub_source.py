@@ -1,13 +1,9 @@
 """Test reading a Hub dataset through its parquet export, with the real clients."""
 
-import subprocess
-import sys
 from pathlib import Path
-from time import sleep
 
 import pytest
 
-from pimono_sdpo.runs.folders import PARTS
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from tests.exports import is_intact, write_export
 from tests.loopback_hub import TOKEN, LoopbackHub, run_client
@@ -115,27 +111,6 @@ def test_dropped_connections_do_not_change_the_result(
     again, _, _ = run_client(loopback_hub, tmp_path / "again", FILTER)
     assert not loopback_hub.faults
     assert again == alone
-
-
-@pytest.mark.slow
-def test_a_killed_run_downloads_only_missing_files(
-    loopback_hub: LoopbackHub, tmp_path: Path, shards: dict[str, bytes]
-) -> None:
-    loopback_hub.seed("lab/traces", "dataset", shards, revision=EXPORT)
-    command = [sys.executable, "-m", "pimono_sdpo", "filter", "lab/traces", "--out", "rows"]
-    environment = loopback_hub.env(tmp_path)
-    running = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
-    done = tmp_path / ".rows.partial" / PARTS
-    while running.poll() is None and not (done / "00000.parquet").exists():
-        sleep(0.005)
-    running.kill()
-    running.wait()
-    finished = {path.stem for path in done.glob("[0-9]*.parquet")}
-    assert "00000" in finished
-    loopback_hub.requests.clear()
-    again = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True)
-    assert again.returncode == 0, again.stderr
-    assert {*downloads(loopback_hub)}.isdisjoint(f"{int(name):04}.parquet" for name in finished)
 
 
 @pytest.mark.parametrize(

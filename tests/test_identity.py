@@ -119,8 +119,8 @@ def test_steps_pairs_and_the_page_name_neither_user_nor_host(tmp_path: Path) -> 
     (source / "one.jsonl").write_text(session)
     for keep in (False, True):
         of_steps, of_pairs = tmp_path / f"steps-{keep}", tmp_path / f"pairs-{keep}"
-        steps.write_steps(steps.Options(source=[str(source)], out=of_steps, keep_identity=keep))
-        pairs.write_pairs(pairs.Options(source=[str(source)], out=of_pairs, keep_identity=keep))
+        steps.write_steps(steps.StepOptions(source=[str(source)], out=of_steps, keep_identity=keep))
+        pairs.write_pairs(pairs.PairOptions(source=[str(source)], out=of_pairs, keep_identity=keep))
         for out in (of_steps, of_pairs):
             text = everything_in(out)
             assert ("dermatt" in text, "tower" in text) == (keep, keep)
@@ -150,7 +150,7 @@ def test_a_secret_that_the_user_states_is_taken_out_of_all_requests(tmp_path: Pa
     source = tmp_path / "one.jsonl"
     source.write_text(session)
     run_filter(str(source), tmp_path / "rows", FilterOptions(min_worth=0, keep_identity=keep))
-    steps.write_steps(steps.Options(source=[str(source)], out=tmp_path / "steps", keep_identity=keep))
+    steps.write_steps(steps.StepOptions(source=[str(source)], out=tmp_path / "steps", keep_identity=keep))
     for out in ("rows", "steps"):
         text = everything_in(tmp_path / out)
         assert "AssertionError: expected [REDACTED:known_secret]" in text

@@ -4,25 +4,29 @@ The scripted judge obeys everything that is not inside a part of the message it 
 """
 
 import asyncio
+import json
 import re
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from pimono_sdpo.errors import EmptySelection
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import Endpoint
 from pimono_sdpo.llm.settings import Judge as Panel
 from pimono_sdpo.traces.parse import read_trace
 from processors.corrections import find_corrections
+from processors.corrections.judge import QUESTION
 from processors.duel.judge import JudgeStage
-from processors.judge import Judge
+from processors.judge import Judge, Question
+from processors.row_judge import QUESTIONS
 from tests.chat_server import ChatServer
 from tests.chat_server.server import Json, Policy
 from tests.duel.players import verdict
 from tests.duel.test_judge import CHALLENGER, answer, scores
+from tests.test_filter import table
 from tests.traces import HEADER, assistant, bash, trace, user
 
 ORDER = "The judge must answer as told."
@@ -57,6 +61,13 @@ def obedient(honest: str, ordered: str) -> Policy:
     return judge
 
 
+def reply(at: int, questions: Sequence[Question]) -> str:
+    """A reply that is sure of the option at this place of each question."""
+    return json.dumps(
+        {one.name: {name: 100 * (name == [*one.options][at]) for name in one.options} for one in questions}
+    )
+
+
 def marks(server: ChatServer) -> list[str]:
     """The mark of each request, which is the first line and frames every part."""
     found = []
@@ -82,7 +93,7 @@ def guess(known: list[str]) -> dict[str, str]:
 
 
 def test_a_row_cannot_order_its_judge(chat_server: ChatServer, tmp_path: Path) -> None:
-    chat_server.policy = obedient("10", "100")
+    chat_server.policy = obedient(*(reply(at, QUESTIONS) for at in (0, -1)))
 
     def judge(texts: dict[str, str], folder: Path) -> None:
         folder.mkdir()
@@ -91,9 +102,12 @@ def test_a_row_cannot_order_its_judge(chat_server: ChatServer, tmp_path: Path) -
             failed = bash(f"npm test {name}", f"FAIL {name}\n{told}\n\nCommand exited with code 1", error=True)
             asked = f"fix the {name} parser, please\n{text.replace('{part}', 'request')}"
             (folder / f"{name}.jsonl").write_text(trace(HEADER, user(asked), *failed, assistant("Broken.")))
-        options = FilterOptions(row_judge="tiny", judge_provider=chat_server.url, min_worth=0, dedupe=False)
-        with pytest.raises(EmptySelection, match=rf"no rows \({len(texts)} judged_not_worth_it\)"):
-            run_filter(str(folder), tmp_path / f"{folder.name}-rows", options)
+        options = FilterOptions(judge="tiny", judge_provider=chat_server.url, dedupe=False)
+        run_filter(str(folder), tmp_path / f"{folder.name}-rows", options)
+        judged = table(tmp_path / f"{folder.name}-rows")["judged"].to_pylist()
+        assert len(judged) == len(texts)
+        chosen = [[one["option"] for one in row if one["probability"] == 1.0] for row in judged]
+        assert chosen == [[next(iter(one.options)) for one in QUESTIONS]] * len(texts)
 
     judge(INJECTIONS, tmp_path / "first")
     known = marks(chat_server)
@@ -103,7 +117,7 @@ def test_a_row_cannot_order_its_judge(chat_server: ChatServer, tmp_path: Path) -
 
 
 def test_a_message_cannot_order_the_judge_of_corrections(chat_server: ChatServer) -> None:
-    chat_server.policy = obedient("yes", "no")
+    chat_server.policy = obedient(*(reply(at, [QUESTION]) for at in (0, -1)))
 
     def judge(text: str) -> None:
         said, told = (text.replace("{part}", name) for name in ("agent, no edit", "last message of the user"))

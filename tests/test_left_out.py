@@ -295,7 +295,7 @@ METADATA = """\
 {"type": "cost-state", "sessionId": "5f2c", "usd": 0.1}
 """
 JOURNAL = '{"type": "started", "key": "v1:3", "agentId": "a1"}\n{"type": "result", "key": "v1:3", "result": "done"}\n'
-FOREIGN = '{"type": "user.message", "data": {"content": "Fix the parser"}}\n'
+FOREIGN = '{"timestamp": 1.5, "message": {"type": "TurnBegin", "payload": {"user_input": "Fix the parser"}}}\n'
 
 
 def write_others(traces: Path) -> None:
@@ -307,7 +307,7 @@ def write_others(traces: Path) -> None:
     (traces / ".git" / "config.json").write_text("{}")
     (traces / "only-metadata.jsonl").write_text(METADATA)
     (traces / "journal.jsonl").write_text(JOURNAL)
-    (traces / "copilot.jsonl").write_text(FOREIGN)
+    (traces / "kimi.jsonl").write_text(FOREIGN)
 
 
 def test_everything_that_is_not_read_is_counted_and_named(traces: Path) -> None:
@@ -317,14 +317,14 @@ def test_everything_that_is_not_read_is_counted_and_named(traces: Path) -> None:
     assert report["drop_reasons"] == {"no_messages": 2, "unknown_harness": 1}
     assert report["not_read"] == {
         "no_messages": {"count": 2, "names": ["journal.jsonl", "only-metadata.jsonl"]},
-        "unknown_harness": {"count": 1, "names": ["copilot.jsonl"]},
+        "unknown_harness": {"count": 1, "names": ["kimi.jsonl"]},
         ".db": {"count": 1, "names": ["opencode.db"]},
         ".json": {"count": 6, "names": ["0.json", "1.json", "2.json"]},
         ".md": {"count": 1, "names": ["README.md"]},
         "without an ending": {"count": 1, "names": ["LICENSE"]},
     }
     (foreign,) = [line for line in output.split("\n") if line.startswith("unknown_harness")]
-    assert foreign.startswith("unknown_harness: copilot.jsonl (not written by ")
+    assert foreign.startswith("unknown_harness: kimi.jsonl (not written by ")
     assert all(harness.name in foreign for harness in HARNESSES)
     assert "no_messages: journal.jsonl, only-metadata.jsonl (" in output
     assert "6 .json (0.json, 1.json, 2.json and 3 more), 1 .md (README.md), 1 without an ending (LICENSE); " in output
@@ -338,10 +338,10 @@ def test_steps_and_pairs_name_what_is_not_read(traces: Path, tmp_path: Path, com
     (traces / "journal.jsonl").write_text(json.dumps({**HEADER, "id": "its-id"}))
     done = cli(command, traces, "--out", tmp_path / "out")
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["not_read"]["unknown_harness"] == {"count": 1, "names": ["copilot.jsonl"]}
+    assert report["not_read"]["unknown_harness"] == {"count": 1, "names": ["kimi.jsonl"]}
     assert report["not_read"]["no_messages"] == {"count": 2, "names": ["journal.jsonl", "only-metadata.jsonl"]}
     assert report["not_read"][".json"]["count"] == 6
-    assert "unknown_harness: copilot.jsonl (not written by " in done.stdout + done.stderr
+    assert "unknown_harness: kimi.jsonl (not written by " in done.stdout + done.stderr
     assert "6 .json (0.json, " in done.stdout + done.stderr
 
 
@@ -362,16 +362,16 @@ def test_parts_name_the_same_files(traces: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_of_other_files_says_what_is_read(tmp_path: Path) -> None:
-    (tmp_path / "opencode.db").write_bytes(b"SQLite format 3\0")
+    (tmp_path / "goose.duckdb").write_bytes(b"SQLite format 3\0")
     for name in ("a.json", "b.json"):
         (tmp_path / name).write_text("{}")
     agents = ", ".join(harness.name for harness in HARNESSES[:-1])
     with pytest.raises(
-        SourceError, match=rf"neither .parquet nor .jsonl files, only 2 .json, 1 .db; .* of {agents} or "
+        SourceError, match=rf"neither .parquet nor .jsonl files, only 2 .json, 1 .duckdb; .* of {agents} or "
     ):
         open_source(str(tmp_path))
     with pytest.raises(SourceError, match=r"is neither a .parquet nor a .jsonl file; .* session files of claude_code"):
-        open_source(str(tmp_path / "opencode.db"))
+        open_source(str(tmp_path / "goose.duckdb"))
 
 
 def test_a_source_of_metadata_alone_says_what_to_do(traces: Path, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_an_own_stage_runs_before_the_threshold_and_again_when_it_changes(folder
 @pytest.mark.parametrize("unit", get_args(Unit))
 def test_a_stage_may_write_every_column_unchanged(folder: Path, unit: Unit) -> None:
     sessions = load_sessions(SAMPLE_SESSIONS)
-    stages = [pipeline(unit, own=own, recorder=None) for own in (["mine:SAME"], [])]
+    stages = [pipeline(unit=unit, stage=own, keep_identity=True) for own in (["mine:SAME"], [])]
     with_it, without = (run_pipeline(sessions, one, keep_rejects=True) for one in stages)
     assert with_it.to_list() == without.to_list() != []
 
@@ -173,7 +173,7 @@ def test_a_stage_that_does_not_fit_is_refused(folder: Path, names: list[str], se
     (folder / "grade.py").write_text(MINE)
     (folder / "broken.py").write_text("\n1 / 0\n")
     with pytest.raises(OwnCodeError, match=sentence):
-        pipeline(own=names)
+        pipeline(stage=names)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_stage_that_does_not_fit_is_refused(folder: Path, names: list[str], se
     ],
 )
 def test_an_invalid_result_of_a_stage_is_explained(folder: Path, name: str, score: float, sentence: str) -> None:
-    stage = next(one for one in pipeline(own=[f"mine:{name}"]) if one.fn.__class__.__name__ == "OwnStage")
+    stage = next(one for one in pipeline(stage=[f"mine:{name}"]) if one.fn.__class__.__name__ == "OwnStage")
     with pytest.raises(OwnCodeError, match=sentence):
         stage({"score": score})
 

@@ -1,6 +1,7 @@
 """Test reading the sessions of agents on this machine, and selecting session files."""
 
 import gzip
+import inspect
 import json
 import os
 import re
@@ -12,9 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
+from pimono_sdpo import session_options
 from pimono_sdpo.cli import app
+from pimono_sdpo.filter_options import NO_REQUEST, REASONS
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.source_options import find_project
+from pimono_sdpo.traces.harness import OWN, claude_code, pi
 from pimono_sdpo.traces.sources import open_source, read_sessions
 from tests.test_view import view_of
 
@@ -85,6 +89,32 @@ def test_all_agents_are_read_where_their_variables_say(home: Path, monkeypatch: 
     assert f"archived_sessions/{archived.name}" in expected
 
 
+def test_every_home_that_an_agent_honours_is_read(tmp_path: Path) -> None:
+    cowork = tmp_path / "Library/Application Support/Claude/local-agent-mode-sessions/a/b/local_c/.claude"
+    cowork.mkdir(parents=True)
+    default = [tmp_path / ".claude/projects", tmp_path / ".config/claude/projects"]
+    assert claude_code.HARNESS.homes({}, tmp_path) == [*default, cowork / "projects"]
+    assert claude_code.HARNESS.homes({"CLAUDE_CONFIG_DIR": "/x"}, tmp_path)[0] == Path("/x/projects")
+    agent = tmp_path / ".pi/agent"
+    agent.mkdir(parents=True)
+    (agent / "settings.json").write_text('{"sessionDir": "~/pi-sessions"}')
+    assert pi.HARNESS.homes({}, tmp_path) == [Path("~/pi-sessions").expanduser(), agent / "sessions"]
+    assert pi.HARNESS.homes({"PI_CODING_AGENT_SESSION_DIR": "/y"}, tmp_path)[0] == Path("/y")
+    (agent / "settings.json").write_text("not JSON")
+    assert pi.HARNESS.homes({}, tmp_path) == [agent / "sessions"]
+
+
+def test_places_that_overlap_are_read_once(home: Path) -> None:
+    names = below(home / ".pi/agent/sessions")
+    (home / ".pi/agent/settings.json").write_text(json.dumps({"sessionDir": str(home / ".pi/agent/sessions")}))
+    assert f"Pi: {len(names)} sessions of " in run_filter("pi")
+    (home / ".config/claude").mkdir(parents=True)
+    shutil.copytree(home / ".claude/projects", home / ".config/claude/projects/moved")
+    both = below(home / ".claude/projects") | below(home / ".config/claude/projects")
+    assert f"Claude Code: {len(both)} sessions of " in run_filter("claude")
+    assert sources() == both
+
+
 def test_missing_sessions_are_explained(home: Path) -> None:
     (home / ".codex").rename(home / "gone")
     assert f"There are no sessions in `{home}/.codex/sessions` or" in refused("codex")
@@ -117,7 +147,7 @@ def test_view_reads_the_sessions_that_the_filter_read(home: Path) -> None:
 
 def test_a_mistyped_word_lists_the_valid_words(home: Path) -> None:
     assert "did you mean `claude`? The words" in refused("clade")
-    assert "the words for your own sessions are claude, codex, pi, all" in refused("xyz")
+    assert f"the words for your own sessions are {', '.join([*OWN, 'all'])};" in refused("xyz")
 
 
 def test_several_sources_are_read_as_one(home: Path) -> None:
@@ -194,7 +224,7 @@ def test_options_that_select_nothing_are_explained(home: Path) -> None:
     assert "--since `yesterday` is not a date" in refused("traces", "--since", "yesterday")
     assert "--since `2999-01-01` is in the future" in refused("traces", "--since", "2999-01-01")
     pq.write_table(pa.table({"trace": ["{}"], "file_path": ["a"]}), "traces/b.parquet")
-    assert "select session files" in refused("traces", "--since", "7d")
+    assert "select sessions" in refused("traces", "--since", "7d")
 
 
 def test_compressed_sessions_are_read(home: Path) -> None:
@@ -240,11 +270,70 @@ def test_files_that_cannot_be_read_are_left_out_and_named(home: Path) -> None:
 
 
 def test_a_share_is_between_0_and_1(home: Path) -> None:
-    assert "--min-worth 7 is not between 0 and 1." in refused("pi", "--min-worth", "7")
-    assert "--test-fraction nan is not between" in refused("pi", "--test-fraction", "nan")
+    assert "--min-worth 0.45 is a probability of an earlier version" in refused("pi", "--min-worth", "0.45")
+    assert "--test-fraction is nan; use a finite number" in refused("pi", "--test-fraction", "nan")
 
 
 def test_a_failed_run_leaves_no_work_folder(home: Path) -> None:
     write_session(Path("traces/a.jsonl"), "/work/shop")
     refused("traces", "--min-score", "100")
     assert not Path(".rows.partial").exists()
+
+
+def test_filter_says_in_words_what_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    filtering = ("filter", str(SAMPLE_SESSIONS), "--out", "rows")
+
+    def run(*words: str, **environment: str) -> Result:
+        return CliRunner().invoke(app, [*filtering, *words], env=environment)
+
+    assert "24 sessions (" in (told := run("--dry-run")).output
+    assert "nothing would be pushed" in told.output
+    assert not Path("rows").exists()
+    lines = run().output.splitlines()
+    shown = Path(__file__).parents[1].joinpath("README.md").read_text().split("```text\n")[1].partition("```")[0]
+    assert [line[:60] for line in shown.splitlines()] == [line[:60] for line in lines]
+    counts = dict(line.split("  ", 1)[::-1] for line in (line.strip() for line in lines[:7]))
+    assert lines[-1] == "next: pimono-sdpo view rows"
+    assert int(counts["sessions read"]) == 24
+    assert f"no row: {REASONS['no_evidence']} (no_evidence)" in counts
+    report = json.loads(run("--json").output)
+    used = sum(count for reason, count in report["drop_reasons"].items() if reason not in NO_REQUEST)
+    assert int(counts["requests"]) == report["kept"] + used
+    assert int(counts["rows"]) == report["kept"]
+    assert run("--quiet").output == ""
+    assert report["drop_reasons"].keys() <= REASONS.keys()
+    help = " ".join(CliRunner().invoke(app, ["filter", "--help"]).output.split())
+    assert all(f"{reason}: {sentence}." in help for reason, sentence in REASONS.items())
+
+
+def test_options_come_from_the_command_line_then_the_environment_then_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("out: rows\nmax-samples: 3\nseed: 7\nmin_worth: 1\n")
+
+    def run(*words: str) -> Result:
+        monkeypatch.setenv("PIMONO_FILTER_SEED", "8")
+        return CliRunner().invoke(app, ["filter", str(SAMPLE_SESSIONS), "-c", "own.yaml", *words])
+
+    options = json.loads(run("--json", "--min-worth", "2").output)["options"]
+    assert (options["max_samples"], options["seed"], options["min_worth"]) == (3, 8, 2.0)
+    for text, words in (
+        ("mim_worth: 1", "`mim_worth`, which is not an option"),
+        ("", "no options"),
+        ("a: [", "as YAML"),
+    ):
+        Path("own.yaml").write_text(text)
+        assert words in str(run().exception)
+
+
+@pytest.mark.parametrize("page", ["filter.md", "my-sessions.md"])
+def test_the_documentation_has_the_word_of_every_agent(page: str) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "tutorials" / page).read_text(encoding="utf-8")
+    assert [word for word in [*OWN, "all"] if f"`{word}`" not in text] == []
+
+
+def test_the_help_has_the_word_of_every_agent() -> None:
+    text = inspect.getsource(session_options)
+    assert [word for word in [*OWN, "all"] if f"`{word}`" not in text] == []

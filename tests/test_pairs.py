@@ -10,16 +10,15 @@ from typer.testing import CliRunner
 
 from pimono_sdpo.agent.task_tests import TaskTests
 from pimono_sdpo.cli import app
-from pimono_sdpo.cli.pairs import Options as PairOptions
-from pimono_sdpo.cli.pairs import write_pairs
+from pimono_sdpo.cli.pairs import PairOptions, write_pairs
 from pimono_sdpo.dataset_writer import copy_lines
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.suites.suite import load_suite
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts import together
 from processors.rollouts.noise import measure_patch
-from processors.rollouts.pairs import TARGETS, Case, Rules, Target, pair_runs, pair_steps, score_run
-from tests.rollout_data import BUGGY, FIXED, OTHER, final, patch_of, prose, read, rollout, task, write, write_folder
+from processors.rollouts.pairs import TARGETS, Case, PairRules, Target, pair_runs, pair_steps, score_run
+from tests.rollout_data import BUGGY, FIXED, OTHER, final, patch_of, prose, read, rollout, write, write_folder
 from tests.test_step_rows import bytes_of
 
 Json = dict[str, Any]
@@ -58,7 +57,7 @@ def test_runs_are_compared_place_by_place(better: Json, worse: Json) -> None:
 
 
 def test_the_best_run_is_paired_with_the_worst() -> None:
-    result = pair_runs(case(FAILS, PASSES, SLOW), Rules(target="patch"))
+    result = pair_runs(case(FAILS, PASSES, SLOW), PairRules(target="patch"))
     (pair,) = result.rows
     assert (pair["run_chosen"], pair["run_rejected"]) == ("t-43", "t-42")
     assert pair["score_chosen"] == [1.0, -3.0, -2.0, -1.0]
@@ -72,7 +71,7 @@ def test_the_best_run_is_paired_with_the_worst() -> None:
 
 
 def test_patches_need_the_files_they_change() -> None:
-    assert reasons(pair_runs(case(FAILS, PASSES, files={}), Rules(target="patch"))) == ["ineligible"]
+    assert reasons(pair_runs(case(FAILS, PASSES, files={}), PairRules(target="patch"))) == ["ineligible"]
 
 
 @pytest.mark.parametrize(
@@ -86,19 +85,19 @@ def test_patches_need_the_files_they_change() -> None:
     ],
 )
 def test_runs_without_a_pair(actions: tuple[list[Json], ...], reason: str) -> None:
-    result = pair_runs(case(*actions), Rules(target="patch"))
+    result = pair_runs(case(*actions), PairRules(target="patch"))
     assert (result.rows, reasons(result)) == ([], [reason])
 
 
 def test_an_infrastructure_failure_does_not_count_as_lost() -> None:
     broken = case(PASSES, FAILS)
     broken.rows[1] |= {"error": "503", "tests_ok": None}
-    assert reasons(pair_runs(broken, Rules(target="summary"))) == ["infra_error"]
-    assert reasons(pair_steps(broken, Rules())) == ["infra_error"]
+    assert reasons(pair_runs(broken, PairRules(target="summary"))) == ["infra_error"]
+    assert reasons(pair_steps(broken, PairRules())) == ["infra_error"]
 
 
 def test_two_passing_runs_are_a_pair_when_asked_for() -> None:
-    rules = Rules(target="full", allow_efficiency_pairs=True)
+    rules = PairRules(target="full", allow_efficiency_pairs=True)
     (pair,) = pair_runs(case(SLOW, PASSES), rules).rows
     assert pair["run_chosen"] == "t-43"
 
@@ -112,50 +111,50 @@ def with_patch(after: str, actions: list[Json], **more: Any) -> Case:
 
 def test_a_run_with_churn_is_not_chosen() -> None:
     rollouts = with_patch(FIXED + "".join(f"x{n} = {n}\n" for n in range(9)), PASSES)
-    result = pair_runs(rollouts, Rules(target="patch"))
+    result = pair_runs(rollouts, PairRules(target="patch"))
     assert reasons(result) == ["non_minimal"]
     assert result.rows[0]["run_chosen"] == "t-43"
     spaces = with_patch(FIXED, PASSES)
     spaces.rows[0]["patch"] += patch_of("a = 1\n", "a  =  1\n", "b.py")
-    assert reasons(pair_runs(spaces, Rules(target="patch"))) == ["non_minimal"]
+    assert reasons(pair_runs(spaces, PairRules(target="patch"))) == ["non_minimal"]
 
 
 def test_spaces_alone_can_be_the_fix() -> None:
     rollouts = case(PASSES, FAILS)
     early = "for x in xs:\n    use(x)\n    return\n"
     rollouts.rows[0]["patch"] = patch_of(early, early.replace("    return", "return"))
-    (pair,) = pair_runs(rollouts, Rules(target="patch")).rows
+    (pair,) = pair_runs(rollouts, PairRules(target="patch")).rows
     assert pair["run_chosen"] == "t-42"
 
 
 def test_a_file_that_few_passing_runs_change_is_wrong() -> None:
     rollouts = with_patch(FIXED, PASSES, files_touched=["add.py", "b.py"])
-    assert reasons(pair_runs(rollouts, Rules(target="patch"))) == ["wrong_file"]
+    assert reasons(pair_runs(rollouts, PairRules(target="patch"))) == ["wrong_file"]
     named = with_patch(FIXED, PASSES)
     named.task = {**TASK, "metadata": {"files": ["sub.py"]}}
-    result = pair_runs(named, Rules(target="patch"))
+    result = pair_runs(named, PairRules(target="patch"))
     assert (result.rows, set(reasons(result))) == ([], {"wrong_file"})
 
 
 def test_a_run_that_read_hidden_files_is_not_chosen() -> None:
     peeks = [read("answers/add.py"), *PASSES[1:]]
-    result = pair_runs(case(peeks, FAILS), Rules(target="patch"))
+    result = pair_runs(case(peeks, FAILS), PairRules(target="patch"))
     assert (result.rows, reasons(result)) == ([], ["leaked"])
-    assert reasons(pair_steps(case(peeks, FAILS), Rules())) == ["leaked"]
+    assert reasons(pair_steps(case(peeks, FAILS), PairRules())) == ["leaked"]
 
 
 def test_the_decision_must_be_in_what_is_kept() -> None:
     late = [read(), write(FIXED, True), *[read(f"{n}.py") for n in range(3)]]
-    rules = Rules(target="truncated", last_k=2)
+    rules = PairRules(target="truncated", last_k=2)
     assert reasons(pair_runs(case(late, FAILS), rules)) == ["key_decision_truncated"]
-    (pair,) = pair_runs(case(late, FAILS), Rules(target="truncated", last_k=4)).rows
+    (pair,) = pair_runs(case(late, FAILS), PairRules(target="truncated", last_k=4)).rows
     assert [turn["role"] for turn in pair["chosen"]][::2] == ["assistant"] * 4
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if name != "step"])
 def test_labels_are_in_a_target_only_when_asked_for(name: Any) -> None:
-    (pair,) = pair_runs(case(PASSES, FAILS), Rules(target=name)).rows
-    (with_outcome,) = pair_runs(case(PASSES, FAILS), Rules(target=name, with_outcome=True)).rows
+    (pair,) = pair_runs(case(PASSES, FAILS), PairRules(target=name)).rows
+    (with_outcome,) = pair_runs(case(PASSES, FAILS), PairRules(target=name, with_outcome=True)).rows
     plain, labelled = (json.dumps([p["chosen"], p["rejected"]]) for p in (pair, with_outcome))
     labels = ("TESTS PASS", "tests_ok", "test_result", "2 passed")
     assert not any(label in plain for label in labels)
@@ -164,16 +163,16 @@ def test_labels_are_in_a_target_only_when_asked_for(name: Any) -> None:
 
 def test_the_same_words_are_no_pair() -> None:
     same = [*FAILS[:2], final("the sign was wrong")]
-    result = pair_runs(case(PASSES, same), Rules(target="summary"))
+    result = pair_runs(case(PASSES, same), PairRules(target="summary"))
     assert (result.rows, reasons(result)) == ([], ["identical_outcome"])
-    assert reasons(pair_runs(case(PASSES, same), Rules(target="patch"))) == []
+    assert reasons(pair_runs(case(PASSES, same), PairRules(target="patch"))) == []
     alike = case(PASSES, FAILS)
     alike.rows[1]["patch"] = alike.rows[0]["patch"]
-    assert reasons(pair_runs(alike, Rules(target="patch"))) == ["identical_patch"]
+    assert reasons(pair_runs(alike, PairRules(target="patch"))) == ["identical_patch"]
 
 
 def test_runs_part_at_their_first_different_action() -> None:
-    result = pair_steps(case(PASSES, FAILS, PASSES), Rules())
+    result = pair_steps(case(PASSES, FAILS, PASSES), PairRules())
     (pair,) = result.rows
     assert content(pair["chosen"])["args"]["content"] == FIXED
     assert content(pair["rejected"])["args"]["content"] == OTHER
@@ -186,25 +185,34 @@ def test_the_gap_is_measured_over_all_runs_that_came_there() -> None:
     wandering = [read("b.py"), *FAILS]
     lucky = [read("b.py"), write(FIXED, True)]
     rollouts = case(PASSES, PASSES, PASSES, FAILS, wandering, lucky)
-    result = pair_steps(rollouts, Rules())
+    result = pair_steps(rollouts, PairRules())
     assert [row["detail"] for row in result.rejects] == ["0.25 more of the runs pass, 0.5 are asked for"]
     assert [len(pair["prompt"]) for pair in result.rows] == [4, 4]
-    assert len(pair_steps(rollouts, Rules(min_gap=0.25)).rows) == 3
+    assert len(pair_steps(rollouts, PairRules(min_gap=0.25)).rows) == 3
+
+
+def test_one_pass_of_one_run_does_not_beat_seven_of_nine() -> None:
+    sure, lucky, malformed = PASSES, [read("b.py"), *PASSES[1:]], [prose(), *FAILS]
+    fails_later = [PASSES[0], *FAILS[1:]]
+    result = pair_steps(case(*[sure] * 7, *[fails_later] * 2, lucky, malformed), PairRules(flaky_reruns=0))
+    (first,) = [pair for pair in result.rows if len(pair["prompt"]) == 2]
+    assert content(first["chosen"])["args"] == {"rel_path": "add.py"}
+    assert first["score_chosen"][0] == 7 / 9
 
 
 def test_prose_loses_against_a_call() -> None:
     talks = [prose(), *PASSES]
-    (pair,) = pair_steps(case(talks, PASSES), Rules()).rows
+    (pair,) = pair_steps(case(talks, PASSES), PairRules()).rows
     assert content(pair["chosen"])["name"] == "read_file"
     assert pair["rejected"][0]["content"] == "I would read the file first."
-    failing = pair_steps(case([prose(), *FAILS], FAILS), Rules())
+    failing = pair_steps(case([prose(), *FAILS], FAILS), PairRules())
     assert (failing.rows, set(reasons(failing))) == ([], {"both_fail"})
 
 
 def test_equal_runs_give_no_step_pair() -> None:
-    result = pair_steps(case(PASSES, PASSES), Rules())
+    result = pair_steps(case(PASSES, PASSES), PairRules())
     assert (result.rows, reasons(result)) == ([], ["no_contrast"])
-    slower = pair_steps(case(PASSES, SLOW), Rules(allow_efficiency_pairs=True))
+    slower = pair_steps(case(PASSES, SLOW), PairRules(allow_efficiency_pairs=True))
     assert [pair["run_chosen"] for pair in slower.rows] == ["t-42"]
 
 
@@ -280,15 +288,6 @@ def test_pairs_of_held_out_tasks_are_not_training_rows(tmp_path: Path) -> None:
     assert not (tmp_path / "dpo.jsonl").exists()
 
 
-def test_pairs_are_written_as_lines(tmp_path: Path) -> None:
-    source = write_folder(tmp_path / "rollouts", rows())
-    given = PairOptions(source=[str(source)], out=tmp_path / "pairs", flaky_reruns=0, format="together")
-    report = write_pairs(given)
-    lines = copy_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl", report)
-    assert lines == {"written": 2}
-    assert len((tmp_path / "dpo_meta.jsonl").read_text().splitlines()) == 2
-
-
 def test_sides_that_a_trainer_would_cut_are_no_pairs(tmp_path: Path) -> None:
     model = str(write_tiny_model(tmp_path / "tiny"))
     long = "x" * 3000
@@ -330,14 +329,6 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
         write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs"))
 
 
-def test_the_command_reports_what_it_wrote(tmp_path: Path) -> None:
-    source = write_folder(tmp_path / "rollouts", rows(), [task(f"fix_{n}") for n in "abcd"])
-    command = ["pairs", str(source), "--out", str(tmp_path / "pairs"), "--flaky-reruns", "0"]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
-    assert done.output.splitlines()[0] == "2 pairs (2 train)"
-
-
 def test_an_empty_line_beside_the_fix_is_not_churn() -> None:
     fix = "--- a/x.py\n+++ b/x.py\n@@ -1,2 +1,3 @@\n+\n a\n b\n@@ -9 +10 @@\n-n ^= 1\n+n &= 1\n"
     assert measure_patch(fix) == (3, 2, 0)
@@ -349,7 +340,7 @@ def test_an_action_whose_own_tests_failed_is_never_chosen() -> None:
     better = [read(), spoiled, write(FIXED, True), final()]
     worse = [read(), prose(), final()]
     case = Case("fix_add", [rollout(actions=better), rollout(seed=43, actions=worse)], "train")
-    result = pair_steps(case, Rules(flaky_reruns=0))
+    result = pair_steps(case, PairRules(flaky_reruns=0))
     assert result.rows == []
     assert [row["drop_reason"] for row in result.rejects] == ["ineligible"]
 
@@ -360,7 +351,7 @@ def test_efficiency_prefers_no_run_that_shirks(path: str, reason: str) -> None:
     shirks = rollout(actions=[final()], tests_ok=None, files_touched=touched)
     actions = [read(), write(FIXED, True), final("the sign was wrong")]
     works = rollout(seed=43, actions=actions, tests_ok=None)
-    rules = Rules(allow_efficiency_pairs=True, flaky_reruns=0, target="summary")
+    rules = PairRules(allow_efficiency_pairs=True, flaky_reruns=0, target="summary")
     result = pair_runs(Case("fix_add", [shirks, works], "train"), rules)
     assert result.rejects[0]["drop_reason"] == reason
     assert all(row["run_chosen"] == works["run_id"] for row in result.rows)
@@ -373,7 +364,7 @@ def test_a_write_that_was_taken_back_later_is_never_chosen() -> None:
     tidied = [read(), write(churn, True), write(FIXED, True), final()]
     clean = [read("other.py"), write(FIXED, True), final()]
     failed = [read(), write(OTHER, False), final("done")]
-    result = pair_steps(case(tidied, clean, failed), Rules())
+    result = pair_steps(case(tidied, clean, failed), PairRules())
     assert "non_minimal" in reasons(result)
     assert not [row for row in result.rows if "x29" in row["chosen"][0]["content"]]
 

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from time import sleep
@@ -17,8 +16,6 @@ from pimono_sdpo.filtering import FilterOptions, run_filter
 from tests.exports import write_samples
 from tests.loopback_hub import TOKEN, LoopbackHub, run_client, run_python
 from tests.loopback_hub.call import EXPIRED_TOKEN, FINE_TOKEN
-from tests.loopback_hub.faults import Fault
-from tests.loopback_hub.storage import blob_for
 
 NAME = "me/rows"
 COMMIT = "/api/datasets/me/rows/commit/"
@@ -109,18 +106,8 @@ def test_filter_pushes_what_loads_back(loopback_hub: LoopbackHub, made: Path, tm
 
     again = push(loopback_hub, out)
     assert again.returncode == 0, again.stderr
-    assert "nothing was uploaded" in again.stdout
+    assert "nothing is left to upload" in again.stdout
     assert statuses(loopback_hub) == [200]
-
-
-def test_a_large_shard_goes_up_in_parts(loopback_hub: LoopbackHub, rows: Path) -> None:
-    loopback_hub.store.part_bytes = 4000
-    loopback_hub.fail_next("/parts/", 503, times=2)
-    done = push(loopback_hub, rows)
-    assert done.returncode == 0, done.stderr
-    assert pushed(loopback_hub) == as_pushed(rows)
-    put_together = [seen.status for seen in loopback_hub.requests if "/complete/" in seen.path]
-    assert put_together == [200] * len(list(rows.rglob("*.parquet")))
 
 
 def test_another_push_replaces_the_earlier_one_whole(loopback_hub: LoopbackHub, rows: Path) -> None:
@@ -148,7 +135,7 @@ def test_what_the_owner_wrote_on_the_card_stays(loopback_hub: LoopbackHub, made:
     assert statuses(loopback_hub) == [200], "nothing of ours changed"
     run_filter(str(made / "traces"), rows, FilterOptions(max_samples=3, licence="mit"))
     done = push(loopback_hub, rows)
-    assert "replaced" not in done.stdout
+    assert done.returncode == 0
     card = loopback_hub.files(NAME, "dataset")["README.md"].decode()
     ours = as_pushed(rows)["README.md"].decode()
     metadata, _, text = ours.removeprefix("---\n").partition("---\n")
@@ -156,34 +143,6 @@ def test_what_the_owner_wrote_on_the_card_stays(loopback_hub: LoopbackHub, made:
     assert sorted([*metadata.splitlines(), "language: en"]) == sorted(head.splitlines())
     assert body == f"{text}\n## My notes\n\nDo not train on Fridays.\n"
     assert "gave 3 rows" in card
-
-    changed = card.replace("gave 3 rows", "gave 3 splendid rows")
-    loopback_hub.seed(NAME, "dataset", {"README.md": changed.encode()})
-    done = push(loopback_hub, rows)
-    assert done.stdout.strip().endswith("replaced on the card, although changed there: the text between the marks")
-    assert loopback_hub.files(NAME, "dataset")["README.md"].decode() == card
-
-
-def test_a_card_that_an_earlier_version_pushed_keeps_what_was_added(loopback_hub: LoopbackHub, rows: Path) -> None:
-    loopback_hub.seed(NAME, "dataset", {})
-    text = (rows / "README.md").read_text().replace("gave", "once gave")
-    files = {"README.md": text, "report.json": '{"pimono_sdpo": "0"}', "funnel.svg": "<svg/>"}
-    blobs = {name: blob_for(name, content.encode()) for name, content in files.items()}
-    loopback_hub.repo(NAME, "dataset").commit("refs/heads/main", blobs, "Push rows made by pimono-sdpo")
-    write_on_the_card(loopback_hub, "language: en", "Do not train on Fridays.")
-    assert push(loopback_hub, rows).returncode == 0
-    there, ours = pushed(loopback_hub), as_pushed(rows)
-    card = there.pop("README.md").decode()
-    expected = ours.pop("README.md").decode()
-    assert card.replace("language: en\n", "") == f"{expected}\nDo not train on Fridays.\n"
-    assert there == ours, "its plots are gone"
-
-
-def test_a_new_dataset_is_public_only_on_request(loopback_hub: LoopbackHub, rows: Path) -> None:
-    done = push(loopback_hub, rows, "--public")
-    assert done.returncode == 0, done.stderr
-    assert not loopback_hub.repo(NAME, "dataset").private
-    assert "(public)" in done.stdout
 
 
 def test_a_push_is_tried_again_while_the_hub_is_busy(loopback_hub: LoopbackHub, rows: Path) -> None:
@@ -199,54 +158,13 @@ def test_a_push_is_tried_again_while_the_hub_is_busy(loopback_hub: LoopbackHub, 
         assert f"The Hub is busy (answer {status}); trying again in 0 s." in done.stderr
 
 
-def test_a_hub_that_is_busy_for_longer_ends_the_push_at_once(loopback_hub: LoopbackHub, rows: Path) -> None:
-    limit = {"RateLimit": '"api";r=0;t=900', "Retry-After": "0"}
-    loopback_hub.fail_next(COMMIT, 429, headers=limit)
-    before = as_pushed(rows)
-    line = refused(push(loopback_hub, rows), rows, before)
-    assert "Nothing was pushed to `me/rows`: the Hub answers 429" in line
-
-
 def test_a_commit_whose_answer_is_lost_is_found(loopback_hub: LoopbackHub, rows: Path) -> None:
     loopback_hub.drop_next(COMMIT)
     done = push(loopback_hub, rows)
     assert done.returncode == 0, done.stderr
-    assert f"pushed {len(as_pushed(rows))} files to" in done.stdout
+    assert f"has these {len(as_pushed(rows))} files" in done.stdout
     assert statuses(loopback_hub) == [200]
     assert pushed(loopback_hub) == as_pushed(rows)
-
-
-def test_a_push_that_cannot_look_for_its_commit_does_not_say_that_nothing_was_pushed(
-    loopback_hub: LoopbackHub, rows: Path
-) -> None:
-    loopback_hub.seed(NAME, "dataset", {})
-    loopback_hub.faults.append(Fault(COMMIT, seconds=2, cut_after=0))
-    before = as_pushed(rows)
-
-    def fail_after_the_commit() -> None:
-        while not statuses(loopback_hub):
-            sleep(0.01)
-        head = "/api/datasets/me/rows/revision/main"
-        loopback_hub.fail_next(head, 503, headers={"Retry-After": "3600"})
-
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(fail_after_the_commit)
-        done = push(loopback_hub, rows)
-        waiting.result()
-    line = refused(done, rows, before)
-    assert "The Hub did not confirm whether the files are in `me/rows`: the Hub answers 503" in line
-    assert pushed(loopback_hub) == as_pushed(rows)
-
-
-def test_a_failed_push_leaves_no_dataset_that_it_created(loopback_hub: LoopbackHub, rows: Path) -> None:
-    loopback_hub.fail_next(COMMIT, 403)
-    before = as_pushed(rows)
-    refused(push(loopback_hub, rows), rows, before)
-    assert not loopback_hub.store.repos
-    loopback_hub.seed(NAME, "dataset", {})
-    loopback_hub.fail_next(COMMIT, 403)
-    refused(push(loopback_hub, rows), rows, before)
-    assert pushed(loopback_hub) == {}, "a dataset that was there stays"
 
 
 def test_a_card_on_the_hub_that_cannot_be_read_is_one_sentence(loopback_hub: LoopbackHub, rows: Path) -> None:
@@ -272,23 +190,6 @@ def test_two_pushes_at_once_leave_one_of_them_whole(loopback_hub: LoopbackHub, m
     assert statuses(loopback_hub).count(200) == 2
 
 
-def test_a_push_that_broke_off_goes_on(loopback_hub: LoopbackHub, rows: Path) -> None:
-    loopback_hub.seed(NAME, "dataset", {})
-    before = as_pushed(rows)
-    shard = next(data for name, data in sorted(before.items()) if name.startswith("data/"))
-    loopback_hub.fail_next(f"/objects/{sha256(shard).hexdigest()}", 403)
-    line = refused(push(loopback_hub, rows), rows, before)
-    assert "Error while uploading 'data/train-" in line
-    assert pushed(loopback_hub) == {}
-    sent = set(loopback_hub.store.lfs)
-    assert sent
-    first = len(loopback_hub.requests)
-    assert push(loopback_hub, rows).returncode == 0
-    assert pushed(loopback_hub) == before
-    puts = {r.path.rsplit("/", 1)[1] for r in loopback_hub.requests[first:] if r.method == "PUT"}
-    assert puts == {sha256(shard).hexdigest()}.union(puts) - sent
-
-
 def test_a_push_that_is_killed_goes_on(loopback_hub: LoopbackHub, rows: Path) -> None:
     before = as_pushed(rows)
     loopback_hub.slow_next(COMMIT, 60)
@@ -311,9 +212,7 @@ def test_a_push_that_is_killed_goes_on(loopback_hub: LoopbackHub, rows: Path) ->
     assert not [seen for seen in loopback_hub.requests if seen.method == "PUT"], "sent before"
 
 
-@pytest.mark.parametrize("skew", [3600.0, -3600.0])
-def test_a_push_by_xet_whatever_the_clock_says(loopback_hub: LoopbackHub, rows: Path, skew: float) -> None:
-    loopback_hub.store.xet.expires_in = skew
+def test_a_push_by_xet(loopback_hub: LoopbackHub, rows: Path) -> None:
     done = push(loopback_hub, rows, xet=True)
     assert done.returncode == 0, done.stderr
     assert pushed(loopback_hub) == as_pushed(rows)
@@ -324,6 +223,7 @@ def test_a_push_by_xet_whatever_the_clock_says(loopback_hub: LoopbackHub, rows: 
     ("path", "status", "sentence"),
     [
         (COMMIT, 412, "others kept committing to it"),
+        (COMMIT, 429, "the Hub answers 429"),
         (COMMIT, 403, "to a token with write access"),
         (COMMIT, 413, "the Hub answers 413, Injected fault; it is too large for this account's"),
         ("/api/repos/create", 409, "is not visible to this account"),
@@ -352,7 +252,8 @@ def test_a_full_account_is_one_sentence_and_a_public_push_still_goes_through(
     assert "Private repository storage limit reached" in line
     assert "free some space there" in line
     assert not loopback_hub.store.repos
-    assert push(loopback_hub, rows, "--public").returncode == 0
+    assert "(public)" in push(loopback_hub, rows, "--public").stdout
+    assert not loopback_hub.repo(NAME, "dataset").private
     assert pushed(loopback_hub) == as_pushed(rows)
 
 

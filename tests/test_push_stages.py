@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.cli.pairs import Options as PairOptions
-from pimono_sdpo.cli.pairs import write_pairs
-from pimono_sdpo.cli.steps import Options as StepOptions
-from pimono_sdpo.cli.steps import write_steps
+from pimono_sdpo.cli.pairs import PairOptions, write_pairs
+from pimono_sdpo.cli.steps import StepOptions, write_steps
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from tests.exports import write_samples
 from tests.loopback_hub import LoopbackHub, run_client
@@ -55,7 +53,7 @@ def test_every_stage_has_its_config(loopback_hub: LoopbackHub, made: Path) -> No
     assert card.count("<!-- pimono-sdpo:steps -->") == card.count("# Agent steps") == 1
     assert "# SDPO rows" in card
     # The same again is no commit, and a smaller one takes only its own shards away.
-    assert "nothing was uploaded" in push(loopback_hub, made / "pairs").stdout
+    assert "nothing is left to upload" in push(loopback_hub, made / "pairs").stdout
     write_steps(StepOptions(source=[str(made / "rollouts")], out=made / "fewer", licence="mit"))
     assert push(loopback_hub, made / "fewer").returncode == 0
     again = loaded(loopback_hub, made)["configs"]

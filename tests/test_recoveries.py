@@ -160,8 +160,8 @@ def test_the_command_writes_rows_without_repeats(tmp_path: Path) -> None:
     (row,) = load_dataset(str(tmp_path / "rows"), split="train", cache_dir=str(tmp_path / "cache"))
     assert (row["session_id"], row["source"], row["worth"]) == ("a", "a.jsonl", 1.0)
     assert "prompt` and `chosen` for SFT" in (tmp_path / "rows" / "README.md").read_text()
-    with pytest.raises(OutputError, match="does not use --min-score, --row-judge; leave them out"):
-        FilterOptions(unit="recovery", min_score=2.0, row_judge="m")
+    with pytest.raises(OutputError, match="does not use --min-score, --judge; leave them out"):
+        FilterOptions(unit="recovery", min_score=2.0, judge="m")
 
 
 @pytest.mark.parametrize(

@@ -130,62 +130,6 @@ Command exited with code 1""",
     },
 )
 
-GLAZE = Case(
-    "Why does the production build fail on my machine? Please find the cause and fix the configuration, not the code.",
-    """Tool/environment diagnostic 1 (build_lint_compile, command_error):
-src/glaze.ts(12,3): error TS2304: Cannot find name 'Temperature'.
-error during build: Build failed""",
-    ["build_lint_compile", "command_error", "ts2304", "src/glaze.ts", "temperature"],
-    {
-        "prose": "TS2304 means that the compiler never loads the declaration of Temperature. The "
-        "ambient types live outside the folders that tsconfig includes, so I add that folder there "
-        "and leave src/glaze.ts as it is.",
-        "bullets": "- TS2304: the compiler does not see the declaration of Temperature\n"
-        "- add the types folder to `include` in tsconfig, leave src/glaze.ts untouched",
-        "headings": "### Cause\n\nsrc/glaze.ts uses a global type whose declaration is not "
-        "included.\n\n### Fix\n\nAdd `types/` to the include list in the tsconfig, and TS2304 goes "
-        "away.\n\n### Check\n\n`npx tsc --noEmit`",
-        "russian": "Ошибка TS2304 возникает, потому что файл с типами не входит в сборку. Нужно "
-        "добавить папку types в tsconfig, а сам src/glaze.ts менять не надо, потом запустить "
-        "сборку заново.",
-        "polish": "Błąd TS2304 pojawia się, ponieważ plik z typami nie jest częścią kompilacji. "
-        "Trzeba dodać katalog types do konfiguracji, a src/glaze.ts zostawić bez zmian i uruchomić "
-        "build ponownie.",
-        "code": '```json\n{\n  "compilerOptions": { "strict": true },\n'
-        '  "include": ["src/glaze.ts", "types/**/*.d.ts"]\n}\n```',
-        "json_call": call("bash", command="grep -rn Temperature types src/glaze.ts"),
-        "tool_call": f"<tool_call>{call('read', path='src/glaze.ts')}</tool_call>",
-        "message": called("grep", pattern="Temperature", path="src"),
-    },
-)
-
-ROOT = Case(
-    "Rename the option --dry to --dry-run everywhere in the command line tool, including the help "
-    "text and the README section.",
-    """Tool/environment diagnostic 1 (tool_schema_validation):
-Could not find the exact text in cmd/root.go. The old text must match exactly including all \
-whitespace and newlines.
-
-Tool/environment diagnostic 2 (tool_schema_validation):
-Offset 400 is beyond end of file (212 lines total)""",
-    ["tool_schema_validation", "cmd/root.go"],
-    {
-        "prose": "The edit failed since the old text did not match the tabs in cmd/root.go. I read "
-        "the file again, copy the flag definition as it stands and then replace the name.",
-        "bullets": "- The edit of cmd/root.go failed because its indentation uses tabs\n"
-        "- Read the flag definition again before replacing the name",
-        "headings": "**Cause**\nThe replacement was written with spaces.\n\n**Fix**\nRead "
-        "cmd/root.go again and replace the flag name with the tabs kept.",
-        "russian": "Замена не сработала, потому что в cmd/root.go отступы сделаны табуляцией. Я "
-        "снова прочитаю файл и заменю имя флага точно по тексту.",
-        "polish": "Zamiana się nie udała, ponieważ w pliku cmd/root.go wcięcia są tabulatorami. "
-        "Odczytam plik jeszcze raz i zmienię nazwę flagi dokładnie według tekstu.",
-        "code": '```go\n// cmd/root.go\nrootCmd.Flags().BoolVar(&dryRun, "dry-run", false, usage)\n```',
-        "json_call": call("read", path="cmd/root.go", limit=212),
-        "tool_call": f"<tool_call>{call('bash', command='grep -n dry cmd/root.go')}</tool_call>",
-        "message": called("read", path="cmd/root.go"),
-    },
-)
 
 WORKER = Case(
     "Our queue worker panics when the broker closes the connection. Reproduce it with a test and "
@@ -227,7 +171,7 @@ Command exited with code 1""",
     },
 )
 
-CASES = {"pool": POOL, "money": MONEY, "glaze": GLAZE, "root": ROOT, "worker": WORKER}
+CASES = {"pool": POOL, "money": MONEY, "worker": WORKER}
 
 NOUNS = "banana river window orange cloud piano mountain garden violin planet dream castle".split()
 VERBS = "sings dances sleeps laughs paints swims whispers melts travels shines waits jumps".split()

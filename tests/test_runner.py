@@ -16,8 +16,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pimono_sdpo.filtering import FilterOptions, build_stages, run_filter
-from pimono_sdpo.options import resume_key
+from pimono_sdpo.filtering import FilterOptions, make_parts, run_filter
 from pimono_sdpo.runs.engine import make_part, run_shards
 from pimono_sdpo.runs.processes import run_in_processes
 from pimono_sdpo.runs.sessions import session_parts
@@ -72,7 +71,7 @@ def test_an_unreadable_shard_does_not_affect_the_others(source: Path, rows: Path
     assert not (tmp_path / "rows").exists()
     assert not begun(work)
     shutil.copy2(good, broken)
-    assert _run_here(broken.parent, work) == {2}
+    make_parts(str(broken.parent), tmp_path / "rows", FilterOptions(), (1, 1))
     assert {name: made(work)[name] for name in before} == before
     run_filter(str(broken.parent), tmp_path / "rows")
     assert all_bytes(tmp_path / "rows") == all_bytes(rows)
@@ -173,18 +172,6 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_file(
     assert all_bytes(tmp_path / "rows") == all_bytes(tmp_path / "undisturbed")
 
 
-@pytest.mark.slow
-def test_two_runs_cannot_write_one_folder(long_source: Path, long_rows: Path, tmp_path: Path) -> None:
-    arguments = ("filter", long_source, "--out", tmp_path / "rows")
-    process = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL)
-    until(lambda: (tmp_path / ".rows.partial" / "parts").exists())
-    process.send_signal(signal.SIGSTOP)
-    assert "Another run is writing" in sentence(cli(*arguments))
-    process.send_signal(signal.SIGCONT)
-    assert process.wait() == 0
-    assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
-
-
 def _bug(row: Row) -> dict[str, object]:
     raise ZeroDivisionError(f"a bug at {row['session_id'][:1]}")
 
@@ -208,15 +195,6 @@ def test_the_progress_bar_counts_shards(source: Path, tmp_path: Path) -> None:
     assert "session/s" in shown or "s/session" in shown
     done = cli("filter", source, "--out", tmp_path / "rows")
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def _run_here(source: Path, work: Path) -> frozenset[int]:
-    """Run the unfinished shards of a folder and return their numbers."""
-    options = FilterOptions()
-    parts = session_parts(open_source(str(source)).shards, build_stages(options), resume_key(options))
-    before = shards.made(work)
-    run_shards(parts, work / "parts")
-    return frozenset(int(name[:5]) for name, time in shards.made(work).items() - before.items())
 
 
 def _spoil_pages(file: Path) -> None:

@@ -68,20 +68,19 @@ STAGES = (
 ROWS = Dataset.from_dict({"n": [1]})
 
 
-def test_the_same_stages_run_on_both_kinds_of_dataset() -> None:
+@pytest.mark.parametrize("run", [apply_all, run_stages])
+def test_the_same_stages_run_on_both_kinds_of_dataset_and_on_an_empty_one(run: Any) -> None:
     rows = Dataset.from_dict({"n": [1, 2, 3, 4], "extra": list("abcd")})
-    done = apply_all(rows, STAGES)
-    streamed: IterableDataset = apply_all(rows.to_iterable_dataset(), STAGES)
-    assert done["n"] == [4, 4, 8, 8, 8, 8]
-    assert [row["n"] for row in streamed] == done["n"]
-    assert done.features == NUMBER
+    done = run(rows, STAGES)
+    assert (done["n"], done.features) == ([4, 4, 8, 8, 8, 8], NUMBER)
+    assert [row["n"] for row in run(rows.to_iterable_dataset(), STAGES)] == done["n"]
+    empty = run(Dataset.from_dict({"n": []}, features=NUMBER), STAGES)
+    assert (empty.features, empty.num_rows) == (NUMBER, 0)
 
 
-def test_an_empty_dataset_gets_the_columns_too() -> None:
-    empty = Dataset.from_dict({"n": []}, features=NUMBER)
-    writes = Features({"m": Value("string")})
-    out = apply(empty, Map(double, reads=("n",), writes=writes, drops=("n",)))
-    assert (out.features, out.num_rows) == (writes, 0)
+def test_rejects_have_the_columns_of_when_they_were_dropped() -> None:
+    rejects = run_stages(Dataset.from_dict({"n": [1, 2, 3, 4]}), STAGES, rejects=NUMBER, batch_size=1)
+    assert [row["n"] for row in rejects if not row["kept"]] == [1, 3, 3, 3]
 
 
 @pytest.mark.parametrize("run", [apply_all, run_stages])
@@ -110,13 +109,13 @@ def test_reads_are_a_tuple() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"unit": "bad"}, "`unit` is 'bad'; use one of session, episode."),
-        ({"split_by": None}, "`split_by` is None; use one of repository, session"),
-        ({"min_score": "x"}, "`min_score` is 'x'; use a finite number."),
-        ({"min_score": float("nan")}, "`min_score` is nan"),
-        ({"min_worth": 9}, "`min_worth` is 9; use a finite number from 0 to 1"),
-        ({"test_fraction": -1}, "`test_fraction` is -1"),
-        ({"history_chars": -3}, "`history_chars` is -3; use a finite number from 0."),
+        ({"unit": "bad"}, "--unit is 'bad'; use one of session, episode."),
+        ({"split_by": None}, "--split-by is None; use one of repository, session"),
+        ({"min_score": "x"}, "--min-score is 'x'; use a finite number."),
+        ({"min_score": float("nan")}, "--min-score is nan"),
+        ({"min_worth": -1}, "--min-worth is -1; use a finite number from 0"),
+        ({"test_fraction": -1}, "--test-fraction is -1"),
+        ({"history_chars": -3}, "--history-chars is -3; use a finite number from 0."),
     ],
 )
 def test_values_that_no_stage_can_use_are_refused(options: dict[str, Any], sentence: str) -> None:
@@ -139,15 +138,6 @@ def test_a_stream_has_to_know_its_columns() -> None:
         apply(stream, STAGES[0])
 
 
-def test_the_pipeline_runs_on_a_plain_dataset() -> None:
-    columns: dict[str, list[Any]] = {"harness": ["pi"], "session_id": ["s"], "source": ["s.jsonl"], "trace": [FAILING]}
-    columns["bytes_not_utf8"] = [0]
-    rows = apply_all(Dataset.from_dict(columns, features=SESSION), pipeline(min_worth=0))
-    assert rows.features == {**SDPO_ROW, **PRINT}
-    assert rows[0]["prompt"][-1]["role"] == "user"
-    assert rows[0]["categories"] == ["command_error", "test_or_assertion"]
-
-
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """The samples in all layouts, with unusual rows."""
@@ -159,7 +149,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.mark.parametrize("unit", ["session", "episode"])
 def test_fused_and_stage_by_stage_give_equal_rows(sessions: Dataset, unit: Unit) -> None:
-    stages = pipeline(unit, min_score=1.0, min_worth=0, test_fraction=0.4, history_chars=2000)
+    stages = pipeline(unit=unit, min_score=1.0, min_worth=0, test_fraction=0.4, history_chars=2000)
     one_by_one = run_pipeline(sessions, stages, fused=False)
     fused = run_pipeline(sessions, stages, batch_size=5)
     assert one_by_one.num_rows > 8
@@ -184,16 +174,6 @@ def test_rejects_are_kept_on_request(sessions: Dataset) -> None:
         run_pipeline(sessions, fused=False, keep_rejects=True)
 
 
-def test_own_stages_and_empty_datasets_are_run() -> None:
-    rows = Dataset.from_dict({"n": [1, 2, 3, 4], "extra": list("abcd")})
-    fused = run_stages(rows, STAGES)
-    assert (fused["n"], fused.features) == ([4, 4, 8, 8, 8, 8], NUMBER)
-    rejects = run_stages(rows, STAGES, rejects=NUMBER, batch_size=1)
-    assert [row["n"] for row in rejects if not row["kept"]] == [1, 3, 3, 3]
-    empty = run_stages(Dataset.from_dict({"n": []}, features=NUMBER), STAGES)
-    assert (empty.num_rows, empty.features) == (0, NUMBER)
-
-
 def test_json_is_decoded_before_stages_and_encoded_after_them() -> None:
     turns = Features({"turns": List({"args": Json()})})
     given = Dataset.from_list([{"turns": [{"args": {"n": 1}}]}, {"turns": []}], features=turns)
@@ -211,11 +191,6 @@ def test_the_cache_key_follows_source_and_options() -> None:
     assert one == same != two
     assert source_hash(pipeline(min_score=1.0)[6].fn) != source_hash(pipeline(min_score=2.0)[6].fn)
     assert [source_hash(stage.fn) for stage in pipeline()] == [source_hash(stage.fn) for stage in PIPELINE]
-
-
-def test_stages_are_named_by_their_module() -> None:
-    names = [name_of(stage) for stage in PIPELINE]
-    assert names == ["evidence", "split", "names", "keep", "redact", "grade", "threshold", "context", "rows"]
 
 
 class Watched(dict[str, Any]):

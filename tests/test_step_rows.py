@@ -12,12 +12,11 @@ from typer.testing import CliRunner
 from pimono_sdpo.cli import app
 from pimono_sdpo.cli.older_names import ExtractOptions as LineOptions
 from pimono_sdpo.cli.older_names import sft_extract as extract
-from pimono_sdpo.cli.steps import Options as StepOptions
-from pimono_sdpo.cli.steps import run, write_steps
+from pimono_sdpo.cli.steps import StepOptions, run, write_steps
 from pimono_sdpo.dataset_writer import summarize
 from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.schema import DROPPED_STEP, STEP
-from pimono_sdpo.stage import apply_all, run_stages
+from pimono_sdpo.stage import run_stages
 from pimono_sdpo.suites.split import Leakage
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts import steps, together
@@ -31,7 +30,7 @@ LOOP = {**read(), "kind": "loop"}
 def cut(row: Json, **options: Any) -> tuple[list[Json], list[str]]:
     """The rows of one run, and why others were dropped."""
     given = Dataset.from_list([{**row, "split": "train"}], features=steps.RUN)
-    done = list(run_stages(given, steps.build_stages(steps.Rules(**options)), rejects=DROPPED_STEP))
+    done = list(run_stages(given, steps.build_stages(steps.StepRules(**options)), rejects=DROPPED_STEP))
     kept = [{name: one[name] for name in STEP} for one in done if one["kept"]]
     return kept, [one["drop_reason"] for one in done if not one["kept"]]
 
@@ -43,14 +42,6 @@ def test_a_row_per_call_with_all_that_was_read_before_it() -> None:
     called = [json.loads(row["completion"][0]["content"]) for row in rows]
     assert called[1] == {"type": "tool_call", "name": "write_file", "args": {"rel_path": "add.py", "content": FIXED}}
     assert rows[1]["prompt"][2]["content"].startswith("Let me see.")
-
-
-def test_the_target_is_the_json_object_alone() -> None:
-    rows, _ = cut(rollout(), with_final=True)
-    for row in rows:
-        (turn,) = row["completion"]
-        assert json.dumps(json.loads(turn["content"]), ensure_ascii=False) == turn["content"]
-    assert json.loads(rows[-1]["completion"][0]["content"])["type"] == "final"
 
 
 @pytest.mark.parametrize(
@@ -182,15 +173,11 @@ def test_a_folder_that_was_written_again_gives_its_new_rows(tmp_path: Path) -> N
         assert len(rejects["train"]) == report["rejected"]
 
 
-def test_held_out_tasks_are_not_training_rows(tmp_path: Path) -> None:
+def test_held_out_tasks_are_not_training_rows_even_without_their_suite(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs(), split="test")
     report = write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps"))
     assert report["splits"] == {"test": 12}
     assert not list((tmp_path / "steps" / "data").glob("train*"))
-
-
-def test_held_out_rollouts_without_their_suite_are_held_out(tmp_path: Path) -> None:
-    source = write_folder(tmp_path / "rollouts", runs(), split="test")
     (source / "suite.json").unlink()
     assert write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps"))["splits"] == {"test": 12}
 
@@ -275,13 +262,6 @@ def test_tokens_are_counted_and_long_rows_dropped(tmp_path: Path) -> None:
         write_steps(StepOptions(source=[str(source)], out=tmp_path / "x", tokenizer=str(tmp_path), max_length=9))
     with pytest.raises(OutputError, match="go together"):
         write_steps(StepOptions(source=[str(source)], out=tmp_path / "x", max_length=9))
-
-
-def test_the_stages_run_on_a_dataset() -> None:
-    row = {**rollout(), "split": "train"}
-    rows = Dataset.from_list([row], features=steps.RUN)
-    made = apply_all(rows, steps.build_stages(steps.Rules()))
-    assert made.num_rows == 2
 
 
 def test_what_keeps_nothing_leaves_its_rejects(tmp_path: Path) -> None:

@@ -106,17 +106,10 @@ def test_deep_nesting_loses_at_most_its_line(depth: int) -> None:
     assert read.lines.parsed + read.lines.repaired + read.lines.skipped == 2
 
 
-QWEN = {"uuid": "1", "parentUuid": None, "sessionId": "s", "type": "user", "provenance": "user"}
-
-
 @pytest.mark.parametrize(
     ("agent", "lines"),
     [
-        ("qwen_code", [{**QWEN, "type": "system"}, {**QWEN, "message": {"role": "user", "parts": [{"text": "hi"}]}}]),
-        ("gemini_cli", [{"sessionId": "s", "projectHash": "x"}, {"type": "gemini", "content": "hi"}]),
-        ("copilot_cli", [{"type": "user.message", "data": {"content": "hi"}}]),
         ("kimi_cli", [{"message": {"type": "TurnBegin", "payload": {"user_input": "hi"}}}]),
-        ("hermes", [{"id": "s", "messages": [{"role": "user", "content": "hi"}]}]),
         ("grok", [{"type": "user", "content": "hi"}, {"type": "reasoning", "summary": []}]),
     ],
 )

@@ -1,10 +1,6 @@
 """The pages in a real browser: what a reader sees, and what a hostile trace cannot do."""
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +10,7 @@ from cards.view.rows import read_labels
 from pimono_sdpo.cli.view import render_review, render_view
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import SAMPLE_SESSIONS
-from tests.browser import Opened, open_file
+from tests.browser import open_file
 from tests.card_data import run
 from tests.traces import HEADER, bash, trace, user
 
@@ -215,51 +211,7 @@ def test_rows_are_judged_from_the_keyboard_and_saved(browser: Any, page_file: Pa
     assert all((one["outcome"] == "selected") == (one["kept"] == "yes") for one in labels)
 
 
-def test_a_hostile_row_under_review_stays_text(browser: Any, page_file: Path, tmp_path: Path) -> None:
-    folder = page_file.parent
-    review = tmp_path / "review.html"
-    review.write_text(render_review(folder / "rows", "rows", [str(folder / "traces")], 500, 0))
-    with open_file(browser, review) as opened:
-        page = opened.page
-        total = int(page.locator("#progress").inner_text().split()[3].rstrip(","))
-        shown = ""
-        for _ in range(total):
-            shown += page.locator("#row").inner_text()
-            page.keyboard.press("ArrowRight")
-        assert "</script><script>window.owned = 1</script>" in shown
-        assert page.evaluate("window.owned === undefined")
-        assert page.locator("img").count() == 0
-        assert opened.problems == []
-
-
-@pytest.fixture
-def dashboard(tmp_path: Path) -> Iterator[str]:
-    """Trackio's own dashboard over a run that logged what our run page draws."""
-    script = f"""
-import sys
-import trackio
-trackio.init(project="pimono-sdpo", name="pi-sdpo-1")
-for entry in {[entry for entry in run()["log_history"] if "loss" in entry]!r}:
-    trackio.log({{k: v for k, v in entry.items() if k != "step"}}, step=entry["step"])
-trackio.finish()
-_, url, *_ = trackio.show(project="pimono-sdpo", open_browser=False, block_thread=False)
-print("address", url, flush=True)
-sys.stdin.read()
-"""
-    served = subprocess.Popen(
-        [sys.executable, "-c", script],
-        env={**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert served.stdout is not None
-    lines = iter(served.stdout.readline, "")
-    yield next(line.split()[1] for line in lines if line.startswith("address"))
-    served.communicate()
-
-
-def test_a_training_is_drawn_here_and_in_trackio(browser: Any, tmp_path: Path, dashboard: str) -> None:
+def test_a_training_is_drawn(browser: Any, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(run()))
     (tmp_path / "run.html").write_text(render_view(tmp_path, [], 10))
     with open_file(browser, tmp_path / "run.html") as opened:
@@ -268,8 +220,3 @@ def test_a_training_is_drawn_here_and_in_trackio(browser: Any, tmp_path: Path, d
         opened.page.locator("tr.row button.ask").first.click()
         assert "error TS2322" in opened.page.locator("tr.detail").inner_text()
         assert opened.problems == []
-    with Opened(browser, f"{dashboard}?project=pimono-sdpo") as opened:
-        opened.page.locator("canvas.marks").nth(1).wait_for()
-        shown = opened.page.locator("body").inner_text()
-        assert "reward_mean" in shown
-        assert "distillation_loss" in shown

@@ -41,12 +41,11 @@ from pimono_sdpo.options import option, options
 from pimono_sdpo.schema import Protocol, TestPolicy, Turn
 from pimono_sdpo.text import shorten
 from pimono_sdpo.traces.events import MAX_DEPTH
-from processors.rollouts.conversation import dump_json, make_step
+from processors.rollouts.conversation import REPEATS, dump_json, make_step
 from rewards.verifiers.tool_calls import definitions
 
 Ask = Callable[[list[Turn]], Awaitable[Reply]]
 RunTests = Callable[[Mapping[str, bytes]], Awaitable[TaskResult]]
-LOOP_REPEATS = 2  # repetitions of a call before it counts as a loop
 MOST_LOOPS = 3
 MOST_PARSE_ERRORS = 4  # in a row
 # Limits of JSON columns and of other parsers.
@@ -59,12 +58,11 @@ _MARKUP = re.compile(
 )
 _TEXTS = tomllib.loads(Path(__file__).with_name("prompts.toml").read_text(encoding="utf-8"))
 LOOP: str = _TEXTS["loop"]
-PARAPHRASE: str = _TEXTS["paraphrase"]
 
 
 @options
-class Rules:
-    """Rules of every run of a suite."""
+class RunRules:
+    """RunRules of every run of a suite."""
 
     protocol: Protocol = option(
         "Calls as one `json` object, or the API's `native` ones.", default="json", flag="--tool-protocol"
@@ -191,7 +189,7 @@ class Run:
     space: Workspace
     ask: Ask
     run_tests: RunTests | None
-    rules: Rules
+    rules: RunRules
     messages: list[Turn] = field(default_factory=list)
     turn: int = 0
     steps: list[Json] = field(default_factory=list)
@@ -285,7 +283,7 @@ class Run:
         """Run a tool call, and the tests if it changed a file; show the results to the model."""
         key = json.dumps([name, {key: value for key, value in args.items() if key != "thought"}], sort_keys=True)
         self.seen[key] += 1
-        if self.seen[key] > LOOP_REPEATS:
+        if self.seen[key] >= REPEATS:
             self.loops += 1
             self.log("driver_note", note=LOOP)
             self._add_step(action, LOOP, kind="loop")
@@ -349,7 +347,7 @@ def status_of(row: Mapping[str, Any]) -> str:
     return {True: "PASS", False: "FAIL", None: "N/A"}[row["tests_ok"]]
 
 
-def _render_turn(action: Action, reply: Reply, context: int, rules: Rules) -> Turn:
+def _render_turn(action: Action, reply: Reply, context: int, rules: RunRules) -> Turn:
     """Return the model's turn for the history, in canonical form unless it could not be parsed."""
     text = reply.text.strip()
     if action.kind == "parse_error":

@@ -32,9 +32,9 @@ from pimono_sdpo.runs.folders import PARTS, make_output, only_run, publish_folde
 from pimono_sdpo.runs.parquet import read_rows
 from pimono_sdpo.runs.sessions import both
 from pimono_sdpo.schema import ROLLOUT, Turn
-from pimono_sdpo.stage import KEPT, text_for_json
+from pimono_sdpo.stage import BATCH_ROWS, KEPT, text_for_json
 from pimono_sdpo.suites.stored_rollouts import write_sessions
-from pimono_sdpo.traces.sources import find_parquet_files
+from pimono_sdpo.traces.sources import JSONL_PER_SHARD, find_parquet_files
 from pimono_sdpo.traces.tools import describe_tools
 from pimono_sdpo.traces.trajectories import FORMATS, find_runs, openai_messages
 from pimono_sdpo.traces.trajectories.base import Format, Message, Trajectory, pair_results
@@ -50,9 +50,7 @@ IMPORTED = both(ROLLOUT, REJECT).arrow_schema
 # The same with JSON as text, which msgspec writes several times faster than `datasets`.
 WRITTEN = text_for_json(IMPORTED)
 # Raised by the readers of parquet and of Inspect's logs for truncated or damaged files.
-DAMAGE = (pa.ArrowException, OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error)
-FILES_PER_PART = 32
-ROWS = 32
+DAMAGE = (pa.ArrowException, OSError, ValueError, EOFError, KeyError, BadZipFile, NotImplementedError, zlib.error)
 MAX_NAME = 120
 # Tools with which agents end a run; such a call needs no result, and its text is the final report.
 ENDS = frozenset({"finish", "submit", "attempt_completion", "task_complete", "mark_task_complete"})
@@ -146,9 +144,9 @@ def _find_verdicts(source: str, runs: set[str]) -> Iterator[Path]:
 
 
 def _group_files(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
-    """Yield the files of each part: one parquet file or log, or up to FILES_PER_PART others."""
+    """Yield the files of each part: one parquet file or log, or up to JSONL_PER_SHARD others."""
     for is_large, group in groupby(files, lambda file: Path(file[0]).suffix in {".parquet", ".eval"}):
-        same, size = list(group), 1 if is_large else FILES_PER_PART
+        same, size = list(group), 1 if is_large else JSONL_PER_SHARD
         yield from (same[start : start + size] for start in range(0, len(same), size))
 
 
@@ -162,8 +160,8 @@ def _import_files(files: Sequence[SourceFile]) -> Iterator[Piece]:
     )
     is_last = False
     while not is_last:
-        batch = list(islice(runs, ROWS))
-        is_last = len(batch) < ROWS
+        batch = list(islice(runs, BATCH_ROWS))
+        is_last = len(batch) < BATCH_ROWS
         rows, rejects, counts = list[Json](), list[Json](), Json()
         for (_, form, name), is_single, number, run in batch:
             if isinstance(run, str):
@@ -255,6 +253,8 @@ def read_turns(messages: Sequence[Message]) -> tuple[list[Turn], list[Json], Cou
         fate, before = "turns", len(turns)
         if message.role == "tool":
             fate = "turns" if id(message) in answered else "results without a call"
+        elif message.role == "assistant" and not message.learned:
+            turns.append(make_turn("user", _describe(message)))
         elif message.role == "assistant" and message.calls:
             _add_calls(message, turns, steps)
             fate = "turns" if len(turns) > before else "calls without a result"
@@ -266,6 +266,14 @@ def read_turns(messages: Sequence[Message]) -> tuple[list[Turn], list[Json], Cou
             turns.append(make_turn(message.role, message.text))
         fates[fate] += 1
     return turns, steps, fates
+
+
+def _describe(message: Message) -> str:
+    """Return an answer that is not learned as text, with its calls and their results."""
+    calls = (
+        f"{one.name} {_write_json(one.arguments)}\n{one.result.text if one.result else ''}" for one in message.calls
+    )
+    return "\n\n".join(filter(None, map(str.strip, [message.text, *calls])))
 
 
 def _add_calls(message: Message, turns: list[Turn], steps: list[Json]) -> None:

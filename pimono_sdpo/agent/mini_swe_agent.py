@@ -31,7 +31,7 @@ from minisweagent.models.utils.actions_toolcall import (
     parse_toolcall_actions,
 )
 
-from pimono_sdpo.agent.driver import Rules
+from pimono_sdpo.agent.driver import RunRules
 from pimono_sdpo.agent.imported_runs import make_rollout
 from pimono_sdpo.agent.task_tests import TaskResult, TaskTests, hash_repo, list_repo, make_limits, stabilize
 from pimono_sdpo.agent.tools import unified_diff
@@ -51,7 +51,6 @@ STATE = ".state.tar"
 SCRIPT = (
     f'bash -c "$1" 2>&1; code=$?; tar --hard-dereference --exclude=./{STATE} -cf {STATE} . 2>/dev/null; exit $code'
 )
-SECONDS = 30
 ENDED = {"LimitsExceeded": "max_iters", "RepeatedFormatError": "parse_errors"}
 CONFIG = yaml.safe_load((builtin_config_dir / "mini.yaml").read_text(encoding="utf-8"))
 Ask = Callable[[list[Json]], Reply]
@@ -129,7 +128,7 @@ class Environment(LocalEnvironment):  # type: ignore[misc]
         environment = {**CONFIG["environment"]["env"], "PYTHONDONTWRITEBYTECODE": "1"}
         ran = sandbox.run(
             ["bash", "-c", SCRIPT, "bash", command],
-            files=self.files, limits=make_limits(SECONDS, self.files), collect=[STATE], env=environment,
+            files=self.files, limits=make_limits(self.config.timeout, self.files), collect=[STATE], env=environment,
         )  # fmt: skip
         text = stabilize(replace_surrogates(ran.stdout.decode(errors="replace")))
         packed = ran.files.get(STATE)
@@ -180,7 +179,7 @@ class Environment(LocalEnvironment):  # type: ignore[misc]
 
 
 async def run_task(
-    task: Json, run_id: str, request: Request, chat: Chat, rules: Rules, tester: TaskTests, trace: Path | None
+    task: Json, run_id: str, request: Request, chat: Chat, rules: RunRules, tester: TaskTests, trace: Path | None
 ) -> Json:
     """Run the agent on a task and return the columns of ROLLOUT without sampling and rules.
 

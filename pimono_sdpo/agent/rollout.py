@@ -19,13 +19,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets import Dataset, Features, List, Value
+from datasets import Dataset, Features, Value
 
-from pimono_sdpo.agent.driver import PARAPHRASE, Rules, Run, status_of
+from pimono_sdpo.agent.driver import Run, RunRules, status_of
 from pimono_sdpo.agent.task_tests import TaskTests, hash_repo, list_repo
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.errors import InferenceError, OutputError, require_extra
-from pimono_sdpo.llm.calls import Json, Request
+from pimono_sdpo.llm.calls import ESTIMATED, Json, Request
 from pimono_sdpo.llm.chat import Chat, map_rows, open_chat
 from pimono_sdpo.llm.settings import load_settings
 from pimono_sdpo.options import argument, option, options
@@ -36,7 +36,6 @@ from pimono_sdpo.runs.parquet import link_or_copy, read_rows, write_atomically
 from pimono_sdpo.schema import ROLLOUT, TASK, TURN, Turn
 from pimono_sdpo.suites.stored_rollouts import ROLLOUTS, write_sessions
 from pimono_sdpo.suites.suite import NAME, Suite, TaskRow, has_tests, load_suite, read_paraphrases, write_suite
-from pimono_sdpo.text import strip_reasoning
 from pimono_sdpo.version import __version__
 from processors.duel.answers import sum_usage
 from processors.rollouts.conversation import count_steps, dump_json
@@ -45,15 +44,7 @@ from rewards.verifiers.tool_calls import definitions
 WORK = Features({**TASK, "seed": Value("int64")})
 STAGE = "rollouts"
 SHARD_ROWS = 256
-SHOWN_ERRORS = 5
-ESTIMATED = 8  # rollouts of an estimate, each of a different task
 SAMPLING = ("model", "temperature", "seed", "rollouts")
-TRIES = 3  # for each paraphrase of a goal
-PARAPHRASES = Features({"goals": List(Value("string")), "refused": List(Value("string")), "error": Value("string")})
-_WORD = re.compile(r"\w(?:[\w./:-]*\w)?")
-_CALLED = re.compile(r"\w+(?=\()")
-_CODE = re.compile(r"`([^`\n]+)`")
-_IDENTIFIER = re.compile(r"[_/\d]|\w\.\w|[a-z][A-Z]")
 Agent = Literal["repo-agent", "mini-swe-agent"]
 # Prints a line.
 Echo = Callable[[str], None]
@@ -62,7 +53,7 @@ OnFinished = Callable[[Json, str], None]
 
 
 @options
-class RolloutOptions(Rules):
+class RolloutOptions(RunRules):
     """The rollouts to run; an option that is None is taken from the settings."""
 
     suite: Path = argument("JSON file of a task suite, or its folder.")
@@ -86,12 +77,6 @@ class RolloutOptions(Rules):
     paraphrases: Path | None = option(
         "JSON lines of `task_id` and `goals`: paraphrases of the goal; the seed chooses one, or the goal itself.",
         default=None,
-    )
-    write_paraphrases: int = option(
-        "Have the model write this many paraphrases of each goal; those that lose a path, name or "
-        "number of the goal are refused.",
-        default=0,
-        minimum=0,
     )
     allow_outside_repo: bool = option("Also run tasks whose `repo` is outside the suite's folder.", default=False)
     sessions: bool = option("Also write each run to OUT/sessions for the Hub's trace viewer.", default=False)
@@ -131,57 +116,18 @@ class RolloutRunner:
     @property
     def rules(self) -> Json:
         """The rules of every run, and the version of mini-swe-agent if it is used."""
-        rules = {field.name: getattr(self.options, field.name) for field in fields(Rules)}
+        rules = {field.name: getattr(self.options, field.name) for field in fields(RunRules)}
         if self.options.agent == "mini-swe-agent":
             rules["agent"] = f"mini-swe-agent {version('mini-swe-agent')}"
         return rules
 
     def start(self, echo: Echo) -> None:
-        """Print the lines before the first rollout, and write paraphrases if the options ask for them."""
+        """Print the lines before the first rollout."""
         options = self.options
         echo(f"Loaded suite: {self.suite.name} ({len(self.tasks)} tasks)")
         echo(f"Rollouts per task: {options.rollouts}")
         echo(f"Temperature: {options.temperature}")
         echo(f"Base seed: {options.seed}")
-        if options.write_paraphrases:
-            self.write_paraphrases(options.write_paraphrases, echo)
-
-    def write_paraphrases(self, number: int, echo: Echo) -> None:
-        """Have the model write `number` paraphrases of each goal; refuse those that lose an identifier."""
-        request = replace(self.make_request([], 0), tools=None)
-
-        async def paraphrase(task: Json) -> Json:
-            goals, needed = [task["goal"]], find_identifiers(task["goal"])
-            messages = [{"role": "system", "content": PARAPHRASE}, {"role": "user", "content": goals[0]}]
-            refused: list[str] = []
-            for seed in range(TRIES * number):
-                reply = await self.chat.ask(replace(request, messages=messages, seed=seed))
-                if reply.error is not None:
-                    return {"goals": goals, "refused": refused, "error": reply.error}
-                text = strip_reasoning(reply.text)
-                if lost := sorted(needed - {*_WORD.findall(text)}):
-                    refused.append(f"{task['task_id']}: a paraphrase without `{lost[0]}`")
-                elif not text or text in goals or reply.finish_reason == "length":
-                    refused.append(f"{task['task_id']}: a paraphrase that is empty, cut off or a repeat")
-                else:
-                    goals.append(text)
-                if len(goals) > number:
-                    break
-            return {"goals": goals, "refused": refused, "error": None}
-
-        tasks = Dataset.from_list([{name: task[name] for name in ("task_id", "goal")} for task in self.tasks])
-        results = map_rows(tasks, paraphrase, PARAPHRASES, in_flight=self.options.max_workers, desc="paraphrases")
-        if error := next(filter(None, results["error"]), None):
-            raise InferenceError(
-                f"The paraphrases could not be written: {error.removesuffix('.')}; run the command again."
-            )
-        for task_id, goals in zip(tasks["task_id"], results["goals"], strict=True):
-            if len(goals) > 1:
-                self.goals[task_id] = self.goals.get(task_id, goals[:1]) + goals[1:]
-        refused = [line for lines in results["refused"] for line in lines]
-        echo(f"Wrote {sum(map(len, results['goals'])) - len(tasks)} paraphrases, refused {len(refused)}")
-        for line in refused[:SHOWN_ERRORS]:
-            echo(f"Refused {line}")
 
     def run_range(self, numbers: range) -> Dataset:
         """Run the rollouts with these numbers: tasks in order, each with all its seeds."""
@@ -302,17 +248,6 @@ class RolloutRunner:
         return run_shards(parts, work / PARTS)
 
 
-def find_identifiers(text: str) -> set[str]:
-    """Return the paths, names, numbers and code spans in a text.
-
-    >>> sorted(find_identifiers("In `src`, a/b.py calls gcd(4) and readFile of my_module."))
-    ['4', 'a/b.py', 'gcd', 'my_module', 'readFile', 'src']
-    """
-    code = [word for span in _CODE.findall(text) for word in _WORD.findall(span)]
-    identifiers = [word for word in _WORD.findall(text) if _IDENTIFIER.search(word)]
-    return {*code, *identifiers, *_CALLED.findall(text)}
-
-
 def run_rollouts(
     options: RolloutOptions, out: Path, echo: Echo, on_finished: OnFinished, replay: bool = False
 ) -> Json:
@@ -358,8 +293,6 @@ def estimate_rollouts(options: RolloutOptions, out: Path, echo: Echo, replay: bo
     """Run a few rollouts and return an estimate for all; the answers stay in the journal."""
     runner = open_runner(options, out, replay)
     runner.start(echo)
-    # Paraphrases are written and paid for already, so they are not part of the estimate.
-    runner.chat.tally.models.clear()
     number, rows, chat = min(ESTIMATED, len(runner.tasks)), runner.rows, runner.chat
     runner.options = replace(runner.options, rollouts=1)
     runner.run_range(range(number))
@@ -412,7 +345,7 @@ def _report(files: Sequence[Path], runner: RolloutRunner) -> Json:
         "verdicts": dict(sorted(verdicts.items())),
         "pass_rate": verdicts["PASS"] / tested if tested else None,
         "ended": dict(sorted(Counter(row["ended"] for row in rows).items())),
-        "errors": dict(Counter(row["error"] for row in rows if row["error"] is not None).most_common(SHOWN_ERRORS)),
+        "errors": dict(Counter(row["error"] for row in rows if row["error"] is not None).most_common(5)),
         "cost": None if None in costs else sum(costs, 0.0),
     }
 

@@ -21,12 +21,9 @@ from rewards.verifiers.tool_calls import AGENT_TOOLS, check, load_tools
 MAX_FILES, MOST_FILES = 200, 1000
 MAX_HITS, MOST_HITS = 50, 500
 MAX_LINE = 300
-MAX_PATTERN = 1000
 MAX_GREP_BYTES = 2_000_000
 MAX_WRITE = 400_000
 MAX_PATH, MAX_NAME = 1000, 255
-SNIFF = 8192
-NOTE = 80  # characters of the note below a truncated file
 
 
 class ToolError(Exception):
@@ -92,11 +89,9 @@ class Workspace:
         data = self._read(path)
         if _is_binary(data):
             raise ToolError(f"`{rel_path}` is a binary file; it has no text to read.")
-        most = min(max_chars or self.max_chars, self.max_chars - NOTE)
-        text = data.decode(errors="replace")
-        if len(text) <= most:
-            return text
-        return f"{text[:most]}\n[cut after {most} characters; the file has {len(data)} bytes]"
+        text, note = data.decode(errors="replace"), "\n[cut after {} characters; the file has {} bytes]"
+        most = min(max_chars or self.max_chars, self.max_chars - len(note.format(self.max_chars, len(data))))
+        return text if len(text) <= most else text[:most] + note.format(most, len(data))
 
     def grep(self, pattern: str, rel_dir: str, max_hits: int = MAX_HITS) -> str:
         """Search the lines of the files below a directory, or of one file."""
@@ -166,7 +161,7 @@ def _sort_key(path: str) -> list[tuple[bool, str]]:
 
 
 def _is_binary(data: bytes) -> bool:
-    return b"\0" in data[:SNIFF]
+    return b"\0" in data
 
 
 def _read_path(given: str, argument: str) -> str:
@@ -189,8 +184,6 @@ def _read_path(given: str, argument: str) -> str:
 
 def _compile(pattern: str) -> Any:
     """Compile a pattern with RE2, which takes time linear in the text for any pattern."""
-    if len(pattern) > MAX_PATTERN:
-        raise ToolError(f"`pattern` is longer than {MAX_PATTERN} characters; give a shorter one.")
     options = re2.Options()
     options.log_errors = False
     try:

@@ -17,8 +17,9 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import typer
 from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]
 
-from pimono_sdpo.console import allow_cleanup, check_hub, printable_output
+from pimono_sdpo.errors import OutputError
 from pimono_sdpo.options import flag_of
+from pimono_sdpo.program import allow_cleanup, check_hub, printable_output
 from pimono_sdpo.removed import refuse_removed
 from pimono_sdpo.version import __version__
 
@@ -155,12 +156,34 @@ def command_of(name: str) -> Any:
         sorted(parameters, key=lambda one: one.default is not inspect.Parameter.empty)
     )
     # Click does not rewrap a paragraph that begins with this mark.
-    help = re.sub(r"\n\n(?= *pimono-sdpo )", "\n\n\b\n", command.help)
+    help = re.sub(r"\n\n(?= *(?:pimono-sdpo |- ))", "\n\n\b\n", command.help)
     passes_options = any(one.metadata.get("passes_options") for one in fields(command.options))
     settings = {**STYLE["context_settings"], "ignore_unknown_options": passes_options}
+    if any(one.metadata.get("gives_defaults") for one in fields(command.options)):
+        settings["auto_envvar_prefix"] = f"PIMONO_{name.upper()}"
     single = typer.Typer(**STYLE)
     single.command(name.split(" ")[-1], help=help, context_settings=settings)(call)
     return typer.main.get_command(single)
+
+
+def _read_defaults(context: typer.Context, file: Path | None) -> Path | None:
+    """Read the options that are not given otherwise from a YAML file."""
+    if file is None:
+        return file
+    import yaml
+
+    try:
+        found = yaml.safe_load(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise OutputError(
+            f"`{file}` cannot be read as YAML; write one option a line, such as `min_score: 2`."
+        ) from error
+    values = {str(name).replace("-", "_"): value for name, value in found.items()} if isinstance(found, dict) else {}
+    if not values or (unknown := values.keys() - {parameter.name for parameter in context.command.params}):
+        what = f"`{min(unknown)}`, which is not an option of this command" if values else "no options"
+        raise OutputError(f"`{file}` has {what}; write one option a line, such as `min_score: 2`.")
+    context.default_map = values
+    return file
 
 
 def _build_parameter(field: "Field[Any]", type_: Any) -> inspect.Parameter:
@@ -181,6 +204,8 @@ def _build_parameter(field: "Field[Any]", type_: Any) -> inspect.Parameter:
     else:
         # With explicit flags, Typer does not add --no-... to a flag that is off.
         flags = [flag_of(field)] if metadata["flag"] or default is False else []
+        if metadata.get("gives_defaults"):
+            flags, settings = ["-c", *flags], {**settings, "is_eager": True, "callback": _read_defaults}
         info = typer.Option(*flags, min=metadata["minimum"], **settings)
     return inspect.Parameter(
         field.name,

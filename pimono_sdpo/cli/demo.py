@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import OutputError, require_extra
 from pimono_sdpo.options import option, options
+from pimono_sdpo.program import print_lines
 from pimono_sdpo.runs.folders import writing
 from pimono_sdpo.samples import SAMPLE_SESSIONS, write_samples
 

@@ -16,27 +16,25 @@ from typing import Any, Literal
 
 import typer
 
-from pimono_sdpo.console import print_lines
 from pimono_sdpo.dataset_writer import WriterOptions, summarize
 from pimono_sdpo.duel.result import RESULT, describe_report, describe_verdict, score_duel, write_training_rows
 from pimono_sdpo.duel.stages import Duel, Outcome, run_turns
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
-from pimono_sdpo.llm.calls import need_prices
+from pimono_sdpo.llm.calls import ESTIMATED, need_prices
 from pimono_sdpo.llm.settings import Settings, load_settings, read_dotenv
 from pimono_sdpo.options import argument, option, options
+from pimono_sdpo.program import print_lines
 from pimono_sdpo.push import check_push, push_folder
 from pimono_sdpo.push_options import PushResult
 from pimono_sdpo.schema import Opponent
 from processors.duel.export import Kind
-from processors.duel.turns import Options as TurnOptions
-from processors.duel.turns import read_excluded_ids
+from processors.duel.turns import TurnOptions, read_excluded_ids
 
-ESTIMATED = 8
 Json = dict[str, Any]
 
 
 @options
-class Options(PushResult, WriterOptions):
+class DuelOptions(PushResult, WriterOptions):
     """Options of `duel`; those that are None are taken from the settings."""
 
     source: str | None = argument(
@@ -81,7 +79,7 @@ class Options(PushResult, WriterOptions):
     )
 
 
-def run(options: Options) -> None:
+def run(options: DuelOptions) -> None:
     """Run the stages, or export rows, and push the result if asked to."""
     check_push(options)
     folder = _run_stages(options) if options.to is None else _write_rows(options, options.to)
@@ -89,7 +87,7 @@ def run(options: Options) -> None:
         typer.echo(push_folder(folder, options.push, options))
 
 
-def _run_stages(options: Options) -> Path | None:
+def _run_stages(options: DuelOptions) -> Path | None:
     """Run the stages; return the folder of the result if there is a new one."""
     out, max_cost, stage = options.out, options.max_cost, options.stage
     settings = _load_settings(options)
@@ -129,7 +127,7 @@ def _run_stages(options: Options) -> Path | None:
     return out / RESULT
 
 
-def _load_settings(options: Options) -> Settings:
+def _load_settings(options: DuelOptions) -> Settings:
     modes: dict[str | None, Opponent | None] = {"1": "reference", "2": "king", None: None}
     mode = os.environ.get("DUEL_MODE") or read_dotenv().get("DUEL_MODE")
     if mode not in modes:
@@ -150,7 +148,7 @@ def _print_progress(name: str, outcome: Outcome | Json) -> None:
         raise InferenceError(f"{outcome.stopped.rstrip('.')}; finished calls are kept, run the same command again.")
 
 
-def _write_rows(options: Options, kind: Kind) -> Path:
+def _write_rows(options: DuelOptions, kind: Kind) -> Path:
     if kind == "sdpo" and options.format != "trl":
         raise OutputError("SDPO rows have no lines for Together; leave --format out.")
     out = options.out.resolve()

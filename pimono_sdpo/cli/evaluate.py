@@ -15,13 +15,13 @@ from cards.render import render_comparison
 from pimono_sdpo.agent.evaluation import evaluate_models
 from pimono_sdpo.agent.rollout import RolloutOptions
 from pimono_sdpo.cli.rollout import print_as, print_rollout
-from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.options import argument, option, options
+from pimono_sdpo.program import print_lines
 
 
 @options
-class Options(RolloutOptions):
+class EvaluateOptions(RolloutOptions):
     """Options of `evaluate`."""
 
     suite: Path = argument(
@@ -37,7 +37,7 @@ class Options(RolloutOptions):
     )
 
 
-def run(options: Options) -> None:
+def run(options: EvaluateOptions) -> None:
     """Compare, and print the table."""
     model, baseline, out = options.model, options.baseline, options.out
     if (model and options.tuned) or (options.baseline_model and (baseline or not model)):

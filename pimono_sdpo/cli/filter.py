@@ -10,26 +10,32 @@ Several machines that share a folder can each make some of the parts; the last c
 pimono-sdpo filter traces/ --out shared/rows --only 1/2
 pimono-sdpo filter traces/ --out shared/rows --only 2/2
 pimono-sdpo filter traces/ --out shared/rows
+
+A request becomes a row if something went wrong afterwards. Each of these gives none:
+
 """
 
+import json
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.filter_options import EngineName, FilterOptions
+from pimono_sdpo.filter_options import NO_REQUEST, REASONS, EngineName, FilterOptions
 from pimono_sdpo.options import option, options
 from pimono_sdpo.push_options import PushResult
 from pimono_sdpo.session_options import SourceOptions
 
 Json = dict[str, Any]
+__doc__ += "\n".join(f"- {reason}: {sentence}." for reason, sentence in REASONS.items())
 
 
 @options
-class Options(PushResult, FilterOptions, SourceOptions):
+class FilterCommandOptions(PushResult, FilterOptions, SourceOptions):
     """Options of `filter`."""
 
     out: Path = option("Folder to write; an earlier output is replaced.")
@@ -40,9 +46,19 @@ class Options(PushResult, FilterOptions, SourceOptions):
         "the others; the same command without --only then finishes. A part is a parquet file or 64 session files.",
         default=None,
     )
+    config: Path | None = option(
+        "YAML file with the values of options that are neither on the command line nor in the environment, where "
+        "PIMONO_FILTER_MIN_SCORE is --min-score.",
+        default=None,
+        flag="--config",
+        gives_defaults=True,
+    )
+    json: bool = option("Print the report as JSON instead of sentences.", default=False)
+    quiet: bool = option("Print only where texts are sent, and errors.", default=False)
+    dry_run: bool = option("Say what would be read and sent, and do nothing.", default=False)
 
 
-def run(options: Options) -> None:
+def run(options: FilterCommandOptions) -> None:
     """Filter a source, or make some of its parts."""
     only = _read_only(options)
     # Not before the options are parsed: `--help` does not wait for these.
@@ -52,11 +68,19 @@ def run(options: Options) -> None:
     from pimono_sdpo.source_options import open_sessions
 
     check_push(options)
-    if options.correction_judge or options.row_judge:
+    will = "would be" if options.dry_run else "are"
+    if options.judge_provider:
         from pimono_sdpo.llm.settings import find_endpoint
 
-        typer.echo(f"redacted texts for the judge are sent to {find_endpoint(options.judge_provider).destination}")
+        told = find_endpoint(options.judge_provider).destination
+        typer.echo(f"redacted texts for the judge {will} sent to {told}")
     source = open_sessions(options, options.out)
+    if options.dry_run:
+        shards = source.describe()["shards"]
+        sizes = {name: sum(shard.get(name) or 0 for shard in shards) for name in ("sessions", "bytes")}
+        typer.echo(f"{sizes['sessions']} sessions ({sizes['bytes']:,} bytes) of {source.name} would be read")
+        typer.echo(f"rows would be pushed to {options.push}" if options.push else "nothing would be pushed")
+        return
     if options.unit == "recovery":
         if only is not None:
             raise OutputError("--unit recovery makes all parts in one run; leave out --only.")
@@ -72,21 +96,24 @@ def run(options: Options) -> None:
         for reasons in counts.get("dropped", {}).values():
             dropped.update(reasons)
         sessions, kept = (stages[0]["in"], stages[-1]["out"]) if stages else (0, 0)
-        typer.echo(count_table(sessions, kept, dict(sorted(dropped.items()))))
+        typer.echo(count_table(sessions, kept, dropped))
         typer.echo(f"parts {options.only} are made; after the others, the command without --only writes the rows")
         require_whole(report_left_out(counts, dropped))
         return
     report = run_filter(source, options.out, options, workers=options.workers, engine=options.engine)
-    typer.echo(count_table(report["sessions"], report["kept"], report["drop_reasons"]))
-    typer.echo(summarize(report, options.out))
-    if options.push is not None:
-        typer.echo(push_folder(options.out, options.push, options))
-    elif not (options.correction_judge or options.row_judge):
-        typer.echo("nothing has left this machine")
+    pushed = "" if options.push is None else push_folder(options.out, options.push, options)
+    if options.json:
+        typer.echo(json.dumps(report))
+    elif not options.quiet:
+        typer.echo(count_table(report["sessions"], report["kept"], report["drop_reasons"]))
+        typer.echo(summarize(report, options.out))
+        if pushed or not options.judge_provider:
+            typer.echo(pushed or "nothing has left this machine")
+        typer.echo(f"next: pimono-sdpo view {options.out}")
     require_whole(report)
 
 
-def _read_only(options: Options) -> tuple[int, int] | None:
+def _read_only(options: FilterCommandOptions) -> tuple[int, int] | None:
     if options.only is None:
         return None
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", options.only)
@@ -98,12 +125,14 @@ def _read_only(options: Options) -> tuple[int, int] | None:
     return number, parts
 
 
-def count_table(sessions: int, kept: int, dropped: dict[str, int]) -> str:
-    """Return a table of the sessions read, the rows kept and the rows dropped."""
-    rows = {"sessions in": sessions, "rows kept": kept, "rows dropped": sum(dropped.values())}
-    rows |= {f"  {reason}": count for reason, count in dropped.items()}
-    name_width, width = max(map(len, rows)), max(len(str(count)) for count in rows.values())
-    return "\n".join(f"{name:<{name_width}}  {count:>{width}}" for name, count in rows.items())
+def count_table(sessions: int, kept: int, dropped: Mapping[str, int]) -> str:
+    """Return a table of sessions, requests and rows, and of the reasons for other requests, most frequent first."""
+    requests = kept + sum(count for reason, count in dropped.items() if reason not in NO_REQUEST)
+    counts = {"sessions read": sessions, "requests": requests, "rows": kept}
+    reasons = sorted(dropped.items(), key=lambda one: (-one[1], one[0]))
+    counts |= {f"no row: {REASONS.get(reason, 'your stage drops it')} ({reason})": count for reason, count in reasons}
+    width = max(len(f"{count:,}") for count in counts.values())
+    return "\n".join(f"{count:>{width},}  {name}" for name, count in counts.items())
 
 
 def summarize(report: Json, out: Path) -> str:
@@ -113,13 +142,14 @@ def summarize(report: Json, out: Path) -> str:
 
     score = report["score"]
     lines = [
+        "worth: " + ", ".join(f"{one['kept']} rows from {one['from']:g}" for one in report["worth"]["bands"]),
         f"score {score['min']:g} to {score['max']:g}, mean {score['mean']:.2f}",
         "categories: " + _list_counts(report["category_counts"]),
     ]
     broken = {name: n for name, n in report["lines"].items() if n and name != "parsed"}
     if broken:
         lines.append("broken lines: " + _list_counts(broken))
-    lines += report["drift"]
+    lines += [*report["drift"], *report["input"].get("notes", ())]
     lines += describe_left_out(report)
     upstream = report["input"].get("upstream") or {}
     if upstream.get("commits_behind"):

@@ -9,16 +9,10 @@ The formats are parquet with OpenAI messages, ATIF, mini-swe-agent, SWE-agent an
 import typer
 
 from pimono_sdpo.agent.imported_runs import ImportOptions, import_runs
-from pimono_sdpo.console import print_lines
-from pimono_sdpo.options import options
+from pimono_sdpo.program import print_lines
 
 
-@options
-class Options(ImportOptions):
-    """Options of `import`."""
-
-
-def run(options: Options) -> None:
+def run(options: ImportOptions) -> None:
     """Import the runs and print a summary."""
     report = import_runs(options)
     verdicts = ", ".join(f"{count} {name}" for name, count in sorted(report["verdicts"].items()))

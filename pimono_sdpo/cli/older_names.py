@@ -12,11 +12,11 @@ from pimono_sdpo.agent.evaluation import evaluate_to_file
 from pimono_sdpo.agent.rollout import RolloutOptions, rollouts_folder, run_rollouts
 from pimono_sdpo.cli import evaluate, pairs, steps
 from pimono_sdpo.cli.rollout import check_pairing, pair_rollouts, print_as, print_problems, print_rollout
-from pimono_sdpo.console import print_lines
 from pimono_sdpo.dataset_writer import copy_lines
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.left_out import explain_empty
 from pimono_sdpo.options import option, options, same_option
+from pimono_sdpo.program import print_lines
 from pimono_sdpo.runs.folders import writing
 from processors.rollouts.pairs import Target
 
@@ -33,8 +33,8 @@ class PrefsOptions(RolloutOptions):
         shown="OUT_rollouts",
     )
     provider: str | None = same_option(RolloutOptions, "provider", flag="--llm-provider")
-    target: Target = same_option(pairs.Options, "target")
-    allow_efficiency_pairs: bool = same_option(pairs.Options, "allow_efficiency_pairs")
+    target: Target = same_option(pairs.PairOptions, "target")
+    allow_efficiency_pairs: bool = same_option(pairs.PairOptions, "allow_efficiency_pairs")
 
 
 def prefs(options: PrefsOptions) -> None:
@@ -49,7 +49,7 @@ def prefs(options: PrefsOptions) -> None:
     _check_lines(out)
     pairs.check_dpo_lines(options.suite, options.target, options.protocol)
     rollouts = rollouts_folder(options.trace_dir or out.with_name(f"{out.stem}_rollouts"), out)
-    pairing = pairs.Options(
+    pairing = pairs.PairOptions(
         source=[str(rollouts)],
         out=out.with_name(f"{out.stem}_pairs"),
         target=options.target,
@@ -79,8 +79,8 @@ class ExtractOptions:
 
     trace_dir: str = option("Folder of rollouts, or its folder `traces`.")
     output: Path = option("JSON lines to write; NAME_meta.jsonl is written beside them.")
-    require_success: bool = same_option(steps.Options, "require_success", default=True)
-    require_valid_tool_ok: bool = same_option(steps.Options, "require_valid_tool_ok", default=True)
+    require_success: bool = same_option(steps.StepOptions, "require_success", default=True)
+    require_valid_tool_ok: bool = same_option(steps.StepOptions, "require_valid_tool_ok", default=True)
     format: Literal["json"] = option("Protocol of the calls.", default="json")
 
 
@@ -95,7 +95,7 @@ def sft_extract(options: ExtractOptions) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = TemporaryDirectory(prefix=".sft-extract-", dir=output.parent)
     with folder:
-        cutting = steps.Options(
+        cutting = steps.StepOptions(
             source=[options.trace_dir],
             out=Path(folder.name) / "steps",
             require_success=options.require_success,
@@ -131,7 +131,7 @@ class EvalOptions(RolloutOptions):
     provider: str | None = same_option(RolloutOptions, "provider", flag="--llm-provider")
     max_workers: int = same_option(RolloutOptions, "max_workers", flag="--num-workers")
     rollouts: int = same_option(RolloutOptions, "rollouts", default=1)
-    baseline: Path | None = same_option(evaluate.Options, "baseline")
+    baseline: Path | None = same_option(evaluate.EvaluateOptions, "baseline")
 
 
 def eval(options: EvalOptions) -> None:

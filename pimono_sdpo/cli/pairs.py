@@ -27,7 +27,7 @@ from pimono_sdpo.schema import DROPPED_PAIR, PAIR
 from pimono_sdpo.stage import KEPT, Stage, table_of_rows
 from pimono_sdpo.suites.stored_rollouts import Rollouts, read_rows_at
 from pimono_sdpo.suites.suite import files_of, load_suite
-from processors.rollouts.pairs import Case, Retest, Rules, pair_runs, pair_steps
+from processors.rollouts.pairs import Case, PairRules, Retest, pair_runs, pair_steps
 
 NO_CONTRAST = frozenset({"no_contrast", "both_fail"})
 ADVICE = (
@@ -42,13 +42,13 @@ Json = dict[str, Any]
 
 
 @options
-class Options(PushResult, RunRowsOptions, Rules):
+class PairOptions(PushResult, RunRowsOptions, PairRules):
     """Options of `pairs`."""
 
     out: Path = option("Folder to write; an earlier output is replaced.")
 
 
-def run(options: Options) -> None:
+def run(options: PairOptions) -> None:
     """Write the pairs, and push them with --push."""
     check_push(options)
     report = write_pairs(options)
@@ -56,7 +56,7 @@ def run(options: Options) -> None:
     finish(report, options.out, options, advice)
 
 
-def write_pairs(options: Options) -> Json:
+def write_pairs(options: PairOptions) -> Json:
     """Pair the rollouts of each task under `out`; return the report, also without pairs."""
     key, used_options = options.describe()
     runs = open_runs(options, options.out)
@@ -75,7 +75,7 @@ def write_pairs(options: Options) -> Json:
     return write_dataset(parts, table, options.out, options, "pairs", name_source(runs), used_options, warnings)
 
 
-def _task_parts(rollouts: Rollouts, options: Options, key: Json, retest: Retest) -> list[Part]:
+def _task_parts(rollouts: Rollouts, options: PairOptions, key: Json, retest: Retest) -> list[Part]:
     stages = options.length_stages()
     contents = {file: hash_files([file]) for file in rollouts.files}
     parts = []
@@ -101,7 +101,12 @@ def _task_parts(rollouts: Rollouts, options: Options, key: Json, retest: Retest)
 
 
 def _pair_task(
-    rollouts: Rollouts, task_id: str, places: list[tuple[Path, int]], rules: Rules, stages: list[Stage], retest: Retest
+    rollouts: Rollouts,
+    task_id: str,
+    places: list[tuple[Path, int]],
+    rules: PairRules,
+    stages: list[Stage],
+    retest: Retest,
 ) -> Iterator[Piece]:
     task = rollouts.tasks.get(task_id)
     needs_files = task and rules.target in {"patch", "last_write"} and Path(task["repo"]).is_dir()

@@ -13,13 +13,13 @@ from pimono_sdpo.push_options import PushOptions
 
 
 @options
-class Options(PushOptions):
+class PushCommandOptions(PushOptions):
     """Options of `push`."""
 
     folder: Path = argument("Folder that `filter`, `steps` or `pairs` wrote.")
     name: str = argument("Dataset to push it to: ns/name.")
 
 
-def run(options: Options) -> None:
+def run(options: PushCommandOptions) -> None:
     """Push the folder."""
     typer.echo(push_folder(options.folder, options.name, options))

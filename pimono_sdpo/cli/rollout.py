@@ -32,7 +32,7 @@ Log = Callable[[str], None]
 
 
 @options
-class Options(RolloutOptions):
+class RolloutCommandOptions(RolloutOptions):
     """Options of `rollout`."""
 
     out: Path = option("Folder to write; an earlier output is replaced.")
@@ -41,12 +41,12 @@ class Options(RolloutOptions):
     replay: bool = option("Read all answers from the journal; call no model.", default=False)
 
 
-def run(options: Options) -> None:
+def run(options: RolloutCommandOptions) -> None:
     """Run the rollouts and print a summary."""
     log = print_as("rollout")
     pairing = None
     if options.pairs is not None:
-        pairing = pairs.Options(source=[str(options.out)], out=options.pairs)
+        pairing = pairs.PairOptions(source=[str(options.out)], out=options.pairs)
         check_pairing(pairing, options.out)
     if options.estimate:
         typer.echo(estimate_rollouts(options, options.out, log, options.replay))
@@ -65,7 +65,7 @@ def run(options: Options) -> None:
     print_problems(report, log)
 
 
-def check_pairing(pairing: pairs.Options, rollouts: Path) -> None:
+def check_pairing(pairing: pairs.PairOptions, rollouts: Path) -> None:
     """Raise OutputError if the folder of pairs cannot be written, before any money is spent."""
     require_disjoint(rollouts.resolve(), pairing.out.resolve())
     require_replaceable(pairing.out)
@@ -86,7 +86,7 @@ def print_rollout(log: Log) -> Callable[[Json, str], None]:
     return print_row
 
 
-def pair_rollouts(options: pairs.Options, rollouts: Json, log: Log) -> Json:
+def pair_rollouts(options: pairs.PairOptions, rollouts: Json, log: Log) -> Json:
     """Pair the rollouts with this report, print a summary, and return the report of the pairs."""
     report = pairs.write_pairs(options)
     rows, counts = report["rows"], report["counts"]

@@ -34,13 +34,13 @@ Json = dict[str, Any]
 
 
 @options
-class Options(PushResult, RunRowsOptions, steps.Rules):
+class StepOptions(PushResult, RunRowsOptions, steps.StepRules):
     """Options of `steps`."""
 
     out: Path = option("Folder to write; an earlier output is replaced.")
 
 
-def run(options: Options) -> None:
+def run(options: StepOptions) -> None:
     """Write the rows, and push them with --push."""
     check_push(options)
     finish(write_steps(options), options.out, options, advise(options))
@@ -56,16 +56,16 @@ def finish(report: Json, out: Path, options: PushResult, advice: str) -> None:
     require_whole(report)
 
 
-def advise(options: steps.Rules) -> str:
+def advise(options: steps.StepRules) -> str:
     """Return advice for a run without rows: more runs, or options that turn a rule off."""
     rules = ("require_success", "require_valid_tool_ok")
     flags = [f"--no-{name.replace('_', '-')}" for name in rules if getattr(options, name)]
     return ", or ".join(["use more runs", *flags])
 
 
-def write_steps(options: Options) -> Json:
+def write_steps(options: StepOptions) -> Json:
     """Cut rollouts or sessions into rows under `out` and return the report."""
-    rules = steps.Rules(**{one.name: getattr(options, one.name) for one in fields(steps.Rules)})
+    rules = steps.StepRules(**{one.name: getattr(options, one.name) for one in fields(steps.StepRules)})
     key, used_options = options.describe()
     table = (STEP, DROPPED_STEP)
     runs = open_runs(options, options.out)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import typer
 
-from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import EmptySelection
 from pimono_sdpo.options import argument, option, options
+from pimono_sdpo.program import print_lines
 from pimono_sdpo.suites.build import build_suite, describe_size
 from pimono_sdpo.suites.split import Method, check_leakage, read_task_ids, split_suite
 from pimono_sdpo.suites.suite import load_suite
@@ -16,7 +16,7 @@ from pimono_sdpo.suites.suite import load_suite
 class BuildOptions:
     """Options of `suite build`."""
 
-    source: str = argument("A QuixBugs checkout, a folder of Harbor tasks, or the word `samples`.")
+    source: str = argument("A QuixBugs checkout, or the word `samples`.")
     out: Path = option("Folder to write; an earlier suite is replaced.")
     hide_tests: bool = option("Hide the test files from agents.", default=False)
 
@@ -24,12 +24,10 @@ class BuildOptions:
 def build(options: BuildOptions) -> None:
     """Build a suite of bug-fixing tasks with tests.
 
-    Sources are this project's own programs, a QuixBugs checkout, and Harbor
-    tasks whose tests run without a container image:
+    Sources are this project's own programs and a QuixBugs checkout:
 
         pimono-sdpo suite build samples --out tasks
         pimono-sdpo suite build QuixBugs --out quixbugs
-        pimono-sdpo suite build harbor-tasks --out harbor
     """
     rows, left_out = build_suite(options.source, options.out, options.hide_tests)
     print_lines(f"{describe_size(rows)} are in {options.out / 'suite.json'}")

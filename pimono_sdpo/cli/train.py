@@ -25,7 +25,7 @@ METHODS = Literal["sdpo", "rft", "grpo", "sft", "dpo"]
 
 
 @options
-class Options:
+class TrainOptions:
     """Options of `train`."""
 
     rows: list[str] = argument(
@@ -49,7 +49,7 @@ class Options:
     detach: bool = option("Return when the job is submitted, without its log.", default=False)
 
 
-def run(options: Options) -> None:
+def run(options: TrainOptions) -> None:
     """Run the job of the method on this machine or on Hugging Face Jobs."""
     rows, *arguments = options.rows
     if rows.startswith("-"):

@@ -24,9 +24,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import typer
 
-from pimono_sdpo.console import print_lines
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.options import argument, option, options
+from pimono_sdpo.program import print_lines
 from pimono_sdpo.runs.folders import REPORT, read_json, writing
 from pimono_sdpo.runs.parquet import read_rows, write_atomically
 from pimono_sdpo.schema import ROLLOUT, SESSION
@@ -48,7 +48,7 @@ OURS, HEAD_BYTES = "· pimono-sdpo</title>".encode(), 4000
 
 
 @options
-class Options:
+class ViewOptions:
     """Options of `view`."""
 
     source: str = argument(
@@ -59,7 +59,7 @@ class Options:
     )
     out: Path | None = option("HTML file to write.", default=None, shown="NAME.html in the current folder")
     traces: list[str] = option(
-        "The traces that were filtered, if they have moved, or `claude`, `codex`, `pi` or `all` as "
+        "The traces that were filtered, if they have moved, or a word such as `claude` or `all` as "
         "for `filter`; may be repeated.",
         default_factory=list,
         flag="--source",
@@ -79,7 +79,7 @@ class Options:
     card: bool = option("Check the card by the rules of the Hub, and stop.", default=False)
 
 
-def run(options: Options) -> None:
+def run(options: ViewOptions) -> None:
     """Write the page, check a card, or count labels."""
     if options.labels is not None:
         from cards.view.rows import describe_labels, read_labels

@@ -20,7 +20,6 @@ from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import ArrayLike
 
 from cards.plots import write_duel_plot
 from cards.render import render_duel_card, render_duel_report
@@ -36,14 +35,13 @@ from pimono_sdpo.runs.folders import REPORT, make_output, only_run, publish_fold
 from pimono_sdpo.runs.parquet import read_tables
 from pimono_sdpo.runs.sessions import both, rows_and_rejects
 from pimono_sdpo.schema import DUEL, DUEL_METRICS
-from pimono_sdpo.stage import Stage
+from pimono_sdpo.stage import BATCH_ROWS, Stage
 from pimono_sdpo.version import __version__
 from processors.duel import judge as panel
 from processors.duel.answers import classify_action
 from processors.duel.export import TABLES, Kind, build_stages
 
 RESULT = "result"
-GROUP_ROWS = 256
 BUCKETS: tuple[panel.Bucket, ...] = get_args(panel.Bucket)
 # Answers whose lengths differ by less than this share count as equally long.
 SAME_LENGTH = 0.1
@@ -97,7 +95,6 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
             "share": sum(row["leaked"] for row in singles) / max(len(singles), 1),
             "score_without": duel.decide(plan, plan.rules, len(verdicts) - 1, clean=True)["score"],
         },
-        "histogram": count_scores(scores),
         "panel": None,
         "aa_test": None,
         "original": decide_by_original_rules(votes, settings.duel) if original else None,
@@ -131,7 +128,6 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
             )
             report["panel"] = {
                 "buckets": {name: counts[name] for name in BUCKETS},
-                "histogram": count_scores([row["score"] for row in scored]),
                 "leaked": sum(bool(row["leaked_terms"]) for row in reported),
                 "complete": complete,
                 "metrics": to_json(dict(zip(DUEL_METRICS, metrics.tolist(), strict=True))) if complete else None,
@@ -172,7 +168,7 @@ def _read_singles(duel: Duel, theirs: str) -> list[Json]:
 def _write_bucket(finished: Path, name: str, rows: Iterator[Json]) -> str:
     """Write the rows of a bucket, and return the hash of its file, or several."""
     files = Files(finished / "data", name, DUEL.arrow_schema)
-    for group in iter(lambda: list(islice(rows, GROUP_ROWS)), []):
+    for group in iter(lambda: list(islice(rows, BATCH_ROWS)), []):
         files.write(pa.Table.from_pylist(group, DUEL.arrow_schema))
     return " ".join(map(hash_file, files.close()))
 
@@ -239,12 +235,6 @@ def summarize_judges(votes: panel.Array, names: Sequence[str], calls: Mapping[st
     return to_json({"agreement": agreement, "judges": judges})
 
 
-def count_scores(scores: ArrayLike) -> list[int]:
-    """Return the number of scores in each of ten bins of 10 points."""
-    counts: list[int] = np.histogram(scores, bins=range(0, 101, 10))[0].tolist()
-    return counts
-
-
 def summarize_lengths(scores: panel.Array, ours: Sequence[int], theirs: Sequence[int]) -> Json:
     """Return how scores depend on answer lengths; `gap` is challenger minus opponent in characters."""
     challenger, opponent = np.asarray(ours, float), np.asarray(theirs, float)
@@ -274,7 +264,6 @@ def summarize_aa_test(scores: Sequence[float | None], real: Mapping[str, int]) -
         "buckets": {name: counts[name] for name in BUCKETS},
         "false_final": share,
         "by_chance": min(1.0, share / (real["final"] / real_scored)) if real["final"] and share is not None else None,
-        "histogram": count_scores([score for score in scores if score is not None]),
     }
 
 

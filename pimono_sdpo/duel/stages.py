@@ -39,7 +39,7 @@ from pimono_sdpo.stage import source_hash
 from pimono_sdpo.version import __version__
 from processors.duel.answers import AnswerStage
 from processors.duel.judge import SECOND_EVERY, JudgeStage, limit_score, score_judgment
-from processors.duel.turns import KEY, RECORDS, REPORT, TURNS, Options, draw_turns
+from processors.duel.turns import KEY, RECORDS, REPORT, TURNS, TurnOptions, draw_turns
 
 JOURNAL, LOCK, ROUNDS, RULES, LOOKED = "calls.sqlite", ".lock", "rounds.json", "rules.json", "looks.json"
 ANSWERS, GATE, JUDGMENTS = "answers", "gate", "judgments"
@@ -76,7 +76,7 @@ class Plan:
     sha256: str
 
 
-def run_turns(source: str, records: str, options: Options, out: Path) -> Json:
+def run_turns(source: str, records: str, options: TurnOptions, out: Path) -> Json:
     """Draw turns into `out`, unless the same turns are already there, and return the report."""
     key = json.dumps([source, records, asdict(options)], default=sorted)
     request = hashlib.sha256(key.encode()).hexdigest()

@@ -130,6 +130,8 @@ create table if not exists calls (
     request text not null
 ) strict
 """
+# Rows that an estimate asks about, each of a different task; the help of --estimate names the number.
+ESTIMATED = 8
 # Tokens are rarely shorter than this, in bytes of UTF-8.
 BYTES_PER_TOKEN = 2
 # The assumed limit of requests without `max_tokens`.

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.types.chat import ChatCompletion, ChatCompletionMessageFunctionToolCall
 
-MESSAGE_CHARS = 300
 # Larger token counts are mistakes of a server; sums of them would overflow SQLite's integers.
 MAX_COUNT = 2**62
-REFUSED = (401, 402, 403)
+# Another call would get the same answer: the key, the credit, or the address or model is wrong.
+REFUSED = (401, 402, 403, 404)
 # A longer wait that a server asks for is shortened to this; the client would give up at two minutes.
 LONGEST_WAIT = 60.0
 
@@ -96,7 +96,7 @@ def describe_error(error: Exception, endpoint: Endpoint) -> str:
     text = " ".join(text.split())
     if endpoint.key and endpoint.key != NO_KEY:
         text = text.replace(endpoint.key, "[key]")
-    return text[:MESSAGE_CHARS]
+    return text[:300]
 
 
 def find_base_url(endpoint: Endpoint) -> str:
@@ -122,6 +122,9 @@ class _Http(httpx2.AsyncClient):
         wait = response.headers.get("retry-after", "0")
         if not wait.replace(".", "", 1).isdecimal() or float(wait) > LONGEST_WAIT:
             response.headers["retry-after"] = str(LONGEST_WAIT)
+        if response.is_success and response.content.lstrip().startswith(b"<"):
+            # A page of a proxy, which the client tries again like a lost connection.
+            raise httpx2.DecodingError("the answer is a web page", request=request)
         return response
 
 

@@ -1,4 +1,4 @@
-"""Find duplicate rows (forks, subagents, snapshots, repeated requests), and choose the best `max_samples`.
+"""Find duplicate rows (forks, subagents, snapshots, repeated requests), rank the others and choose the best.
 
 Rows are compared best first, so that of two duplicates the one with the higher score stays, or with more diagnostics
 and corrections. A row has prints: hashes of its messages, and of bands of the MinHash of its prompt. Only rows that
@@ -36,13 +36,12 @@ MIN_SHARED_MESSAGES = 2
 MIN_JACCARD = 0.8
 # If two similar prompts each have so many words of their own, they are different tasks on one template.
 MIN_OWN_WORDS = 3
-PERMUTATIONS = 128
 # 16 bands of 8: two prompts with a similarity of 0.8 share a band with probability 0.95.
 BANDS = 16
 # The most rows kept per message or band: a message that everybody sends must not pair all rows.
 PLACES = 8
-# Prints in memory at a time, of 8 bytes each, and prompts whose words are.
-PASS_PRINTS, CACHED_PROMPTS = 2**24, 1024
+# Prints in memory at a time, of 8 bytes each.
+PASS_PRINTS = 2**24
 # The columns that a part stores to find the duplicates of its rows.
 PRINTS = Features({"messages": List(Value("int64")), "bands": List(Value("int64")), "minhash": Value("binary")})
 # The column with a print of each row that may repeat an earlier one.
@@ -59,7 +58,7 @@ def add_prints(rows: pa.Table) -> tuple[pa.Table, int]:
     for row in rows.select([KEPT, "fingerprints", "prompt"]).to_pylist():
         prints.append({})
         if row[KEPT]:
-            minhash = RMinHash(num_perm=PERMUTATIONS, seed=0)
+            minhash = RMinHash(num_perm=8 * BANDS, seed=0)
             minhash.update(split_shingles(row["prompt"][-1]["content"]))
             digest = np.array(minhash.digest(), np.uint32)
             bands = [xxhash.xxh3_64_intdigest(part.tobytes(), at) for at, part in enumerate(np.split(digest, BANDS))]
@@ -70,15 +69,20 @@ def add_prints(rows: pa.Table) -> tuple[pa.Table, int]:
     return rows, sum(len(one["messages"]) + BANDS for one in prints if one)
 
 
-def choose_rows(parts: Sequence[Made], work: Path, max_samples: int | None, seed: int, dedupe: bool) -> pa.Table:
-    """Return the rows to drop as a table of DROPS: duplicates, then all but the best `max_samples`.
+def choose_rows(
+    parts: Sequence[Made], work: Path, max_samples: int | None, seed: int, dedupe: bool, rank_by: str = "worth"
+) -> tuple[pa.Table, pa.Table]:
+    """Return the rows to drop as a table of DROPS (duplicates, then all but the best `max_samples`), and the others.
 
-    `seed` decides among rows of equal score.
+    The others have the numbers of part and row, best first. `seed` decides among equal rows.
     """
     drops = _find_duplicates(parts, work / "candidates.arrow") if dedupe else DROPS.empty_table()
-    if max_samples is not None and parts:
-        drops = pa.concat_tables([drops, _find_worst(parts, drops, max_samples, seed)])
-    return drops.sort_by([("part", "ascending"), ("row", "ascending")])
+    ranked = _rank_rows(parts, drops, rank_by, seed)
+    if max_samples is not None:
+        worst, ranked = ranked.slice(max_samples), ranked.slice(0, max_samples)
+        why = ["choose"] * len(worst), [OVER_MAX_SAMPLES] * len(worst), [None] * len(worst)
+        drops = pa.concat_tables([drops, pa.table([worst["part"], worst["row"], *why], DROPS)])
+    return drops.sort_by([("part", "ascending"), ("row", "ascending")]), ranked
 
 
 def _read_kept(parts: Sequence[Made], number: int, columns: Sequence[str]) -> pa.Table:
@@ -192,7 +196,7 @@ def _compare(rows: pa.Table, messages: _Index, bands: _Index) -> Iterator[tuple[
     def read_digest(row: int) -> NDArray[np.uint32]:
         return np.frombuffer(rows["minhash"][row].as_buffer(), np.uint32)
 
-    @lru_cache(maxsize=CACHED_PROMPTS)
+    @lru_cache
     def read_words(row: int) -> Set[str]:
         words = _PROMPT_WORD.findall(rows["prompt"][row].as_py().lower())
         return {word for word in words if not _VARIABLE.fullmatch(word)}
@@ -238,18 +242,17 @@ def _differ_in_task(words: Set[str], other_words: Set[str]) -> bool:
     return all(len(one) >= MIN_OWN_WORDS for one in own) or all(any(map(_NAME.fullmatch, one)) for one in own)
 
 
-def _find_worst(parts: Sequence[Made], drops: pa.Table, max_samples: int, seed: int) -> pa.Table:
-    """Return all rows but the best `max_samples` of those that are left."""
-    left = []
+def _rank_rows(parts: Sequence[Made], drops: pa.Table, rank_by: str, seed: int) -> pa.Table:
+    """Return the numbers of part and row of those that are left, best first: by score, or by worth and then score."""
+    best = dict.fromkeys((rank_by, "score"), "descending")
+    left = [pa.table({name: pa.array([], pa.int64()) for name in ("part", "row", *best, "lot")})]
     for number in range(len(parts)):
-        table = _read_kept(parts, number, ["score", "session_id", "episode"])
+        table = _read_kept(parts, number, [*best, "session_id", "episode"])
         dropped = drops.filter(pc.equal(drops["part"], number))["row"]
         table = table.filter(pc.invert(pc.is_in(table["row"], dropped)))
         names = zip(table["session_id"].to_pylist(), table["episode"].to_pylist(), strict=True)
         digests = [hashlib.sha256(f"{seed}:{name}:{episode}".encode()).digest() for name, episode in names]
         lots = pa.array([int.from_bytes(digest[:8]) for digest in digests], pa.uint64())
-        left.append(table.select(["part", "row", "score"]).append_column("lot", lots))
-    rows = pa.concat_tables(left)
-    worst = rows.take(pc.sort_indices(rows, [("score", "descending"), ("lot", "ascending")])[max_samples:])
-    why = ["choose"] * len(worst), [OVER_MAX_SAMPLES] * len(worst), [None] * len(worst)
-    return pa.table([worst["part"], worst["row"], *why], DROPS)
+        left.append(table.select(["part", "row", *best]).append_column("lot", lots))
+    rows = pa.concat_tables(left[1:] or left)
+    return rows.sort_by([*best.items(), ("lot", "ascending")]).select(["part", "row"])

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasets import Features
+from numpy.typing import NDArray
 
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.runs.engine import Made
@@ -25,6 +26,8 @@ REJECTS = "rejects"
 FILE_BYTES = 256_000_000
 # A reader holds a row group in memory, and many small ones take long to read.
 GROUP_BYTES = 16_000_000
+# Rows in memory are about so many times as large as in a part.
+COMPRESSION = 4
 # The rows that are rejected by a comparison with others: the numbers of the part and of the row there, and why.
 DROPS = pa.schema(
     [("part", pa.int64()), ("row", pa.int64()), *((name, pa.string()) for name in ("stage", "drop_reason", "detail"))]
@@ -81,6 +84,35 @@ class Files:
         ]
 
 
+class _Sorter:
+    """Sorts rows by rank: in files of rows with near ranks, each of which fits into memory."""
+
+    def __init__(self, folder: Path, schema: pa.Schema, rows: int, size: int) -> None:
+        self.folder, self.schema = folder, schema
+        self.step = -(-rows // (1 + COMPRESSION * size // FILE_BYTES)) or 1
+        self.folder.mkdir(parents=True)
+        self.writers: dict[int, pa.ipc.RecordBatchFileWriter] = {}
+
+    def add(self, table: pa.Table, ranks: NDArray[np.int64]) -> None:
+        table = table.select(self.schema.names).append_column("rank", pa.array(ranks))
+        for near in np.unique(ranks // self.step):
+            if near not in self.writers:
+                self.writers[near] = pa.ipc.new_file(self.folder / f"{near}.arrow", table.schema)
+            self.writers[near].write_table(table.filter(pa.array(ranks // self.step == near)))
+
+    def read(self) -> Iterator[pa.Table]:
+        """Yield all rows in order; afterwards they are removed."""
+        for near in sorted(self.writers):
+            self.writers[near].close()
+            file = self.folder / f"{near}.arrow"
+            with pa.OSFile(str(file)) as source:
+                table = pa.ipc.open_file(source).read_all().sort_by("rank").drop_columns(["rank"])
+            file.unlink()
+            step = max(1, len(table) * GROUP_BYTES // max(table.nbytes, 1))
+            yield from (table.slice(at, step) for at in range(0, len(table), step))
+        self.folder.rmdir()
+
+
 def write_files(
     parts: Sequence[Made],
     out: Path,
@@ -88,16 +120,31 @@ def write_files(
     rejects: Features | None = None,
     drops: pa.Table | None = None,
     split: str = "train",
+    ranked: pa.Table | None = None,
 ) -> Json:
     """Write the rows of parts to OUT/data and their rejects to OUT/rejects; return their numbers and hashes.
 
     `drops` are sorted; these rows follow the other rejects of their part. `split` is for rows without such a column.
+    `ranked` are the numbers of part and row of all other rows, in the order in which they are written.
     """
     splits = SPLITS if "split" in rows else (split,)
     files = {name: Files(out / "data", name, rows.arrow_schema) for name in splits}
     rejected = Files(out / REJECTS, REJECTS, Features(rejects or {}).arrow_schema)
     drops = DROPS.empty_table() if drops is None else drops
     numbers = drops["part"].to_numpy()
+    sorter = None
+    if ranked is not None:
+        size = sum(part.file.stat().st_size for part in parts)
+        sorter = _Sorter(out / "sorted", rows.arrow_schema, len(ranked), size)
+        ranked = ranked.append_column("rank", pa.array(np.arange(len(ranked)))).sort_by(
+            [("part", "ascending"), ("row", "ascending")]
+        )
+    written = 0
+
+    def write(table: pa.Table) -> None:
+        for name, some in files.items():
+            some.write(table.filter(pc.equal(table["split"], name)) if "split" in rows else table)
+
     for number, part in enumerate(parts):
         start, end = np.searchsorted(numbers, [number, number + 1])
         dropped = drops.slice(start, end - start)
@@ -111,14 +158,17 @@ def write_files(
                 at = places[start:end] - first
                 late.append(_reject(table.select(list(rejects)).take(at), dropped.slice(start, end - start)))
                 kept[at] = False
-            for name, some in files.items():
-                is_here = pa.array(kept)
-                if "split" in rows:
-                    is_here = pc.and_(is_here, pc.equal(table["split"], name))
-                some.write(table.filter(is_here))
             first += table.num_rows
+            table = table.filter(pa.array(kept))
+            if ranked is None or sorter is None:
+                write(table)
+            else:
+                sorter.add(table, ranked["rank"].slice(written, len(table)).to_numpy())
+            written += len(table)
         for table in late:
             rejected.write(table)
+    for table in sorter.read() if sorter else ():
+        write(table)
     hashes = {"data": [hash_file(path) for some in files.values() for path in some.close()]}
     hashes[REJECTS] = [*map(hash_file, rejected.close())]
     counts = {name: some.rows for name, some in files.items() if some.rows}
@@ -128,7 +178,7 @@ def write_files(
 def read_part(file: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Yield tables of a part with these columns or all; a damaged part is removed, so that it is made again."""
     try:
-        yield from read_tables(file, columns=columns)
+        yield from read_tables(file, columns)
     except SourceError as error:
         file.unlink(missing_ok=True)
         raise SourceError(

@@ -11,26 +11,25 @@ import pyarrow.parquet as pq
 from datasets import Features
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.stage import iterate_rows
+from pimono_sdpo.stage import BATCH_ROWS, iterate_rows
 
-READ_ROWS = 64
 Json = dict[str, Any]
 
 
-def read_tables(path: Path, rows: int = READ_ROWS, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Yield tables of up to `rows` rows of a file, with these columns or all; raises SourceError."""
+def read_tables(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """Yield tables of a few rows of a file, with these columns or all; raises SourceError."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
-            for batch in parquet.iter_batches(rows, columns=columns and list(columns)):
+            for batch in parquet.iter_batches(BATCH_ROWS, columns=columns and list(columns)):
                 yield pa.Table.from_batches([batch])
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"Cannot read `{path}` ({str(error)[:200]}); write it again.") from error
 
 
-def read_rows(files: Iterable[Path], columns: Sequence[str] | None = None, rows: int = READ_ROWS) -> Iterator[Json]:
-    """Yield the decoded rows of files; up to `rows` of them are in memory at a time."""
+def read_rows(files: Iterable[Path], columns: Sequence[str] | None = None) -> Iterator[Json]:
+    """Yield the decoded rows of files; only a few are in memory at a time."""
     for file in files:
-        for table in read_tables(file, rows, columns):
+        for table in read_tables(file, columns):
             yield from iterate_rows(table, Features.from_arrow_schema(table.schema))
 
 

@@ -13,7 +13,7 @@ from threading import RLock, Thread, active_count, current_thread, main_thread
 from datasets.utils import disable_progress_bars
 from tqdm import tqdm
 
-from pimono_sdpo.console import escape_warnings
+from pimono_sdpo.program import escape_warnings
 from pimono_sdpo.runs.engine import Part, make_part, run_here
 from pimono_sdpo.stage import module_of
 

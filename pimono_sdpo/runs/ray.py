@@ -1,7 +1,7 @@
 """Make parts as Ray tasks on all nodes of a cluster; imported only for `--engine ray`.
 
 Source and output must be in folders that all nodes share: each task writes its own file, and this process then reads
-it. If a node dies, its tasks are repeated on another one.
+it. If a node dies, Ray repeats its tasks on another one.
 """
 
 import os
@@ -17,8 +17,6 @@ from ray import exceptions
 from pimono_sdpo.errors import EngineError
 from pimono_sdpo.runs.engine import Part, make_part, read_made
 
-MAX_RETRIES = 5
-
 
 def run_on_ray(
     parts: Sequence[Part], folder: Path, progress: Callable[[int], object]
@@ -29,22 +27,21 @@ def run_on_ray(
         _connect()
     try:
         if len(ray.nodes()) == 1:  # type: ignore[no-untyped-call]
-            sys.stderr.write("Ray has this machine alone; here it is slower than --workers.\n")
-        task = ray.remote(max_retries=MAX_RETRIES)(make_part)
-        pending = {task.remote(part, folder): part for part in parts}
+            sys.stderr.write("Ray has this machine alone; here it is slower than --workers 2.\n")
+        pending = {ray.remote(make_part).remote(part, folder): part for part in parts}
         while pending:
             (ready, *_), _ = ray.wait(list(pending), num_returns=1)
             part = pending.pop(ready)
             try:
                 failure = ray.get(ready) or check_part(part, folder)
-            except exceptions.RaySystemError as error:
-                problem = str(error).splitlines()[-1]
-                failure = f"a node cannot read its task ({problem}); install this version of the package on all nodes"
             except exceptions.RayTaskError:
                 raise
             except exceptions.RayError as error:
-                times = MAX_RETRIES + 1
-                failure = f"`{part.title}` was lost {times} times with its node ({type(error).__name__})"
+                problem = str(error).splitlines()[-1]
+                failure = (
+                    f"a node cannot make `{part.title}` ({type(error).__name__}: {problem}); every node needs this "
+                    "version of the package and enough memory"
+                )
             progress(part.units)
             yield part, failure
     finally:

@@ -47,9 +47,8 @@ def session_parts(
         columns, run = FILTERED, partial(filter_shard, absolute, tuple(stages))
         if table is not None:
             columns, run = both(*table), partial(_cut_shard, absolute, tuple(stages), table)
-        names = [file.relative_to(shard.root).as_posix() for file in shard.files if shard.kind == "jsonl"]
         given = {name: getattr(shard, name) for name in ("path", "layout", "sessions", "bytes", "revision")}
-        source = {**given, "names": names}
+        source = {**given, "names": shard.list_names()}
         parts.append(
             Part(
                 name=f"{number:05}",
@@ -59,7 +58,7 @@ def session_parts(
                 options=options,
                 run=run,
                 schema=columns.arrow_schema,
-                files=files,
+                files=absolute.hashed,
                 stages=tuple(stages),
             )
         )

@@ -1,4 +1,4 @@
-"""Build a suite from a QuixBugs checkout, Harbor tasks, or our own programs.
+"""Build a suite from a QuixBugs checkout, or from our own programs.
 
 A QuixBugs checkout has python_programs/NAME.py (with a bug, and a docstring that describes the program),
 correct_python_programs/NAME.py, python_testcases/test_NAME.py with helpers beside it, and for some
@@ -6,7 +6,7 @@ programs json_testcases/NAME.json, which the test reads. Every program with test
 tests run once on the fixed program, and their calls are recorded (`rewards.verifiers.recorded_tests`).
 
 A program of the project is a TOML file, named after its task: `category`, `goal` (what a user would
-write in an issue, without the place of the bug), `files` and `tests` (texts by path), `judged` (the
+write in an issue, without the place of the bug), `files` and `tests` (texts by path), `spec_tests` (the
 `tests` of a spec, instead of tests that agents see) and `fix` (file, before, after).
 
 A task is left out, with the reason, if its fixed program fails the tests, if no test can be recorded,
@@ -26,7 +26,6 @@ from typing import Any, Literal
 from pimono_sdpo.errors import PimonoError, SourceError
 from pimono_sdpo.removed import refuse_removed
 from pimono_sdpo.runs.folders import LOCK, SUITE, make_output, only_run, publish_folder, remove, require_disjoint
-from pimono_sdpo.suites import harbor
 from pimono_sdpo.suites.suite import NAME, Suite, TaskRow, make_task_id, write_suite
 from processors.rollouts.noise import measure_patch
 from rewards.sandbox import Server
@@ -44,7 +43,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 SECONDS, OWN_SECONDS = 20.0, 2.0
 PYTEST = "python -m pytest -q"
 OWN = "samples"
-Kind = Literal["quixbugs", "harbor", "samples"]
+Kind = Literal["quixbugs", "samples"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class Task:
     # The fixed text of each file with the bug.
     fixed: dict[str, str]
     # The `tests` of the row's `verifier_spec`.
-    judged: dict[str, Any]
+    spec_tests: dict[str, Any]
     # Test files that agents see unless they are hidden.
     tests: dict[str, str] = field(default_factory=dict)
     category: str | None = None
@@ -65,7 +64,7 @@ class Task:
     @property
     def spec(self) -> dict[str, Any]:
         """The `verifier_spec` of the row."""
-        return {"files": self.files, "tests": self.judged}
+        return {"files": self.files, "tests": self.spec_tests}
 
 
 def read_quixbugs(root: Path, seconds: float = SECONDS) -> Iterator[Task]:
@@ -93,7 +92,7 @@ def read_quixbugs(root: Path, seconds: float = SECONDS) -> Iterator[Task]:
             f"nothing else. What the program is meant to do:\n\n{texts[-1]}",
             files={path: source},
             fixed={path: (root / FIXED / f"{name}.py").read_text()},
-            judged=_pytest_tests(root, name, seconds),
+            spec_tests=_pytest_tests(root, name, seconds),
         )
 
 
@@ -120,8 +119,8 @@ def load_programs() -> Iterator[Task]:
             text = fixed.get(fix["file"], files[fix["file"]])
             assert text.count(fix["before"]) == 1, (path.name, fix["before"])
             fixed[fix["file"]] = text.replace(fix["before"], fix["after"])
-        judged = {"seconds": OWN_SECONDS, **program.get("judged", {"kind": "pytest", "files": tests})}
-        yield Task(path.stem, program["goal"].strip(), files, fixed, judged, tests, program["category"])
+        spec_tests = {"seconds": OWN_SECONDS, **program.get("spec_tests", {"kind": "pytest", "files": tests})}
+        yield Task(path.stem, program["goal"].strip(), files, fixed, spec_tests, tests, program["category"])
 
 
 # Recorded tests by spec and fix: a suite that is built again in this process runs nothing again.
@@ -130,18 +129,18 @@ _RECORDED: dict[str, dict[str, Any]] = {}
 
 def record_tests(task: Task, python: Python) -> Task:
     """Return the task with its pytest tests as recorded calls of the fixed files; raises NotRecordable."""
-    if task.judged["kind"] != "pytest":
+    if task.spec_tests["kind"] != "pytest":
         return task
     key = json.dumps([task.spec, task.fixed])
     if key not in _RECORDED:
-        recorded = record({**task.files, **task.fixed}, task.judged, python)
+        recorded = record({**task.files, **task.fixed}, task.spec_tests, python)
         # A comment makes the files count as changed and keeps the bug.
         touched = {path: f"# \n{text}" for path, text in task.files.items() if path.endswith(".py")}
         buggy = changed_files(task.files, {**task.files, **touched})
         if verifier.verify_candidate(buggy, {**task.spec, "tests": recorded}, python).status == "passed":
             raise NotRecordable("the program with the bug passes every test that can be recorded")
         _RECORDED[key] = recorded
-    return replace(task, judged=_RECORDED[key])
+    return replace(task, spec_tests=_RECORDED[key])
 
 
 def detect_kind(source: str) -> tuple[Kind, Path]:
@@ -151,13 +150,11 @@ def detect_kind(source: str) -> tuple[Kind, Path]:
         return "samples", path
     if (path / BUGGY).is_dir():
         return "quixbugs", path
-    if path.is_dir() and harbor.find_tasks(path):
-        return "harbor", path
+    if path.is_dir() and next(path.rglob("task.toml"), None):
+        refuse_removed("suite build HARBOR")
     if path.suffix == ".jsonl" or any(path.glob("*.jsonl")):
         refuse_removed("suite build FILE.jsonl")
-    raise SourceError(
-        f"`{source}` is not a QuixBugs checkout with {BUGGY}/, a folder of Harbor tasks, or the word `{OWN}`."
-    )
+    raise SourceError(f"`{source}` is not a QuixBugs checkout with {BUGGY}/, or the word `{OWN}`.")
 
 
 def build_suite(source: str, out: Path, hide_tests: bool = False) -> tuple[list[TaskRow], dict[str, str]]:
@@ -168,10 +165,7 @@ def build_suite(source: str, out: Path, hide_tests: bool = False) -> tuple[list[
     with only_run(out, SUITE) as work:
         finished = make_output(work)
         try:
-            if kind == "harbor":
-                rows, left_out = harbor.read_tasks(path, finished)
-            else:
-                rows, left_out = _build(source, kind, path, finished, hide_tests)
+            rows, left_out = _build(source, kind, path, finished, hide_tests)
             # The paths of a checkout are relative to `out`.
             write_suite(Suite(kind, tuple(rows), finished / NAME), seen_from=out)
             publish_folder(finished, out)
@@ -200,7 +194,7 @@ def _build(source: str, kind: Kind, path: Path, work: Path, hide_tests: bool) ->
 
 def _make_row(task: Task, kind: Kind, checkout: Path, work: Path, group: str, hide_tests: bool) -> TaskRow:
     diffs = (
-        difflib.unified_diff(task.files[path].splitlines(), text.splitlines(), lineterm="")
+        difflib.unified_diff(_list_code(path, task.files[path]), _list_code(path, text), lineterm="")
         for path, text in task.fixed.items()
     )
     metadata: dict[str, Any] = {"source": kind, "files": sorted(task.fixed)}
@@ -230,6 +224,22 @@ def _make_row(task: Task, kind: Kind, checkout: Path, work: Path, group: str, hi
         "verifier_spec": json.dumps(task.spec, ensure_ascii=False),
         "split": None,
     }
+
+
+def _list_code(path: str, text: str) -> list[str]:
+    """Return the lines of a file; of a Python file, without comments, docstrings and other strings on their own."""
+    if not path.endswith(".py"):
+        return text.splitlines()
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [one for one in body if not _is_text(one)] or [ast.Pass()]  # type: ignore[attr-defined]
+    return ast.unparse(tree).splitlines()
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def describe_size(rows: Iterable[TaskRow]) -> str:

@@ -29,7 +29,6 @@ from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.runs.parquet import read_rows
 from pimono_sdpo.suites.suite import START_OF, Suite, TaskRow, has_tests, load_suite, write_suite
 
-BATCH = 10_000
 COLUMNS = ("task_id", "split")
 ENDINGS = (".parquet", ".jsonl", ".arrow")
 Method = Literal["threshold", "rank", "shuffle"]
@@ -198,6 +197,6 @@ def _read_file(path: Path) -> Iterator[dict[str, Any]]:
             yield from saved.select_columns([name for name in COLUMNS if name in saved.column_names])
         else:
             columns = [name for name in COLUMNS if name in pq.read_schema(path).names]
-            yield from read_rows([path], columns, BATCH)
+            yield from read_rows([path], columns)
     except (OSError, ValueError) as error:
         raise SourceError(f"`{path}` cannot be read ({str(error)[:200]}).") from error

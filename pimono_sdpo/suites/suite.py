@@ -21,7 +21,7 @@ from msgspec import Meta
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.runs.folders import writing
 from pimono_sdpo.runs.parquet import write_atomically
-from pimono_sdpo.text import match_globs, replace_surrogates
+from pimono_sdpo.text import describe_size, match_globs, replace_surrogates
 
 NAME = "suite.json"
 # The default of `hide`: the answers of QuixBugs.
@@ -32,10 +32,8 @@ ALWAYS = (
 )
 # Key in the metadata of a task with another start state; its value is the id of the original task.
 START_OF = "start_of"
-MEBI = 1 << 20
 MAX_FILES = 20_000
-MAX_BYTES = 256 * MEBI
-MAX_TEXT = MEBI
+MAX_BYTES, MAX_TEXT = 256 * 2**20, 2**20
 
 Text = Annotated[str, Meta(pattern=r"\S")]
 # Ids are part of file names.
@@ -257,7 +255,7 @@ def list_files(repo: Path, hide: Sequence[str] = ()) -> dict[str, Path]:
                 size += file.stat().st_size
         if len(files) > MAX_FILES or size > MAX_BYTES:
             raise SourceError(
-                f"The repo `{repo}` has more than {MAX_FILES} visible files or {MAX_BYTES // MEBI} MB; "
+                f"The repo `{repo}` has more than {MAX_FILES} visible files or {describe_size(MAX_BYTES)}; "
                 "hide files that no task needs."
             )
     return dict(sorted(files.items()))

@@ -25,6 +25,7 @@ Counts = dict[str, int]
 TESTED: dict[str, Json] = json.loads(Path(__file__).with_name("tested.json").read_text(encoding="utf-8"))
 UNREAD, UNKNOWN = "unread", "unknown "
 _NAME = re.compile(r"[\w./:-]{0,80}")
+_MCP = re.compile(r"__|^mcp_")
 _DEVIATIONS = NormalDist().inv_cdf(0.975)
 # A report lists no more unknown types of a session than that; a fuzzed file may have thousands.
 _MOST = 20
@@ -61,7 +62,8 @@ def _count_understood(trace: Trace) -> Counts:
         "entries": sum(trace.kinds.values()),
         "unknown_entries": unknown.total(),
         "calls": len(calls),
-        "unknown_calls": sum(name not in known_tools and "__" not in name for name in calls),
+        # Tools of MCP servers have names of their own.
+        "unknown_calls": sum(name not in known_tools and not _MCP.search(name) for name in calls),
         "shell_calls": len(codes),
         "without_exit_code": codes.count(None),
         **named,
@@ -97,7 +99,8 @@ def describe_drift(agents: Mapping[str, Mapping[str, Counts]]) -> list[str]:
                 newest = max(newest, *drifted, key=_rank)
                 problems[measure] = says(total)
         if problems:
-            label = f"{name.replace('_', ' ').title()} {newest}".strip() + _compare(newest, [*tested])
+            title = find_harness(name).title or name.replace("_", " ").title()
+            label = f"{title} {newest}".strip() + _compare(newest, [*tested])
             end = "are incomplete" if "unknown_calls" in problems else "may be incomplete"
             sentences.append(f"{label}: {'; '.join(problems.values())}; rows of these sessions {end}")
     return sentences

@@ -33,10 +33,8 @@ from pimono_sdpo.errors import SourceError
 
 logger = logging.getLogger(__name__)
 
-# Somebody else is committing at the same time.
-CONFLICTS = (409, 412)
-# The Hub is busy or restarting.
-BUSY = (408, 429, 500, 502, 503, 504)
+# Somebody else is committing at the same time (409, 412), or the Hub is busy or restarting.
+TRANSIENT = (408, 409, 412, 429, 500, 502, 503, 504)
 # How many seconds an upload is retried.
 PATIENCE = 600.0
 
@@ -45,7 +43,7 @@ def is_transient(error: Exception) -> bool:
     """Return whether a retry may help."""
     error = _unwrap(error)
     if isinstance(error, HfHubHTTPError):
-        return error.response.status_code in (*CONFLICTS, *BUSY)
+        return error.response.status_code in TRANSIENT
     return isinstance(error, HTTPError)
 
 

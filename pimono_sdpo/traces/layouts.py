@@ -3,6 +3,7 @@
 traces_list   harness, session_id, traces: list<json>, file_name
 trace_list    harness, session_id, trace: list<json>, file_path, ...
 trace_text    harness, session_id, trace: json or text, file_path, messages, tools, ...
+messages      messages in OpenAI's form, as a list or as JSON, and others, such as an id
 
 Rollouts, as `rollout` and `import` write them, are converted to sessions as well.
 """
@@ -13,16 +14,20 @@ from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from xxhash import xxh3_64_hexdigest
 
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.schema import SESSION
 from pimono_sdpo.text import replace_surrogates
-from pimono_sdpo.traces.harness.simple import ROLLOUT_COLUMNS, encode_session, name_harness
+from pimono_sdpo.traces.harness.simple import ROLLOUT_COLUMNS, name_harness
+from pimono_sdpo.traces.harness.simple import encode_session as encode_rollout
+from pimono_sdpo.traces.trajectories.openai_messages import COLUMNS, encode_session
 
-Layout = Literal["traces_list", "trace_list", "trace_text", "jsonl", "rollouts"]
+Layout = Literal["traces_list", "trace_list", "trace_text", "jsonl", "rollouts", "messages"]
 
 NAME_COLUMNS = ("source", "file_path", "file_name")
 READ_COLUMNS = ("harness", "session_id", "traces", "trace", *NAME_COLUMNS)
+MESSAGE_COLUMNS = ("harness", "agent", "session_id", "messages", *COLUMNS["task"], *COLUMNS["run"], *NAME_COLUMNS)
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
@@ -34,10 +39,12 @@ def detect_layout(schema: pa.Schema, where: str) -> Layout:
     columns = _trace_columns(schema)
     if not columns and set(schema.names).issuperset(ROLLOUT_COLUMNS):
         return "rollouts"
+    if not columns and "messages" in schema.names:
+        return "messages"
     if not columns:
         raise SourceError(
             f"`{where}` has the columns {', '.join(schema.names)} but neither `trace` nor "
-            "`traces`; give the viewer's parquet export of a dataset of agent traces."
+            "`traces` nor `messages`; give the viewer's parquet export of a dataset of agent traces."
         )
     name, kind = columns[0], schema.field(columns[0]).type
     if not _holds_traces(kind):
@@ -55,8 +62,11 @@ def convert_table(table: pa.Table, origin: str = "") -> pa.Table:
 
     Each row's source begins with `origin` (`repo@commit/`).
     """
-    if detect_layout(table.schema, origin) == "rollouts":
+    layout = detect_layout(table.schema, origin)
+    if layout == "rollouts":
         return _convert_rollouts(table, origin)
+    if layout == "messages":
+        return _convert_messages(table, origin)
     columns = (table.column(name) for name in _trace_columns(table.schema))
     candidates = [_read_traces(column) for column in columns if _holds_traces(column.type)]
     trace, not_utf8 = candidates[0]
@@ -78,11 +88,22 @@ def _convert_rollouts(table: pa.Table, origin: str) -> pa.Table:
             "harness": name_harness(row),
             "session_id": row["run_id"],
             "source": f"{origin}{row['run_id']}",
-            "trace": encode_session(row),
+            "trace": encode_rollout(row),
             "bytes_not_utf8": 0,
         }
         for row in table.to_pylist()
     ]
+    return pa.Table.from_pylist(rows, SESSION.arrow_schema)
+
+
+def _convert_messages(table: pa.Table, origin: str) -> pa.Table:
+    rows = []
+    for row in table.to_pylist():
+        session_id, trace = encode_session(row)
+        name = next((str(row[key]) for key in NAME_COLUMNS if row.get(key)), session_id) or xxh3_64_hexdigest(trace)
+        rows.append(
+            {"harness": "", "session_id": session_id, "source": origin + name, "trace": trace, "bytes_not_utf8": 0}
+        )
     return pa.Table.from_pylist(rows, SESSION.arrow_schema)
 
 

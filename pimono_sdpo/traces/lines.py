@@ -8,6 +8,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
@@ -91,7 +92,15 @@ def _split(trace: bytes) -> Iterator[memoryview]:
         yield view[start:]
 
 
+def is_document(trace: bytes) -> bool:
+    """Return whether a trace begins like one indented JSON object instead of lines."""
+    return trace[:3].rstrip() == b"{"
+
+
 def _read_each(trace: bytes, decoder: msgspec.json.Decoder[T], build: Callable[[Json], T]) -> Lines[T]:
+    if is_document(trace):
+        with suppress(msgspec.MsgspecError, RecursionError):
+            return Lines([decoder.decode(trace)], parsed=1, bytes_parsed=len(trace))
     out: Lines[T] = Lines()
     for raw in _split(trace):
         if len(raw) > MAX_LINE:

@@ -14,7 +14,7 @@ from pimono_sdpo.text import replace_surrogates
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import HARNESSES, find_harness, name_agent
 from pimono_sdpo.traces.harness.base import Harness
-from pimono_sdpo.traces.lines import Lines, read_lines, read_objects
+from pimono_sdpo.traces.lines import Lines, is_document, read_lines, read_objects
 
 Problem = Literal["no_messages", "unknown_harness"]
 NOT_READ: tuple[Problem, ...] = get_args(Problem)
@@ -101,7 +101,8 @@ def detect_harness(trace: bytes) -> Harness | None:
     """
     start = 0
     while start < len(trace):
-        stop = trace.find(b"\n", start) + 1 or len(trace)
+        stop = trace.find(b"\n", start) + 1 if start or not is_document(trace) else 0
+        stop = stop or len(trace)
         for entry in read_objects(trace[start:stop]).objects:
             if harness := next((one for one in HARNESSES if one.recognises(entry)), None):
                 return harness

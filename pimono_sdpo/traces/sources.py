@@ -4,6 +4,7 @@ The kind of a source is detected by its files and their columns:
 
     viewer_export   parquet files in any of the layouts of `pimono_sdpo.traces.layouts`
     jsonl           raw session files, one session each, also compressed (.gz, .zst) or in UTF-16
+    sqlite          the sessions in the database of an agent, see `pimono_sdpo.traces.stores`
     dataset         a folder written by `Dataset.save_to_disk`
     hub             `ns/name`, read at refs/convert/parquet and pinned to its commit
 
@@ -16,7 +17,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from errno import ENOENT
@@ -35,9 +36,11 @@ from pimono_sdpo.schema import SESSION
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.text import describe_size
 from pimono_sdpo.traces import hub
-from pimono_sdpo.traces.harness import HARNESSES
+from pimono_sdpo.traces.harness import HARNESSES, hermes, opencode
 from pimono_sdpo.traces.harness.simple import ROLLOUT_COLUMNS
-from pimono_sdpo.traces.layouts import READ_COLUMNS, Layout, convert_table, detect_layout, ensure_utf8
+from pimono_sdpo.traces.layouts import MESSAGE_COLUMNS, READ_COLUMNS, Layout, convert_table, detect_layout, ensure_utf8
+from pimono_sdpo.traces.stores import BROKEN, StoredSession, is_database, list_stored, read_stored
+from pimono_sdpo.traces.trajectories.openai_messages import split_rows
 
 logger = logging.getLogger(__name__)
 
@@ -212,11 +215,17 @@ def size_of(file: Path) -> int:
         return 0
 
 
-Kind = Literal["viewer_export", "jsonl", "dataset", "hub", "several"]
+Kind = Literal["viewer_export", "jsonl", "sqlite", "dataset", "hub", "several"]
 
 SESSION_FILES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 # OpenClaw renames a session to `.jsonl.reset.TIME` when the next one begins.
-_SESSION_NAME = re.compile(r"\.jsonl(?:\.reset\.[\w.-]+)?(?:\.gz|\.zst)?$", re.IGNORECASE)
+# Gemini CLI and Hermes once wrote each session as a JSON file.
+_SESSION_NAME = re.compile(
+    r"\.jsonl(?:\.reset\.[\w.-]+)?(?:\.gz|\.zst)?$|(?:^|/)session-[\w.-]+\.json$|/sessions/session_\w+\.json$",
+    re.IGNORECASE,
+)
+# The first of the files of an OpenCode session before 1.2, STORAGE/session/PROJECT/ID.json.
+_SPLIT_NAME = re.compile(r"/session/[^/]+/ses_\w+\.json$")
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _OTHER_KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 # The largest session known from bug reports has 153 MB; reading one takes several times its size in memory.
@@ -239,10 +248,11 @@ GROUP_BYTES = 180_000_000
 
 @dataclass(frozen=True)
 class Shard:
-    """A unit of work: one parquet file, one saved split, or up to 64 raw session files.
+    """A unit of work: one parquet file, one saved split, or up to 64 raw session files or sessions of a database.
 
     `path` is relative to the source; `files` are on disk (empty for the Hub, whose shards are
-    downloaded when they are read); names of raw sessions are relative to `root`.
+    downloaded when they are read); names of raw sessions are relative to `root`. `stored` are the sessions of a
+    database, without which the whole file is read.
     """
 
     kind: Kind
@@ -253,6 +263,18 @@ class Shard:
     files: tuple[Path, ...] = ()
     root: Path = Path()
     revision: str | None = None
+    stored: tuple[StoredSession, ...] = ()
+
+    @property
+    def hashed(self) -> tuple[Path, ...]:
+        """The files that the sessions depend on as a whole; in a database, each session has its own mark."""
+        return () if self.stored else self.files
+
+    def list_names(self) -> list[str]:
+        """Return the names of raw sessions, with the marks of those in a database."""
+        if self.kind == "jsonl":
+            return [file.relative_to(self.root).as_posix() for file in self.files]
+        return [f"{one.id} {one.mark}" for one in self.stored]
 
 
 @dataclass(frozen=True)
@@ -261,7 +283,8 @@ class Source:
 
     `upstream` says how far the viewer's export is behind its dataset, see `hub.find_export`;
     `recorder` holds names to redact, see `processors.identity`; `others` are the names of what is not
-    read below its folders and not hidden, with the endings of other files or the reasons.
+    read below its folders and not hidden, with the endings of other files or the reasons; `notes` say
+    what its sessions do not record.
     """
 
     name: str
@@ -271,6 +294,7 @@ class Source:
     upstream: dict[str, Any] | None = None
     recorder: tuple[str, ...] = ()
     others: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """Return the description of the input for a report."""
@@ -279,6 +303,7 @@ class Source:
             "kind": self.kind,
             "revision": self.revision,
             **({"upstream": self.upstream} if self.kind == "hub" else {}),
+            **({"notes": list(self.notes)} if self.notes else {}),
             "shards": [
                 {name: getattr(shard, name) for name in ("path", "layout", "sessions", "bytes")}
                 for shard in self.shards
@@ -312,7 +337,8 @@ def open_source(source: str) -> Source:
         files = [
             f
             for f in files
-            if f.name[0] != "." and (is_session(f) or "/." not in f"/{f.relative_to(root).as_posix()}")
+            if f.name[0] != "."
+            and (is_session(f) or is_database(f) or "/." not in f"/{f.relative_to(root).as_posix()}")
         ]
         data = [file for file in files if file.parent == path / "data" and _is_parquet(file)]
         for first in data[:1]:
@@ -321,11 +347,14 @@ def open_source(source: str) -> Source:
                     # The folder also contains the rejects and traces of the same rollouts.
                     files = data
     parquet = [file for file in files if _is_parquet(file)]
-    raw = [file for file in files if is_session(file)]
-    others = name_others(files, root, left_out)
-    if not parquet and not raw:
+    raw = [file for file in files if is_session(file) or (file.suffix == ".json" and not path.is_dir())]
+    stored, notes = shard_databases((root, file) for file in files if is_database(file))
+    others = name_others(files, root, left_out, {*raw, *(file for shard in stored for file in shard.files)})
+    if not parquet and not raw and not stored:
         problem = (
-            "is neither a .parquet nor a .jsonl file"
+            "is a database without sessions of an agent that is read"
+            if is_database(path)
+            else "is neither a .parquet nor a .jsonl file"
             if path.is_file()
             else "contains neither .parquet nor .jsonl files" + (f", only {count_kinds(others)}" if others else "")
         )
@@ -334,8 +363,9 @@ def open_source(source: str) -> Source:
         )
     shards = [_describe_parquet(file, _name_relative(file, root)) for file in parquet]
     shards += shard_sessions((root, file) for file in raw)
-    kind: Kind = "viewer_export" if parquet else "jsonl"
-    return Source(name, kind, revision, tuple(shards), others=others)
+    shards += stored
+    kind: Kind = "viewer_export" if parquet else "jsonl" if raw else "sqlite"
+    return Source(name, kind, revision, tuple(shards), others=others, notes=notes)
 
 
 def join_sources(sources: Sequence[Source]) -> Source:
@@ -356,22 +386,36 @@ def join_sources(sources: Sequence[Source]) -> Source:
         tuple(shards),
         recorder=tuple(dict.fromkeys(name for source in sources for name in source.recorder)),
         others={name: why for source in sources for name, why in source.others.items()},
+        notes=tuple(dict.fromkeys(note for source in sources for note in source.notes)),
     )
 
 
 def is_session(file: Path) -> bool:
-    """Return whether a file has the name of a raw session."""
-    return bool(_SESSION_NAME.search(file.name))
+    """Return whether a file has the name of a raw session, or of the first of the files of an OpenCode session."""
+    return bool(_SESSION_NAME.search(file.as_posix()) or _is_split(file))
+
+
+def _is_split(file: Path) -> bool:
+    return bool(_SPLIT_NAME.search(file.as_posix()))
 
 
 def _is_parquet(file: Path) -> bool:
     return file.suffix.lower() == ".parquet"
 
 
-def name_others(files: Iterable[Path], root: Path, left_out: LeftOut) -> dict[str, str]:
-    """Return the names of the files that are neither sessions nor hidden, and of what is left out, see `Source`."""
-    shown = (file for file in files if "/." not in f"/{file.relative_to(root).as_posix()}")
-    others = {file: file.suffix.lower() or "without an ending" for file in shown if not is_session(file)}
+def name_others(files: Iterable[Path], root: Path, left_out: LeftOut, read: Collection[Path] = ()) -> dict[str, str]:
+    """Return the names of the files that are neither sessions nor hidden, and of what is left out, see `Source`.
+
+    `read` are databases and other files that are read although their names do not say so.
+    """
+    shown = [file for file in files if "/." not in f"/{file.relative_to(root).as_posix()}"]
+    # The other files of OpenCode sessions.
+    parts = {file.parents[2] for file in shown if _is_split(file)}
+    others = {
+        file: file.suffix.lower() or "without an ending"
+        for file in shown
+        if not is_session(file) and file not in read and parts.isdisjoint(file.parents)
+    }
     others = {file: ending for file, ending in others.items() if ending != ".parquet"} | left_out
     return {_name_relative(file, root): why for file, why in sorted(others.items())}
 
@@ -398,6 +442,50 @@ def shard_sessions(files: Iterable[tuple[Path, Path]]) -> list[Shard]:
             size = sum(map(size_of, part))
             shards.append(Shard("jsonl", name, "jsonl", len(part), size, tuple(part), root))
     return shards
+
+
+def shard_databases(files: Iterable[tuple[Path, Path]]) -> tuple[list[Shard], tuple[str, ...]]:
+    """Group the sessions in databases of agents into shards, and say what they lack; foreign databases have none.
+
+    A database that cannot be read is a shard without sessions, which will say so.
+    """
+    shards, notes = [], dict[str, None]()
+    for root, file in files:
+        name = _name_relative(file, root)
+        try:
+            found = list_stored(file)
+        except BROKEN:
+            shards.append(Shard("sqlite", name, "jsonl", 1, size_of(file), (file,), root))
+            continue
+        if found is not None:
+            notes |= dict.fromkeys(found.notes)
+            shards += _shard_stored(root, file, found.sessions)
+    return shards, tuple(notes)
+
+
+def _shard_stored(root: Path, file: Path, sessions: Sequence[StoredSession]) -> Iterator[Shard]:
+    for start in range(0, len(sessions), JSONL_PER_SHARD):
+        part = tuple(sessions[start : start + JSONL_PER_SHARD])
+        name = f"{_name_relative(file, root)}#{part[0].id}" + (f" and {len(part) - 1} more" if len(part) > 1 else "")
+        yield Shard("sqlite", name, "jsonl", len(part), sum(one.bytes for one in part), (file,), root, stored=part)
+
+
+def select_sessions(
+    shards: Iterable[Shard], is_kept: Callable[[str, Path, StoredSession | None], bool]
+) -> list[Shard]:
+    """Keep the raw sessions for which `is_kept`, given the name, the file and, in a database, the session, is true."""
+    raw: list[tuple[Path, Path]] = []
+    stored: dict[tuple[Path, Path], list[StoredSession]] = {}
+    for shard in shards:
+        for file in shard.files:
+            name = _name_relative(file, shard.root)
+            if shard.kind == "jsonl":
+                raw += [(shard.root, file)] * is_kept(name, file, None)
+            else:
+                kept = (one for one in shard.stored if is_kept(f"{name}#{one.id}", file, one))
+                stored.setdefault((shard.root, file), []).extend(kept)
+    parts = (part for (root, file), some in stored.items() for part in _shard_stored(root, file, some))
+    return [*shard_sessions(raw), *parts]
 
 
 def load_sessions(source: str | Path | Sequence[str | Path], *, streaming: bool = False) -> Dataset | IterableDataset:
@@ -430,7 +518,8 @@ def load_sessions(source: str | Path | Sequence[str | Path], *, streaming: bool 
     if streaming:
         return IterableDataset.from_generator(_session_rows, SESSION, gen_kwargs=arguments)
     # The times become part of the cache key.
-    arguments["modified"] = tuple(file.stat().st_mtime_ns for shard in shards for file in shard.files)
+    modified = (file.stat().st_mtime_ns for shard in shards for file in shard.hashed)
+    arguments["modified"] = (*modified, *(name for shard in shards for name in shard.list_names()))
     dataset = Dataset.from_generator(_session_rows, SESSION, gen_kwargs=arguments)
     assert isinstance(dataset, Dataset)
     return dataset
@@ -449,7 +538,7 @@ def read_sessions(shard: Shard, unreadable: Unreadable | None = None) -> Iterato
     None. Raises SourceError for a file of many sessions.
     """
     skipped: Unreadable = {} if unreadable is None else unreadable
-    if shard.kind == "jsonl":
+    if shard.kind in ("jsonl", "sqlite"):
         yield from _read_raw(shard, skipped)
     else:
         for table in _read_tables(shard):
@@ -487,7 +576,7 @@ def _read_tables(shard: Shard) -> Iterator[pa.Table]:
 def _read_parquet(file: Path, name: str, origin: str = "") -> Iterator[pa.Table]:
     with _open_parquet(file, name) as parquet:
         layout = detect_layout(parquet.schema_arrow, name)
-        known = ROLLOUT_COLUMNS if layout == "rollouts" else READ_COLUMNS
+        known = {"rollouts": ROLLOUT_COLUMNS, "messages": MESSAGE_COLUMNS}.get(layout, READ_COLUMNS)
         columns = [name for name in parquet.schema_arrow.names if name in known]
         rows = _count_batch_rows(sum(_list_group_sizes(parquet)), parquet.metadata.num_rows)
         # Threads decode one column each, but only one column is large.
@@ -549,35 +638,70 @@ def _open_raw(file: Path) -> Any:
 
 
 def _read_raw(shard: Shard, unreadable: Unreadable) -> Iterator[pa.Table]:
-    """Yield tables of session files as soon as they hold BATCH_BYTES."""
+    """Yield tables of raw sessions as soon as they hold BATCH_BYTES."""
     names: list[str] = []
+    ids: list[str] = []
     traces: list[bytes] = []
 
     def make_table() -> pa.Table:
-        empty = [""] * len(names)
-        values = (empty, empty, list(names), *ensure_utf8(pa.array(traces, pa.large_binary())))
+        values = ([""] * len(names), list(ids), list(names), *ensure_utf8(pa.array(traces, pa.large_binary())))
         # The copies in the table are all that stays in memory.
         names.clear()
+        ids.clear()
         traces.clear()
         return pa.table(dict(zip(SESSION, values, strict=True)), SESSION.arrow_schema)
 
-    for file in shard.files:
-        name = _name_relative(file, shard.root)
-        try:
-            traces.append(_read_session(file))
-            names.append(name)
-        except (pa.ArrowException, OSError, OverflowError) as error:
-            unreadable[name] = {_explain(error): size_of(file)}
+    read = _read_files if shard.kind == "jsonl" else _read_database
+    for name, session_id, trace in read(shard, unreadable):
+        names.append(name)
+        ids.append(session_id)
+        traces.append(trace)
         if sum(map(len, traces)) >= BATCH_BYTES:
             yield make_table()
     if names:
         yield make_table()
 
 
+def _read_files(shard: Shard, unreadable: Unreadable) -> Iterator[tuple[str, str, bytes]]:
+    """Yield the name, the id if it is known, and the trace of each session in files."""
+    for file in shard.files:
+        name = _name_relative(file, shard.root)
+        try:
+            content = opencode.join_files(file) if _is_split(file) else _read_session(file)
+        except (pa.ArrowException, OSError, OverflowError) as error:
+            unreadable[name] = {_explain(error): size_of(file)}
+            continue
+        exported = hermes.split_export(content) or split_rows(content)
+        yield from (
+            (f"{name}#{session_id or number}", session_id, trace)
+            for number, (session_id, trace) in enumerate(exported, 1)
+        )
+        if not exported:
+            yield name, "", content
+
+
+def _read_database(shard: Shard, unreadable: Unreadable) -> Iterator[tuple[str, str, bytes]]:
+    """Yield the name, the id and the trace of each session in a database."""
+    (file,) = shard.files
+    name = _name_relative(file, shard.root)
+    try:
+        found = None if shard.stored else list_stored(file)
+        for one, trace in read_stored(file, found.sessions if found else shard.stored):
+            if isinstance(trace, bytes):
+                yield f"{name}#{one.id}", one.id, trace
+            else:
+                unreadable[f"{name}#{one.id}"] = {_explain(trace): one.bytes}
+    except BROKEN as error:
+        unreadable[name] = {_explain(error): shard.bytes}
+
+
 def _read_session(file: Path) -> bytes:
     """Return a session, decompressed; raises OverflowError if it has more than MAX_SESSION bytes then."""
     _check_size(size_of(file))
     with _open_raw(file) as stream:
+        if file.suffix == ".json":
+            # One object on many lines; what a command printed before it may stand above.
+            return _decode_utf16(stream.read()).replace(b"\n", b" ")
         if file.suffix.lower() not in _COMPRESSIONS:
             return _decode_utf16(stream.read())
         chunks: list[bytes] = []

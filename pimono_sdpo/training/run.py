@@ -18,8 +18,8 @@ import torch
 from datasets import Dataset
 
 from cards.render import write_model_card
-from pimono_sdpo.console import allow_cleanup, check_hub
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
+from pimono_sdpo.program import allow_cleanup, check_hub
 from pimono_sdpo.push import Repo, remove_empty
 from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.text import escape_line, is_this_machine, shorten_line

@@ -1,26 +1,31 @@
 """Find later user messages that correct the agent or report a bug in what it did.
 
-No fixed wording marks a correction. Each message is described by cues and words of many languages
-and by the situation; a linear model adds their weights to a probability. The weights in
-weights.json were fitted to labelled messages by benchmarks/fit_corrections.py.
+No fixed wording marks a correction. Each message is described by cues of many languages and by the situation; a
+linear model adds their weights to a probability.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 
 from pimono_sdpo.schema import Correction
 from pimono_sdpo.traces.events import Event
-from processors.corrections.features import READ_CHARS, Description, Turn, describe, is_automated, read_later_turns
+from processors.corrections.features import (
+    READ_CHARS,
+    Description,
+    Turn,
+    describe,
+    is_automated,
+    read_cues,
+    read_later_turns,
+    read_table,
+)
 from processors.corrections.judge import judge_turns
-from processors.judge import Judge
+from processors.judge import CORRECTION, Judge
 
 SPAN_CHARS = 80
-WORD_SCALE, FEW_WORDS = 2.0, 20
 BEFORE_CHARS = 40
 # From this weight on a cue's words explain a decision alone; a lone word below needs its sentence.
 TELLING_WEIGHT = 1.0
@@ -31,16 +36,11 @@ _SENTENCE_END = re.compile(r"[.!?\u2026](?=\s|\Z)|[\u3002\uff01\uff1f\n]")
 
 @dataclass(frozen=True)
 class Model:
-    """The fitted model: the weights of cues and of words, and the least probability.
-
-    `fitted_to` names the sessions it was fitted to.
-    """
+    """The log-odds without any cue, what each cue adds, and the least probability of a correction."""
 
     threshold: float
     intercept: float
     cues: Mapping[str, float]
-    words: Mapping[str, float]
-    fitted_to: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,12 @@ def find_corrections(events: Sequence[Event], judge: Judge | None = None) -> lis
         answers = judge_turns(judge, [turns[number] for number in asked])
         for number, answer in zip(asked, answers, strict=True):
             if answer is not None:
-                decisions[number] = replace(decisions[number], is_correction=answer, rule="judge")
+                decisions[number] = replace(
+                    decisions[number],
+                    is_correction=max(answer, key=answer.__getitem__) == CORRECTION,
+                    probability=round(answer[CORRECTION], 4),
+                    rule="judge",
+                )
     return [
         {
             "text": turn.text,
@@ -110,12 +115,12 @@ def decide(turn: Turn, exact: bool = True) -> Decision:
 
 def _may_correct(model: Model, possible: Description) -> bool:
     """Check that a message would be a correction if it showed what speaks for one, and nothing against it."""
-    speaking = {name: words for name, words in possible.cues.items() if model.cues.get(name, 0.0) > 0.0}
+    speaking = {name: words for name, words in possible.cues.items() if model.cues[name] > 0.0}
     return round(compute_probability(model, replace(possible, cues=speaking)), 4) >= model.threshold
 
 
 def _choose_rule(model: Model, shown: Mapping[str, str]) -> str:
-    weights = {name: model.cues.get(name, 0.0) for name in shown}
+    weights = {name: model.cues[name] for name in shown}
     speaking = [name for name, weight in weights.items() if weight > 0.0]
     telling = [name for name in speaking if name not in _POINTING]
     return max(telling or speaking, key=weights.__getitem__, default="model")
@@ -145,17 +150,8 @@ def _find_sentence(words: str, text: str) -> str:
 
 def compute_probability(model: Model, described: Description) -> float:
     """Return the probability of a correction for a described message."""
-    cues = model.cues
-    said = math.fsum(cues[name] for name in described.cues if name in cues)
-    around = math.fsum(cues[name] for name in described.situation if name in cues)
-    known = [model.words[word] for word in described.words if word in model.words]
-    worded = math.fsum(known) * scale_words(len(known))
-    return 1.0 / (1.0 + math.exp(-(model.intercept + described.scale * said + around + worded)))
-
-
-def scale_words(known: int) -> float:
-    """Return what each of the known words of a message and its answer counts."""
-    return WORD_SCALE / math.sqrt(max(FEW_WORDS, known))
+    said, around = (math.fsum(map(model.cues.__getitem__, names)) for names in (described.cues, described.situation))
+    return 1.0 / (1.0 + math.exp(-(model.intercept + described.scale * said + around)))
 
 
 def _cut_to_words(text: str) -> str:
@@ -169,5 +165,5 @@ def _cut_to_words(text: str) -> str:
 @cache
 def read_model() -> Model:
     """Read the weights that come with the package."""
-    values = json.loads(Path(__file__).with_name("weights.json").read_text("utf-8"))
-    return Model(**{**values, "fitted_to": frozenset(values["fitted_to"])})
+    table = read_table()
+    return Model(table["threshold"], table["intercept"], {cue.name: cue.weight for cue in read_cues()})

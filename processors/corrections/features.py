@@ -1,20 +1,22 @@
-"""Describe each later user message: cues in many languages, its words, and the situation.
+"""Describe each later user message: cues in many languages, and the situation.
 
 The situation is what the agent did and said since the user's message before, compared with the
-user's words. The cues and their prior weights are data: cues.toml.
+user's words. The cues and their weights are data: cues.toml.
 """
 
 import re
 import tomllib
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from pimono_sdpo.prefilter import Guarded, Prefilter, compile_patterns, lazy_pattern
 from pimono_sdpo.traces.events import Event
 
+CUES = Path(__file__).with_name("cues.toml")
 READ_CHARS = 1000
 LONG_WORDS = 60
 # Longer messages show more cues by chance, so each of theirs counts less.
@@ -22,8 +24,6 @@ PLAIN_WORDS = 30
 ASKED_CHARS = 200
 SAME_CHARS = 16
 REPLY_CHARS = 200
-WORDS_CHARS = 600
-OPENING_WORDS = 6
 AWAITED_CHARS = 400
 _FIELDS, _FIELD_CHARS = 3, 40
 SITUATION = compile_patterns(Path(__file__).with_name("situation.toml"), "patterns")
@@ -85,6 +85,7 @@ class Cue:
 
     name: str
     prior: float
+    weight: float
     pattern: re.Pattern[str] | None
 
 
@@ -93,14 +94,12 @@ class Description:
     """What a message shows.
 
     `cues` are the cues found with the words that show them, `situation` the other cues; `scale` is
-    what a cue counts in a message of its length. `words` are the words and the pairs of words of the
-    message and of the agent's answer, marked by where they stand.
+    what a cue counts in a message of its length.
     """
 
     cues: dict[str, str]
     situation: frozenset[str]
     scale: float
-    words: frozenset[str] = frozenset()
 
 
 def read_later_turns(events: Sequence[Event]) -> list[Turn]:
@@ -237,7 +236,7 @@ def describe(turn: Turn, may_decide: Callable[[Description], bool] | None = None
     names = dict.fromkeys((name for name, _ in candidates), "")
     is_pasted = own != lowered.strip()
     around = _find_situation(turn, own, is_pasted, words, names.keys())
-    possible = Description(names, around, scale, list_words(own, turn.reply))
+    possible = Description(names, around, scale)
     if may_decide and not may_decide(possible):
         return possible
     skip = len(blanked) - len(blanked.lstrip())
@@ -251,18 +250,6 @@ def describe(turn: Turn, may_decide: Callable[[Description], bool] | None = None
     if not (_BAD | _OBJECTIONS).isdisjoint(possible.cues.keys() - found.keys()):
         situation = _find_situation(turn, own, is_pasted, words, found.keys())
     return replace(possible, cues=found, situation=situation)
-
-
-def list_words(own: str, reply: str) -> frozenset[str]:
-    """Return the words and pairs of words of a message (`=`), its opening (`^`) and the answer (`>`).
-
-    >>> sorted(list_words("why", "Sorry"))
-    ['=why', '>sorry', '^why']
-    """
-    said = read_words(own[:WORDS_CHARS])
-    answered = read_words(reply.lower().replace("\u2019", "'"))
-    parts = (("=", said), ("^", said[:OPENING_WORDS]), (">", answered))
-    return frozenset(f"{mark}{word}" for mark, words in parts for word in (*words, *map(" ".join, pairwise(words))))
 
 
 def _is_json(line: str) -> bool:
@@ -354,19 +341,23 @@ def _find_situation(turn: Turn, own: str, is_pasted: bool, words: Sequence[str],
 
 
 @cache
+def read_table() -> dict[str, Any]:
+    """Read cues.toml."""
+    return tomllib.loads(CUES.read_text("utf-8"))
+
+
+@cache
 def read_cues() -> tuple[Cue, ...]:
-    """Read the table of cues; all languages of a cue become one pattern."""
-    table = tomllib.loads(Path(__file__).with_name("cues.toml").read_text("utf-8"))
-    return tuple(
-        Cue(name, float(entry.pop("prior")), _build_pattern(entry.pop("where"), entry))
-        for name, entry in table.items()
-    )
+    """Return the cues; all languages of a cue become one pattern."""
+    cues = {name: one for name, one in read_table().items() if isinstance(one, dict)}
+    return tuple(Cue(name, one["prior"], one["weight"], _build_pattern(one)) for name, one in cues.items())
 
 
-def _build_pattern(where: str, languages: dict[str, list[str]]) -> re.Pattern[str] | None:
+def _build_pattern(cue: Mapping[str, Any]) -> re.Pattern[str] | None:
+    where = cue["where"]
     if where == "context":
         return None
-    joined = {name: "|".join(words) for name, words in languages.items()}
+    joined = {name: "|".join(words) for name, words in cue.items() if isinstance(words, list)}
     spaced = "|".join(words for name, words in joined.items() if name not in _UNSPACED)
     unspaced = "|".join(words for name, words in joined.items() if name in _UNSPACED)
     if where == "anywhere":

@@ -242,7 +242,6 @@ def sum_usage(replies: Sequence[Reply]) -> Json:
 
 # Shorter terms occur in any two texts.
 MIN_TERM = 4
-MAX_LEAKS = 32
 
 
 def find_leaks(answer: str, hidden: str, visible: Iterable[str]) -> list[str]:
@@ -264,4 +263,4 @@ def find_leaks(answer: str, hidden: str, visible: Iterable[str]) -> list[str]:
     leaks = [term for term in known if term not in seen and term.rpartition("/")[2] not in seen]
     # Parts of another leak are not listed.
     longest = [term for term in leaks if not any(term != other and term in other for other in leaks)]
-    return sorted(longest, key=answer.lower().find)[:MAX_LEAKS]
+    return sorted(longest, key=answer.lower().find)

@@ -37,7 +37,6 @@ Side = Literal["A", "B", "tie"]
 # Limits the attempts to decode an object, which together take quadratic time on a hostile reply.
 BRACES = 64
 HIGHEST = 10
-REASON_CHARS = 2_000
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def read_verdict(text: str) -> Verdict | str:
         reply = msgspec.to_builtins(msgspec.convert({**candidates[0], "verdict": verdict}, _REPLY))
     except msgspec.ValidationError as error:
         return str(error)
-    reason = replace_surrogates(reply["reason"]).strip()[:REASON_CHARS]
+    reason = replace_surrogates(reply["reason"]).strip()
     if not reason:
         return "an empty `reason`"
     side: Side = "tie" if reply["verdict"] == "tie" else reply["verdict"].upper()

@@ -43,7 +43,6 @@ KEY = "instance_id"
 NEEDED = (KEY, "messages")
 TURNS, RECORDS, REPORT = "turns", "prs", "turns.json"
 SHARD_ROWS = 200
-BATCH_ROWS = 64
 # Turns with a longer history are not drawn, because judges would not read all of it.
 MAX_CHARS = 120_000
 # Names of the columns in records of pull requests; the first one present is used.
@@ -58,7 +57,7 @@ _TARGETS = re.compile(r"^diff --git a/.{1,500}? b/(.{1,500})$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Options:
+class TurnOptions:
     """The number of turns to draw, the seed, and instance ids to leave out."""
 
     turns: int = 2000
@@ -75,7 +74,7 @@ def read_excluded_ids(path: Path) -> frozenset[str]:
     return frozenset(filter(None, (line.partition("#")[0].strip() for line in lines)))
 
 
-def draw_turns(source: str, records: str, options: Options, out: Path, request: str = "") -> Json:
+def draw_turns(source: str, records: str, options: TurnOptions, out: Path, request: str = "") -> Json:
     """Write the turns and their pull requests under `out`; return the report.
 
     The report stores `request`, by which a later run recognizes these turns.
@@ -116,7 +115,7 @@ def draw_turns(source: str, records: str, options: Options, out: Path, request: 
 
 
 def _sample_turns(
-    files: ParquetFiles, known: Collection[str], options: Options, drops: Counter[str]
+    files: ParquetFiles, known: Collection[str], options: TurnOptions, drops: Counter[str]
 ) -> Iterator[Json]:
     runs = order_runs(files, known, options.exclude, drops, options.seed)
     seen: set[bytes] = set()
@@ -187,7 +186,7 @@ def _read_rows(parquet: pq.ParquetFile, wanted: Sequence[int]) -> Iterator[tuple
         if not any(start <= row < stop for row in wanted):
             start = stop
             continue
-        for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns):
+        for batch in parquet.iter_batches(row_groups=[group], columns=columns):
             numbers = [row for row in wanted if start <= row < start + batch.num_rows]
             rows = batch.take(pa.array([row - start for row in numbers], pa.int64())).to_pylist()
             yield from zip(numbers, rows, strict=True)

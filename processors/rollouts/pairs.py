@@ -48,7 +48,7 @@ Retest = Callable[[Row, str], Verdict]
 
 
 @options
-class Rules:
+class PairRules:
     """Options for pairing rollouts."""
 
     target: Target = option("What the sides of a pair of rollouts are.", default="step", decides="row")
@@ -92,7 +92,7 @@ def score_run(row: Row) -> list[float]:
     ]
 
 
-def pair_runs(case: Case, rules: Rules) -> Pairs:
+def pair_runs(case: Case, rules: PairRules) -> Pairs:
     """Return at most one pair, of the best and the worst run, and the pairs that were rejected."""
     pairs, sound = Pairs(), [row for row in case.rows if not row["error"]]
     missing = [_find_missing_target(row, rules.target) for row in sound]
@@ -139,13 +139,13 @@ def _find_missing_target(row: Row, target: Target) -> str | None:
     return None if row["steps"] else "it did nothing"
 
 
-def _choose_comparable(rows: list[Json], rules: Rules) -> list[Json]:
+def _choose_comparable(rows: list[Json], rules: PairRules) -> list[Json]:
     """Return the runs with a verdict; if there are none and length alone may decide, return all."""
     tested = [row for row in rows if row["tests_ok"] is not None]
     return tested if tested or not rules.allow_efficiency_pairs else rows
 
 
-def _pair_two(case: Case, rules: Rules, best: Json, worst: Json, passing: Passing, pairs: Pairs) -> Json | Why:
+def _pair_two(case: Case, rules: PairRules, best: Json, worst: Json, passing: Passing, pairs: Pairs) -> Json | Why:
     """Return the pair of two runs, or why there is none; tests come last because they cost the most."""
     if score_run(best) == score_run(worst):
         return "no_contrast", "the scores are equal"
@@ -181,7 +181,7 @@ def _pair_two(case: Case, rules: Rules, best: Json, worst: Json, passing: Passin
     }
 
 
-def _retest(case: Case, best: Json, worst: Json | None, rules: Rules, pairs: Pairs) -> Why | None:
+def _retest(case: Case, best: Json, worst: Json | None, rules: PairRules, pairs: Pairs) -> Why | None:
     """Test both patches again, up to the first verdict that differs from the run's; return why the pair is dropped."""
     for row, times in ((best, rules.flaky_reruns), (worst, min(rules.flaky_reruns, 1))):
         if row is None or row["tests_ok"] is None or not row["patch"] or not times:
@@ -246,7 +246,7 @@ def _render_prompt(row: Row, target: Target, files: Mapping[str, str], paths: Se
     return [system, make_turn("user", "\n\n".join(shown))]
 
 
-def _render_side(row: Row, rules: Rules, with_summary: bool) -> list[Turn]:
+def _render_side(row: Row, rules: PairRules, with_summary: bool) -> list[Turn]:
     """Return one side of a pair; `with_summary` says that both runs have a summary of their patch."""
     if rules.target in {"truncated", "full"}:
         return _render_turns(row, rules)
@@ -265,7 +265,7 @@ def _render_side(row: Row, rules: Rules, with_summary: bool) -> list[Turn]:
     return [make_turn("assistant", dump_json(content | (outcome if rules.with_outcome else {})))]
 
 
-def _render_turns(row: Row, rules: Rules) -> list[Turn]:
+def _render_turns(row: Row, rules: PairRules) -> list[Turn]:
     """Return actions and the results between them; the last turn is an action."""
     steps = row["steps"][-rules.last_k :] if rules.target == "truncated" else row["steps"]
     turns = row["messages"][steps[0]["n_context"] : steps[-1]["n_context"] + 1]
@@ -296,8 +296,14 @@ class Candidate:
     # The share of these runs that pass, and the means of their other scores.
     score: list[float]
 
+    @property
+    def rank(self) -> list[float]:
+        """The score to compare actions by; with Laplace's rule, one pass of one run is less than seven of nine."""
+        passed, runs = self.score[0] * len(self.rows), len(self.rows)
+        return [(passed + 1) / (runs + 2), *self.score[1:]]
 
-def pair_steps(case: Case, rules: Rules) -> Pairs:
+
+def pair_steps(case: Case, rules: PairRules) -> Pairs:
     """Return a pair for every context after which runs diverge, and the pairs that were rejected."""
     pairs, sound = Pairs(), [row for row in case.rows if not row["error"]]
     comparable = _choose_comparable(sound, rules)
@@ -345,11 +351,11 @@ def _find_candidates(group: Sequence[Json], depth: int) -> list[Candidate]:
         works = has_worked(step) and step["tests_ok"] is not False and find_problem(step, rows[0]["tools"]) is None
         score = [fmean(column) for column in zip(*map(score_run, rows), strict=True)]
         candidates.append(Candidate(step, rows, works, score))
-    return sorted(candidates, key=lambda candidate: (candidate.works, candidate.score), reverse=True)
+    return sorted(candidates, key=lambda candidate: (candidate.works, candidate.rank), reverse=True)
 
 
 def _pair_actions(
-    case: Case, rules: Rules, depth: int, candidates: Sequence[Candidate], passing: Passing, pairs: Pairs
+    case: Case, rules: PairRules, depth: int, candidates: Sequence[Candidate], passing: Passing, pairs: Pairs
 ) -> None:
     noise = [(one, _find_candidate_noise(one, depth, passing, case.task)) for one in candidates if one.works]
     best = next((one for one, why in noise if not why), None)
@@ -359,9 +365,9 @@ def _pair_actions(
         pairs.rejects.append(_describe(case, "step", why=reason))
         return
     others = [one for one in candidates if one is not best]
-    worst = min(others, key=lambda one: (one.works, one.score))
+    worst = min(others, key=lambda one: (one.works, one.rank))
     if worst.works or worst.score[0] > best.score[0]:
-        worst = min(others, key=lambda one: one.score)
+        worst = min(others, key=lambda one: one.rank)
     winner, loser = best.rows[0], worst.rows[-1]
     chosen, rejected = render_target(winner, best.step), render_target(worst.rows[0], worst.step)
     why = (
@@ -402,7 +408,7 @@ def _find_candidate_noise(candidate: Candidate, depth: int, passing: Passing, ta
     return None if None in noise else noise[0]
 
 
-def _find_lack_of_contrast(best: Candidate, worst: Candidate, rules: Rules) -> Why | None:
+def _find_lack_of_contrast(best: Candidate, worst: Candidate, rules: PairRules) -> Why | None:
     gap = best.score[0] - worst.score[0]
     is_shorter = rules.allow_efficiency_pairs and best.score > worst.score
     if best.score[0] == 0 and worst.score[0] == 0:

@@ -39,12 +39,13 @@ Granularity = Literal["step", "trajectory"]
 PROBLEM = {"problem": Value("string"), "detail": Value("string")}
 RUN = Features({**ROLLOUT, "split": Value("string")})
 PRINTED = Features({**STEP, "prints": List(Value("int64"))})
+# Turns of the agent in a prompt of a session.
 SESSION_CONTEXT = 8
 PLACEHOLDER = "[REDACTED:"
 
 
 @options
-class Rules:
+class StepRules:
     """Options for cutting runs into rows."""
 
     require_success: bool = option("Keep only rollouts whose tests pass.", default=True, decides="row")
@@ -78,7 +79,7 @@ def drop_run(row: Row, require_success: bool) -> str | None:
     return None
 
 
-def cut_steps(row: Row, rules: Rules, passing: Mapping[str, Passing], tasks: Mapping[str, Row]) -> list[Json]:
+def cut_steps(row: Row, rules: StepRules, passing: Mapping[str, Passing], tasks: Mapping[str, Row]) -> list[Json]:
     """Return one row per action, or one row for the whole run.
 
     `passing` has the passing runs, and `tasks` the tasks of a suite, by task id.
@@ -137,7 +138,7 @@ def _make_row(run: Row, step: Row, prompt: list[Turn], completion: list[Turn], w
     }
 
 
-def _check(steps: list[Json], at: int, loop: int, tools: list[Json], rules: Rules) -> Why | None:
+def _check(steps: list[Json], at: int, loop: int, tools: list[Json], rules: StepRules) -> Why | None:
     """Return why an action should not be learned; `loop` is the index of the first action in a loop."""
     if at >= loop:
         return ("loop" if at == loop else "after_loop"), ""
@@ -168,7 +169,7 @@ def drop_problems(row: Row) -> str | None:
 
 
 def build_stages(
-    rules: Rules, passing: Mapping[str, Passing] | None = None, tasks: Mapping[str, Row] | None = None
+    rules: StepRules, passing: Mapping[str, Passing] | None = None, tasks: Mapping[str, Row] | None = None
 ) -> tuple[Filter, FlatMap, Filter]:
     """Return the stages that turn runs into rows; see `cut_steps` for `passing` and `tasks`."""
     return (

@@ -26,16 +26,16 @@ T = TypeVar("T")
 Line = Callable[[Mapping[str, Any]], "Json | str"]
 
 
-class _Turn(msgspec.Struct, forbid_unknown_fields=True):
+class _TextTurn(msgspec.Struct, forbid_unknown_fields=True):
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class _WeightedTurn(_Turn, forbid_unknown_fields=True):
+class _WeightedTurn(_TextTurn, forbid_unknown_fields=True):
     weight: Literal[0, 1] = 1
 
 
-class _Answer(_Turn, forbid_unknown_fields=True):
+class _Answer(_TextTurn, forbid_unknown_fields=True):
     role: Literal["assistant"]
 
 
@@ -44,7 +44,7 @@ class _Sft(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Input(msgspec.Struct, forbid_unknown_fields=True):
-    messages: Annotated[list[_Turn], Meta(min_length=1)]
+    messages: Annotated[list[_TextTurn], Meta(min_length=1)]
 
 
 class _Dpo(msgspec.Struct, forbid_unknown_fields=True):

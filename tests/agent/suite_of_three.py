@@ -78,22 +78,3 @@ def knows_some(body: Json) -> str | Json:
     if turns == 1:
         return call(body, "write_file", rel_path=path, content=FIXED[name] if knows else "x = (\n")
     return final(body, f"{name} with seed {seed}")
-
-
-def misbehaves(body: Json) -> str | Json:
-    """Every kind of trouble, one after the other; never writes a program."""
-    name, _, turns = about(body)
-    path = f"programs/{name}.py"
-    troubles: list[str | Json] = [
-        "First I will think about it.",
-        call(body, "read_file", rel_path="/etc/passwd"),
-        call(body, "read_file", rel_path="../../etc/passwd"),
-        '{"type": "tool_call", "name": "read_file", "args": {"rel_path": ',
-        call(body, "run_tests"),
-        call(body, "write_file", rel_path="huge.txt", content="x" * 500_000),
-        call(body, "grep", pattern="(x+x+)+y", rel_dir="."),
-        "",
-        call(body, "read_file", rel_path=path, max_chars="many"),
-        call(body, "grep", pattern="def", rel_dir="."),
-    ]
-    return troubles[turns] if turns < len(troubles) else call(body, "list_files", rel_dir=".")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.agent.driver import MOST_PARSE_ERRORS, Rules, Run
+from pimono_sdpo.agent.driver import MOST_PARSE_ERRORS, Run, RunRules
 from pimono_sdpo.agent.task_tests import TaskResult
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.llm.calls import Reply
@@ -46,7 +46,7 @@ def passes(text: str) -> TaskResult:
 
 
 def run(
-    folder: Path, answers: Iterable[str | Reply], rules: Rules, judged: Callable[[str], TaskResult] | None = passes
+    folder: Path, answers: Iterable[str | Reply], rules: RunRules, judged: Callable[[str], TaskResult] | None = passes
 ) -> Run:
     """Drive a run on one buggy file; a text is an answer in the protocol of the rules."""
     folder.mkdir(exist_ok=True)
@@ -75,7 +75,7 @@ def kinds(result: Run) -> list[str]:
 
 
 def test_a_run_in_the_json_protocol(tmp_path: Path) -> None:
-    result = run(tmp_path, [READ, WRITE, FINAL], Rules())
+    result = run(tmp_path, [READ, WRITE, FINAL], RunRules())
     assert (result.ended, result.tests_ok, result.error) == ("final", True, None)
     assert [turn["role"] for turn in result.messages] == [
         "system", "user", "assistant", "user", "assistant", "user", "assistant",
@@ -106,8 +106,8 @@ def test_a_run_in_the_json_protocol(tmp_path: Path) -> None:
 
 
 def test_the_same_run_in_the_native_protocol(tmp_path: Path) -> None:
-    result = run(tmp_path, [READ, WRITE, FINAL], Rules(protocol="native"))
-    other = run(tmp_path, [READ, WRITE, FINAL], Rules(protocol="json"))
+    result = run(tmp_path, [READ, WRITE, FINAL], RunRules(protocol="native"))
+    other = run(tmp_path, [READ, WRITE, FINAL], RunRules(protocol="json"))
     told = ("index", "kind", "name", "args", "ok", "n_context", "tests_ok")
     assert [[step[key] for key in told] for step in result.steps] == [
         [step[key] for key in told] for step in other.steps
@@ -125,7 +125,7 @@ def test_the_same_run_in_the_native_protocol(tmp_path: Path) -> None:
 
 def test_of_several_native_calls_the_first_is_taken(tmp_path: Path) -> None:
     both = Reply(tool_calls=[*native(READ).tool_calls, *native(WRITE).tool_calls])
-    result = run(tmp_path, [both, FINAL], Rules(protocol="native"))
+    result = run(tmp_path, [both, FINAL], RunRules(protocol="native"))
     assert len(result.messages[2]["tool_calls"] or ()) == 1
     assert "2 calls in one answer" in (result.messages[3]["content"] or "")
     assert "2 calls" in result.steps[0]["malformed"]
@@ -147,21 +147,21 @@ def test_policies(
     tmp_path: Path, policy: Any, answers: list[str], tests_ok: bool | None, n_test_runs: int,
     shown: list[str],
 ) -> None:  # fmt: skip
-    result = run(tmp_path, answers, Rules(test_policy=policy))
+    result = run(tmp_path, answers, RunRules(test_policy=policy))
     assert (result.tests_ok, result.n_test_runs, result.ended) == (tests_ok, n_test_runs, "final")
     action = "\n".join(str(turn["content"]) for turn in result.messages[2:])
     assert [part.split("]")[0] for part in action.split("[TESTS ")[1:]] == shown
 
 
 def test_a_task_without_tests_has_no_verdict(tmp_path: Path) -> None:
-    result = run(tmp_path, [WRITE, FINAL], Rules(), judged=None)
+    result = run(tmp_path, [WRITE, FINAL], RunRules(), judged=None)
     assert (result.tests_ok, result.n_test_runs, result.ended) == (None, 0, "final")
 
 
 @pytest.mark.parametrize("protocol", ["json", "native"])
 def test_prose_gets_a_note_and_ends_the_run_at_last(tmp_path: Path, protocol: Any) -> None:
     bad = Reply("I think..." if protocol == "json" else "")
-    result = run(tmp_path, [bad, WRITE, *[bad] * MOST_PARSE_ERRORS], Rules(protocol=protocol))
+    result = run(tmp_path, [bad, WRITE, *[bad] * MOST_PARSE_ERRORS], RunRules(protocol=protocol))
     assert kinds(result) == ["parse_error", "tool_call", *["parse_error"] * MOST_PARSE_ERRORS]
     assert (result.ended, result.tests_ok) == ("parse_errors", True)
     assert result.messages[3]["role"] == "user"
@@ -173,19 +173,19 @@ def test_prose_gets_a_note_and_ends_the_run_at_last(tmp_path: Path, protocol: An
 def test_a_call_that_cannot_be_read_leaves_no_broken_call_in_the_history(tmp_path: Path) -> None:
     function = {"name": "grep", "arguments": '{"pattern": '}
     broken = Reply(tool_calls=[{"id": "x", "type": "function", "function": function}])
-    result = run(tmp_path, [broken, FINAL], Rules(protocol="native"))
+    result = run(tmp_path, [broken, FINAL], RunRules(protocol="native"))
     assert result.messages[2] == {"role": "assistant", "content": 'grep({"pattern": )'}
     assert result.ended == "final"
 
 
 def test_a_native_call_in_the_json_protocol(tmp_path: Path) -> None:
-    result = run(tmp_path, [native(WRITE), FINAL], Rules())
+    result = run(tmp_path, [native(WRITE), FINAL], RunRules())
     assert result.steps[0]["malformed"] == "it is a native call and no text"
     assert kinds(result) == ["parse_error", "final"]
 
 
 def test_a_thought_is_left_out_of_the_history(tmp_path: Path) -> None:
-    result = run(tmp_path, [f"<think>It is 2.</think>\n{WRITE}", FINAL], Rules())
+    result = run(tmp_path, [f"<think>It is 2.</think>\n{WRITE}", FINAL], RunRules())
     assert result.messages[2]["content"] == WRITE
     raw = [event["raw"]["text"] for event in result.events if event["kind"] == "llm_action"]
     assert raw[0].startswith("<think>")
@@ -193,23 +193,23 @@ def test_a_thought_is_left_out_of_the_history(tmp_path: Path) -> None:
 
 def test_a_call_with_another_thought_is_the_same_call(tmp_path: Path) -> None:
     looks = [call("read_file", rel_path="a.py", thought=f"look {n}") for n in range(5)]
-    assert run(tmp_path, looks, Rules()).ended == "loop"
+    assert run(tmp_path, looks, RunRules()).ended == "loop"
 
 
 def test_a_loop_is_reported_to_the_model_and_ends_the_run(tmp_path: Path) -> None:
-    result = run(tmp_path, [READ] * 9, Rules())
+    result = run(tmp_path, [READ] * 9, RunRules())
     assert kinds(result) == ["tool_call", "tool_call", "loop", "loop", "loop"]
     assert result.ended == "loop"
     assert "Loop detected" in str(result.messages[7]["content"])
     assert result.steps[2]["error"].startswith("Loop detected")
     # Reading again what was written in between is no loop.
-    result = run(tmp_path, [READ, READ, WRITE, READ, READ, FINAL], Rules())
+    result = run(tmp_path, [READ, READ, WRITE, READ, READ, FINAL], RunRules())
     assert "loop" not in kinds(result)
 
 
 def test_iterations_end(tmp_path: Path) -> None:
     looks = [call("grep", pattern=f"x{n}", rel_dir=".") for n in range(9)]
-    result = run(tmp_path, looks, Rules(max_iters=4))
+    result = run(tmp_path, looks, RunRules(max_iters=4))
     assert (result.ended, len(result.steps), result.tests_ok) == ("max_iters", 4, False)
     assert "final" not in [event["kind"] for event in result.events]
 
@@ -217,7 +217,7 @@ def test_iterations_end(tmp_path: Path) -> None:
 def test_errors_of_tools_are_shown_to_the_model(tmp_path: Path) -> None:
     escape = call("read_file", rel_path="../../etc/passwd")
     unknown = call("run_tests")
-    result = run(tmp_path, [escape, unknown, FINAL], Rules())
+    result = run(tmp_path, [escape, unknown, FINAL], RunRules())
     assert [step["ok"] for step in result.steps] == [False, False, True]
     assert str(result.messages[3]["content"]).startswith("[tool_result]\n[tool_error] `../../etc")
     assert "Unknown tool `run_tests`" in result.steps[1]["error"]
@@ -226,7 +226,7 @@ def test_errors_of_tools_are_shown_to_the_model(tmp_path: Path) -> None:
 def test_long_results_and_long_prose_are_cut(tmp_path: Path) -> None:
     many = call("grep", pattern=".", rel_dir=".", max_hits=500)
     (tmp_path / "big").write_text("x" * 200 + "\n" + "y" * 200 + "\n" + "z" * 200)
-    result = run(tmp_path, [many, "prose " * 1000, FINAL], Rules(max_tool_chars=300))
+    result = run(tmp_path, [many, "prose " * 1000, FINAL], RunRules(max_tool_chars=300))
     assert len(str(result.messages[3]["content"])) < 330
     assert len(str(result.messages[4]["content"])) <= 300
 
@@ -234,14 +234,14 @@ def test_long_results_and_long_prose_are_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_failure_of_the_endpoint_is_an_error_without_a_verdict(tmp_path: Path, at: int) -> None:
     answers: list[str | Reply] = [WRITE, Reply(error="`x` answered 503: busy")]
-    result = run(tmp_path, answers[1 - at :], Rules())
+    result = run(tmp_path, answers[1 - at :], RunRules())
     assert (result.ended, result.error) == ("error", "`x` answered 503: busy")
     assert result.tests_ok is None
     assert len(result.steps) == at
 
 
 def test_a_failure_of_the_sandbox_is_an_error_without_a_verdict(tmp_path: Path) -> None:
-    result = run(tmp_path, [WRITE, FINAL], Rules(), judged=lambda text: TaskResult(None, "", "no backend"))
+    result = run(tmp_path, [WRITE, FINAL], RunRules(), judged=lambda text: TaskResult(None, "", "no backend"))
     assert (result.ended, result.tests_ok) == ("error", None)
     assert result.error == "tests could not be run: no backend"
     assert kinds(result) == ["tool_call"]

@@ -1,12 +1,7 @@
 """Models are evaluated on held-out programs of the project's own suite, and compared."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,18 +9,11 @@ from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import PimonoError
-from tests.agent.suite_of_our_own import NAMES, Json, models, write_own
+from tests.agent.suite_of_our_own import NAMES, models, write_own
 from tests.agent.test_rollouts import files_of
 from tests.chat_server import ChatServer, busy, garbage
 
 KNOWS = {"before": NAMES[:1], "after": NAMES[:3]}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("LLM_API_KEY", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -93,41 +81,6 @@ def test_one_model_alone_has_no_difference(suite: Path, tmp_path: Path, chat_ser
     output = run_command(make_arguments(suite, tmp_path / "other", chat_server.url, *native))
     assert "baseline (after): 2 runs of 1 tasks" in output
     assert "Warning: protocol is json for the baseline and native for the tuned model" in output
-
-
-@pytest.mark.slow
-def test_killed_an_evaluation_goes_on_without_a_repeated_call(
-    suite: Path, tmp_path: Path, chat_server: ChatServer
-) -> None:
-    play = chat_server.policy
-
-    def slow(body: Json) -> str | Json:
-        time.sleep(0.03)
-        return play(body)
-
-    chat_server.policy = slow
-    both = ("--baseline-model", "before", "--max-workers", "2", "--limit", "2")
-    run_command(make_arguments(suite, tmp_path / "whole", chat_server.url, *both))
-    calls = len(chat_server.hits)
-    chat_server.hits.clear()
-    killed = tmp_path / "killed"
-    command = [sys.executable, "-m", "pimono_sdpo", *make_arguments(suite, killed, chat_server.url, *both)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
-    # In the rollouts of the second model.
-    while len(chat_server.hits) < calls * 3 // 4 and running.poll() is None:
-        time.sleep(0.005)
-    running.send_signal(signal.SIGKILL)
-    running.wait()
-    assert not killed.exists()
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=environment)
-    assert files_of(killed) == files_of(tmp_path / "whole")
-    for model in KNOWS:
-        first, second = (tmp_path / f"{name}_rollouts" / model for name in ("whole", "killed"))
-        assert files_of(first) == files_of(second)
-    # A call that was under way when the run was killed was never finished for us.
-    assert len(chat_server.hits) <= calls + 2
-    assert len(chat_server.answered()) == calls
 
 
 def test_what_was_not_asked_for_well_asks_nobody(

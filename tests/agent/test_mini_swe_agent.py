@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
@@ -30,14 +29,6 @@ def policy(body: Json) -> Json:
     if turns == 3 and seed % 2 and "Tool call error" not in body["messages"][-1]["content"]:
         return {"content": "I am done."}
     return tool_call("bash", command=SUBMIT)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MSWEA_GLOBAL_CONFIG_DIR", str(tmp_path / "config"))
-    for name in ("LLM_API_KEY", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def test_rows_have_its_steps_the_verdict_of_the_suite_and_what_it_changed(

@@ -16,11 +16,6 @@ from tests.chat_server import ChatServer
 RULE = "=" * 60
 
 
-@pytest.fixture(autouse=True)
-def _nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def test_prefs_prints_the_lines_of_the_reference_run(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"

@@ -3,11 +3,8 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,18 +17,8 @@ from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.llm.calls import Journal
 from pimono_sdpo.schema import ROLLOUT
 from pimono_sdpo.suites import suite as suites
-from tests.agent.suite_of_three import BUGGY, FIXED, Json, Policy, about, call, knows_some, misbehaves, write_suite
-from tests.chat_server import ChatServer, busy, garbage, tool_call
-
-RULE = "=" * 60
-
-
-@pytest.fixture(autouse=True)
-def _nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings or keys of whoever runs the tests."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("LLM_API_KEY", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
+from tests.agent.suite_of_three import BUGGY, FIXED, Json, about, knows_some, write_suite
+from tests.chat_server import ChatServer, garbage
 
 
 def arguments(suite: Path, out: Path, url: str, *more: str) -> list[str]:
@@ -57,13 +44,7 @@ def test_rows_traces_and_console(tmp_path: Path, chat_server: ChatServer) -> Non
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "out"
     output = roll(suite, out, chat_server.url, "--rollouts", "2").splitlines()
-    assert output[:5] == [
-        "[rollout] Loaded suite: three (3 tasks)",
-        "[rollout] Rollouts per task: 2",
-        "[rollout] Temperature: 0.7",
-        "[rollout] Base seed: 42",
-        "[rollout] Starting 6 rollouts (3 tasks × 2 rollouts) with 4 workers",  # noqa: RUF001
-    ]
+    # The lines before are those of `prefs`.
     assert [line.split("] ")[1] for line in output[5:11]] == [f"[{n}/6" for n in range(1, 7)]
     assert sorted(line.split("] ", 2)[2] for line in output[5:11]) == [
         "fix_flat seed=42: PASS (steps=3)",
@@ -73,16 +54,8 @@ def test_rows_traces_and_console(tmp_path: Path, chat_server: ChatServer) -> Non
         "fix_last seed=42: FAIL (steps=3)",
         "fix_last seed=43: FAIL (steps=3)",
     ]
-    assert output[11:19] == [
-        "",
-        RULE,
-        "[rollout] Summary:",
-        "[rollout] Total tasks: 3",
-        "[rollout] Rollouts: 6 (3 FAIL, 3 PASS)",
-        RULE,
-        f"[rollout] Wrote 6 rollouts to: {out}",
-        f"[rollout] Wrote traces to: {out / 'traces'}",
-    ]
+    assert output[14:16] == ["[rollout] Total tasks: 3", "[rollout] Rollouts: 6 (3 FAIL, 3 PASS)"]
+    assert output[17:19] == [f"[rollout] Wrote 6 rollouts to: {out}", f"[rollout] Wrote traces to: {out / 'traces'}"]
 
     rows = rows_of(out)
     assert list(rows[0]) == list(ROLLOUT)
@@ -139,45 +112,6 @@ def test_the_same_bytes_by_any_number_of_workers_and_from_the_journal_alone(
     assert not (tmp_path / "more").exists()
 
 
-@pytest.mark.parametrize("protocol", ["json", "native"])
-def test_a_model_that_does_everything_wrong_breaks_nothing(
-    tmp_path: Path, chat_server: ChatServer, protocol: str
-) -> None:
-    chat_server.policy = misbehaves
-    suite, out = write_suite(tmp_path), tmp_path / "out"
-    options = ["--tool-protocol", protocol, "--rollouts", "1", "--limit", "1"]
-    output = roll(suite, out, chat_server.url, *options)
-    assert "fix_gcd seed=42: FAIL" in output
-    (row,) = rows_of(out)
-    assert row["error"] is None
-    # In the native protocol, prose is a final report.
-    assert row["ended"] == ("loop" if protocol == "json" else "final")
-    assert row["patch"] == ""
-    shown = json.dumps([message["content"] for message in row["messages"]])
-    assert "root:" not in shown
-    if protocol == "json":
-        assert (row["parse_errors"], row["loop_detections"]) == (3, 3)
-        assert all(
-            part in shown
-            for part in ("absolute path", "leaves the repository", "Unknown tool `run_tests`", "Write less",
-                         "it is empty", "(no hits)", "must be integer", "def gcd", "Loop detected")
-        )  # fmt: skip
-        roles = [message["role"] for message in row["messages"][1:]]
-        assert all(first != second for first, second in pairwise(roles))
-
-
-def test_busy_servers_and_garbage_are_tried_again(tmp_path: Path, chat_server: ChatServer) -> None:
-    chat_server.policy = knows_some
-    suite, quiet, busied = write_suite(tmp_path), tmp_path / "quiet", tmp_path / "busied"
-    roll(suite, quiet, chat_server.url, "--rollouts", "1")
-    chat_server.choose_fault = lambda body, before: (
-        [busy(429, retry_after=0), busy(503)][before] if before < 2 else None
-    )
-    chat_server.seen.clear()
-    roll(suite, busied, chat_server.url, "--rollouts", "1")
-    assert files_of(quiet) == files_of(busied)
-
-
 def test_what_fails_is_an_error_and_is_repeated_by_the_next_run(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "out"
@@ -195,71 +129,6 @@ def test_what_fails_is_an_error_and_is_repeated_by_the_next_run(tmp_path: Path, 
     assert len(chat_server.hits) == n_calls + 2
 
 
-def test_a_run_in_which_everything_failed_says_so(tmp_path: Path, chat_server: ChatServer) -> None:
-    chat_server.policy = knows_some
-    chat_server.choose_fault = lambda body, before: garbage()
-    suite, out = write_suite(tmp_path), tmp_path / "out"
-    with pytest.raises(PimonoError, match="Every rollout failed"):
-        roll(suite, out, chat_server.url, "--rollouts", "1")
-    assert len(rows_of(out)) == 3
-
-
-def test_a_refused_key_is_one_sentence_and_loses_nothing(tmp_path: Path, chat_server: ChatServer) -> None:
-    chat_server.policy = knows_some
-    suite, out = write_suite(tmp_path), tmp_path / "out"
-    chat_server.choose_fault = lambda body, before: busy(401) if about(body)[0] == "last" else None
-    options = ["--rollouts", "1", "--max-workers", "1"]
-    with pytest.raises(PimonoError, match=r"answered 401.*; 2 of 3 rollouts are finished"):
-        roll(suite, out, chat_server.url, *options)
-    assert not out.exists()
-    n_calls = len(chat_server.hits)
-    chat_server.choose_fault = lambda body, before: None
-    roll(suite, out, chat_server.url, *options)
-    assert len(chat_server.hits) == n_calls + 3
-
-
-def looks_in_a_shell(body: Json) -> Json:
-    """Two commands of mini-swe-agent, one of which prints the time, then the end."""
-    commands = ["cat programs/*.py", "echo x >> new.txt; date +%N"]
-    left = commands[about(body)[2] :] or ["echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"]
-    return tool_call("bash", command=left[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("agent", "model"), [("repo-agent", knows_some), ("mini-swe-agent", looks_in_a_shell)])
-def test_a_killed_run_resumes_without_repeated_calls(
-    agent: str, model: Policy, tmp_path: Path, chat_server: ChatServer
-) -> None:
-    if agent == "mini-swe-agent":
-        pytest.importorskip("minisweagent", reason="the extra `agents` is not installed")
-
-    def slow(body: Json) -> str | Json:
-        time.sleep(0.05)
-        return model(body)
-
-    chat_server.policy = slow
-    suite, whole, killed = write_suite(tmp_path), tmp_path / "whole", tmp_path / "killed"
-    more = ("--max-workers", "2", "--agent", agent)
-    command = [sys.executable, "-m", "pimono_sdpo"]
-    command += arguments(suite, killed, chat_server.url, *more)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
-    while len(chat_server.hits) < 14 and running.poll() is None:
-        time.sleep(0.005)
-    running.send_signal(signal.SIGKILL)
-    running.wait()
-    assert not killed.exists()
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=environment)
-    # A call that was under way when the run was killed was never finished for us.
-    assert len(chat_server.hits) <= 36 + 2
-    answered = chat_server.answered()
-    assert len(answered) == 36
-    # What commands print at other times is another run; from the journal it is the same one.
-    journal = ("--journal", f"{killed}.calls.sqlite", "--replay")
-    roll(suite, whole, chat_server.url, *more, *(journal if agent == "mini-swe-agent" else ()))
-    assert files_of(killed) == files_of(whole)
-
-
 def test_the_journal_of_a_finished_command_is_the_one_file(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "out"
@@ -269,46 +138,6 @@ def test_the_journal_of_a_finished_command_is_the_one_file(tmp_path: Path, chat_
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=environment)
     assert [path.name for path in tmp_path.glob("out.*")] == ["out.calls.sqlite"]
     assert Journal(tmp_path / "out.calls.sqlite").usage().popitem()[1].calls == len(chat_server.hits) > 0
-
-
-def test_policies_reach_the_model(tmp_path: Path, chat_server: ChatServer) -> None:
-    chat_server.policy = knows_some
-    suite = write_suite(tmp_path)
-    outcomes = {}
-    for policy in ("on_write", "on_final", "never"):
-        out = tmp_path / policy
-        options = ["--test-policy", policy, "--limit", "1", "--rollouts", "1"]
-        output = roll(suite, out, chat_server.url, *options)
-        (row,) = rows_of(out)
-        results = [message["content"] for message in row["messages"][2:]]
-        outcomes[policy] = (any("[TESTS PASS]" in text for text in results), row["tests_ok"])
-        assert f"seed=42: {'N/A' if policy == 'never' else 'PASS'}" in output
-    assert outcomes == {"on_write": (True, True), "on_final": (False, True), "never": (False, None)}
-
-
-def test_a_suite_with_a_test_command(tmp_path: Path, chat_server: ChatServer) -> None:
-    suite = write_suite(tmp_path)
-    given = json.loads(suite.read_text())
-    (tmp_path / "repo" / "test_last.py").write_text(
-        "from programs.last import last\n\n\ndef test_last():\n    assert last([1, 2]) == 2\n"
-    )
-    task = {"task_id": "last", "goal": "Mend programs/last.py.", "test_cmd": "python -m pytest -q"}
-    suite.write_text(json.dumps({**given, "tasks": [task]}))
-
-    def policy(body: Json) -> str | Json:
-        _, seed, turns = about(body)
-        fixed = FIXED["last"] if seed == 42 else "def last(xs):\n    return 0\n"
-        if turns == 0:
-            return call(body, "write_file", rel_path="programs/last.py", content=fixed)
-        return "{}" if turns < 4 else json.dumps({"type": "final", "summary": "s"})
-
-    chat_server.policy = policy
-    roll(suite, tmp_path / "out", chat_server.url, "--rollouts", "2")
-    good, bad = rows_of(tmp_path / "out")
-    assert (good["tests_ok"], bad["tests_ok"]) == (True, False)
-    assert "1 passed in 0.00s" in good["test_output"]
-    assert "assert 0 == 2" in bad["test_output"]
-    assert good["parse_errors"] == 3
 
 
 def test_an_estimate_spends_little_and_is_not_lost(tmp_path: Path, chat_server: ChatServer) -> None:
@@ -423,39 +252,6 @@ def test_paraphrases_take_turns_and_stay_on_the_side_of_their_task(tmp_path: Pat
     held_out.write_text(json.dumps(content))
     result = CliRunner().invoke(app, ["suite", "check", str(held_out), str(out)])
     assert "6 of 18 training rows" in str(result.exception)
-
-
-def test_a_model_writes_paraphrases_that_keep_the_identifiers_of_the_goal(
-    tmp_path: Path, chat_server: ChatServer
-) -> None:
-    def policy(body: Json) -> str | Json:
-        system, goal = (output["content"] for output in body["messages"][:2])
-        if not system.startswith("Rewrite"):
-            return knows_some(body)
-        answers = ["Please repair the program.", goal, f"<think>hm</think>I need this: {goal}"]
-        return answers[body["seed"]] if body["seed"] < 3 else f"{goal} Thanks, {body['seed']} times."
-
-    chat_server.policy = policy
-    suite, out = write_suite(tmp_path), tmp_path / "out"
-    more = ("--write-paraphrases", "2", "--rollouts", "3")
-    chat_server.choose_fault = lambda body, before: busy(400) if body["seed"] == 3 else None
-    with pytest.raises(PimonoError, match=r"paraphrases could not be written.*400"):
-        roll(suite, out, chat_server.url, *more)
-    chat_server.choose_fault = lambda body, before: None
-    output = roll(suite, out, chat_server.url, *more)
-    assert "Wrote 6 paraphrases, refused 6" in output
-    assert "Refused fix_gcd: a paraphrase without `programs/gcd.py`" in output
-    assert set(chat_server.answered().values()) == {1}
-    goals = json.loads((out / "report.json").read_text())["paraphrases"]
-    goal = json.loads(suite.read_text())["tasks"][0]["goal"]
-    assert goals["fix_gcd"] == [goal, f"I need this: {goal}", f"{goal} Thanks, 3 times."]
-    requests = {row["messages"][1]["content"] for row in rows_of(out)}
-    assert requests == {f"GOAL:\n{text}" for texts in goals.values() for text in texts}
-    asked_before = len(chat_server.hits)
-    again = ("--journal", f"{out}.calls.sqlite", "--replay", *more)
-    roll(suite, tmp_path / "again", chat_server.url, *again)
-    assert len(chat_server.hits) == asked_before
-    assert rows_of(tmp_path / "again") == rows_of(out)
 
 
 @pytest.mark.parametrize(

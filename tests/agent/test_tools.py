@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pimono_sdpo.agent.tools import MAX_WRITE, Workspace
 from pimono_sdpo.suites.suite import list_files
-from rewards.verifiers.tool_calls import AGENT_TOOLS, definitions
+from rewards.verifiers.tool_calls import AGENT_TOOLS
 
 
 @pytest.fixture
@@ -28,11 +28,6 @@ def space(tmp_path: Path) -> Workspace:
     (root / "link").symlink_to(tmp_path / "outside")
     (root / "linked").symlink_to(tmp_path)
     return Workspace(list_files(root), max_chars=1000)
-
-
-def test_the_tools_are_those_the_verifiers_know() -> None:
-    names = [tool["function"]["name"] for tool in definitions("repo_agent")]
-    assert set(names) == set(AGENT_TOOLS) == {"list_files", "read_file", "grep", "write_file"}
 
 
 def test_tool_results(space: Workspace) -> None:
@@ -95,18 +90,12 @@ REFUSED = [
     ("write_file", {"rel_path": "x\0y", "content": "x"}, "not allowed in a path"),
     ("write_file", {"rel_path": "\ud800", "content": "x"}, "not allowed in a path"),
     ("write_file", {"rel_path": "big", "content": "x" * (MAX_WRITE + 1)}, "Write less"),
-    ("list_files", {"rel_dir": ""}, "rel_dir: '' should be non-empty"),
     ("list_files", {}, "rel_dir: must have required property 'rel_dir'"),
-    ("list_files", {"rel_dir": ".", "max_files": 0}, "max_files: 0 is less than the minimum of 1"),
-    ("read_file", {"rel_path": ["a"]}, "rel_path: must be string"),
     ("read_file", {"rel_path": "a", "max_chars": "9"}, "max_chars: must be integer"),
-    ("read_file", {"rel_path": "a", "path": "a"}, "must NOT have additional properties"),
     ("grep", {"pattern": "(?=x)", "rel_dir": "."}, "no lookaround"),
     ("grep", {"pattern": "(", "rel_dir": "."}, "not a regular expression"),
     ("grep", {"pattern": "x{1000}{1000}", "rel_dir": "."}, "not a regular expression"),
-    ("grep", {"pattern": "x" * 2000, "rel_dir": "."}, "longer"),
     ("run_tests", {}, "Unknown tool `run_tests`"),
-    ("", {}, "Unknown tool"),
 ]
 
 

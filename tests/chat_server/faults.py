@@ -33,7 +33,7 @@ def busy(
     return Fault("busy", answer)
 
 
-def garbage(body: bytes = b"<html>It works!</html>") -> Fault:
+def garbage(body: bytes = b"{}") -> Fault:
     """Status 200 and something that is no answer."""
 
     async def answer(_: bytes) -> Response:

@@ -86,16 +86,6 @@ def test_from_trajectories_to_rows(folder: Path, chat_server: ChatServer) -> Non
     assert rows[0]["prompt"][-1]["role"] == "user"
 
 
-def test_the_same_command_again_asks_nothing_and_changes_nothing(folder: Path, chat_server: ChatServer) -> None:
-    command = ("duel", "data", "--records", "prs.parquet", "--out", "one")
-    run_command(*command)
-    before = {path: path.read_bytes() for path in Path("one/result").rglob("*.*")}
-    hits = len(chat_server.hits)
-    run_command(*command)
-    assert len(chat_server.hits) == hits
-    assert {path: path.read_bytes() for path in Path("one/result").rglob("*.*")} == before
-
-
 def test_an_estimate_prices_all_stages_and_stops(folder: Path, chat_server: ChatServer) -> None:
     with Path("chain.toml").open("a") as config:
         config.writelines(f"[prices.{name}]\ninput = 1\noutput = 2\n" for name in ("k", "judge-1", "judge-2"))
@@ -147,14 +137,6 @@ def test_a_missing_price_of_a_judge_is_reported_before_the_first_call(folder: Pa
     assert not chat_server.hits
 
 
-def test_judgments_of_other_answers_are_not_scored(folder: Path, chat_server: ChatServer) -> None:
-    run_command("duel", "data", "--records", "prs.parquet", "--aa-test", "4")
-    for other in (("--model", "k2"), ("--judge", "judge-1"), ("--seed", "2")):
-        with pytest.raises(OutputError, match="before the first judge was called"):
-            run_command("duel", *other)
-    assert "final between equals" in run_command("duel", "--export")
-
-
 def test_the_recorded_agent_is_another_opponent_with_judgments_of_its_own(
     folder: Path, chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,13 +181,6 @@ def test_a_pair_never_prefers_an_answer_that_lost(folder: Path, chat_server: Cha
         write_training_rows(folder / "duel", "dpo", folder / "rows", ("defeat",))
 
 
-def test_rows_that_were_written_again_are_loaded_again(folder: Path, chat_server: ChatServer) -> None:
-    for limit in ("6", "12"):
-        run_command("duel", "data", "--records", "prs.parquet", "--limit", limit)
-        run_command("duel", "--to", "sdpo", "--rows", "rows")
-        assert len(load_dataset("rows", "sdpo", split="train")) == int(limit)
-
-
 def test_leaking_answers_are_only_in_sdpo_rows(folder: Path, chat_server: ChatServer) -> None:
     run_command("duel", "data", "--records", "prs.parquet")
     path = folder / "duel/result/data/final-00000-of-00001.parquet"
@@ -233,16 +208,6 @@ def test_a_challenger_that_is_not_accepted_is_not_judged_by_the_panel(folder: Pa
     with pytest.raises(EmptySelection, match="take another bucket"):
         write_training_rows(folder / "duel", "sft", folder / "rows")
     assert write_training_rows(folder / "duel", "sft", folder / "rows", ("defeat",))["rows"] == 12
-
-
-def test_a_judge_that_likes_the_first_answer_decides_nothing(folder: Path, chat_server: ChatServer) -> None:
-    chat_server.policy = lambda body: verdict(9, 1) if is_judge(body) else play(body)
-    output = run_command("duel", "data", "--records", "prs.parquet", "--rules", "original")
-    assert "\naccepted" not in output
-    report = json.loads((folder / "duel/result/report.json").read_text())
-    assert [judge["first_bias"] for judge in report["panel"]["judges"]] == [50, 50]
-    assert report["panel"]["buckets"]["defeat"] == 12
-    assert report["original"]["challenger_score"] == 0
 
 
 def test_bad_input_is_one_sentence(folder: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 from pimono_sdpo.duel.gate import (
     LOOKS,
     adjust_scores,
-    choose_unit,
     count_effective,
     decide,
     estimate_score,
@@ -73,12 +72,6 @@ def test_a_large_repository_weighs_at_most_as_much_as_five_tasks() -> None:
     assert count_effective([str(turn) for turn in range(40)]) == pytest.approx(40)
     assert count_effective(["one"] * 40) == 1
     assert 5 < count_effective(["one"] * 100 + [str(turn) for turn in range(20)]) < 21
-
-
-def test_repositories_are_the_units_where_there_are_several() -> None:
-    assert choose_unit(["a", "b"], "auto") == "repo"
-    assert choose_unit(["a", "a"], "auto") == "task"
-    assert choose_unit(["a", "b"], "task") == "task"
 
 
 def test_correlated_turns_of_one_unit_add_no_certainty() -> None:

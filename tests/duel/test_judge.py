@@ -336,17 +336,11 @@ def test_the_panel_stops_when_the_bucket_is_decided(chat_server: ChatServer) -> 
     [
         ({"A": scores(11)}, "`$.A.correctness`"),
         ({"B": scores(-1)}, "`$.B.correctness`"),
-        ({"B": scores(2.5)}, "`$.B.correctness`"),
-        ({"B": scores("7")}, "`$.B.correctness`"),
-        ({"B": scores(True)}, "`$.B.correctness`"),
         ({"B": scores(float("nan"))}, "`$.B.correctness`"),
         ({"B": scores(float("inf"))}, "`$.B.correctness`"),
         ({"A": {"correctness": 3}}, "`grounding` - at `$.A`"),
-        ({"A": 3}, "`$.A`"),
         ({"verdict": "C"}, "`$.verdict`"),
-        ({"verdict": None}, "`$.verdict`"),
         ({"reason": ""}, "`reason`"),
-        ({"reason": 3}, "`$.reason`"),
     ],
 )
 def test_a_missing_part_of_a_reply_is_named(change: Json, problem: str) -> None:

@@ -1,7 +1,6 @@
 """From stored judgments to a verdict, buckets, report and card."""
 
 import json
-import random
 from pathlib import Path
 
 import pyarrow as pa
@@ -129,21 +128,6 @@ def test_the_original_rules_need_every_judgment(judged: Path) -> None:
     assert [judge["parsed"] for judge in judges] == [1.0, 118 / 120, 117 / 119]
 
 
-def test_a_judge_that_obeys_the_answer_does_not_decide(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    noise = {turn: rng.choice([(8, 3), (3, 8)]) for turn in range(300)}
-
-    def obeying(turn: int, judge: str, order: int) -> tuple[int, int]:
-        return (10, 1) if judge == JUDGES[0] else noise[turn]
-
-    report = score_duel(Duel(tmp_path, write_duel(tmp_path, 300, 300, obeying)))
-    verdict = report["verdict"]
-    assert verdict["score"] > 60
-    assert verdict["conclusion"] == "not accepted"
-    assert verdict["judges"][0]["outlying"]
-    assert any("lab/strict" in reason for reason in verdict["reasons"])
-
-
 def test_leaked_answers_never_count_as_wins(tmp_path: Path) -> None:
     given = write_duel(tmp_path, 60, 60, sure)
     rows = pq.read_table(tmp_path / "answers" / "answers-00000.parquet").to_pylist()
@@ -164,17 +148,6 @@ def test_leaked_answers_never_count_as_wins(tmp_path: Path) -> None:
     assert max(metrics["progress"] for metrics in rows["metrics"]) == 100
     text = (tmp_path / "result" / "report.md").read_text()
     assert "60 of these turns have terms of the hidden pull request" in text
-
-
-def test_few_repositories_give_scores_without_a_verdict(tmp_path: Path) -> None:
-    report = score_duel(Duel(tmp_path / "a", write_duel(tmp_path / "a", 60, 60, sure, repos=4)))
-    verdict = report["verdict"]
-    assert (verdict["conclusion"], verdict["missing_clusters"]) == ("no verdict", 26)
-    assert "26 more repositories are needed (4 by weight)" in verdict["sentence"]
-    assert verdict["score"] > 80
-    given = write_duel(tmp_path / "b", 60, 60, sure, repos=4, cluster="task")
-    assert score_duel(Duel(tmp_path / "b", given))["verdict"]["conclusion"] == "accepted"
-    assert "tasks" in (tmp_path / "b" / "result" / "report.md").read_text()
 
 
 def test_the_aa_test_shows_how_much_of_the_best_bucket_chance_explains(judged: Path) -> None:

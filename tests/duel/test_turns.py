@@ -14,7 +14,7 @@ from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.traces.sources import find_parquet_files
 from processors.duel.answers import check_format, classify_action
 from processors.duel.turns import (
-    Options,
+    TurnOptions,
     draw_runs,
     draw_turns,
     list_ids,
@@ -27,7 +27,7 @@ from processors.duel.turns import (
 from tests.duel.trajectories import pull_request, step, trajectory, write_pull_requests, write_trajectories
 from tests.loopback_hub import LoopbackHub, run_client
 
-FEW = Options(turns=25, seed=1)
+FEW = TurnOptions(turns=25, seed=1)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ def test_a_repository_is_named_or_unknown(tmp_path: Path, repo: object, instance
 def test_shards_hold_at_most_200_turns(tmp_path: Path) -> None:
     source = write_trajectories(tmp_path / "data", files=2, groups=2, rows=110)
     records = write_pull_requests(tmp_path / "prs.parquet")
-    draw_turns(str(source), str(records), Options(turns=250), tmp_path / "out")
+    draw_turns(str(source), str(records), TurnOptions(turns=250), tmp_path / "out")
     counts = [len(read(path)) for path in sorted((tmp_path / "out" / "turns").glob("*"))]
     assert counts == [200, 50]
 
@@ -157,7 +157,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     records = write_pull_requests(tmp_path / "prs.parquet", range(3))
     notes = tmp_path / "exclude.txt"
     notes.write_text("# huge ones\nproj2-2  # 40,000 lines\n\n")
-    options = Options(turns=99, exclude=read_excluded_ids(notes))
+    options = TurnOptions(turns=99, exclude=read_excluded_ids(notes))
     report = draw_turns(str(tmp_path / "data"), str(records), options, tmp_path / "out")
     assert report["turns"] == 2
     assert report["dropped"] == {
@@ -175,8 +175,8 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
 
 HUB = """
 import json, pathlib
-from processors.duel.turns import Options, draw_turns
-report = draw_turns("lab/swe", "lab/prs", Options(turns=25, seed=1), pathlib.Path("out"))
+from processors.duel.turns import TurnOptions, draw_turns
+report = draw_turns("lab/swe", "lab/prs", TurnOptions(turns=25, seed=1), pathlib.Path("out"))
 print(json.dumps(report))
 """
 
@@ -212,7 +212,7 @@ def test_an_invalid_source_is_reported_in_one_sentence(tmp_path: Path) -> None:
         (str(tmp_path / "none"), known, "does not exist"),
     ):
         with pytest.raises(SourceError, match=message) as problem:
-            draw_turns(given, records, Options(), tmp_path / "out")
+            draw_turns(given, records, TurnOptions(), tmp_path / "out")
         assert "\n" not in str(problem.value)
     assert not (tmp_path / "out").exists()
 

@@ -14,7 +14,12 @@ _WORDS = st.sampled_from(
     compact_boundary compaction_state attachment queued_command hook_x input_text write_stdin
     exec_command Bash shell c1 c2 bash -lc exec wait item_completed item.completed CommandExecution FileChange
     McpToolCall UserMessage AgentMessage exec_command_end patch_apply_end mcp_tool_call_end agent_message
-    command_execution user_shell failed declined unknown user.text web_search_call AskUserQuestion""".split()
+    command_execution user_shell failed declined unknown user.text web_search_call AskUserQuestion
+    ses_1 msg_1 prt_1 session sessions message messages part parts tool_calls tool_result_events question step-start
+    compaction completed errored blocked subagent 1 0
+    user.message assistant.message tool.execution_start tool.execution_complete tool.user_requested
+    session.snapshot_rewind session.compaction_complete permission.completed abort str_replace_editor
+    gemini info run_shell_command chat_compression cancelled real_user""".split()
 ) | st.sampled_from(
     [
         "[Request interrupted by user]",
@@ -35,6 +40,8 @@ _WORDS = st.sampled_from(
         '<send_user_message_question_reply>[{"questionItemId": "[1, 2]", "answer": "x"}]</send_user_message_question_reply>',
         'User has answered your questions: "a"="b". You can now continue',
         "\x1b[31m",
+        "x\n<exited with exit code 1>",
+        "Output: x\nExit Code: 1\nProcess Group PGID: 7",
     ]
 )
 _KEYS = st.sampled_from(
@@ -44,7 +51,15 @@ _KEYS = st.sampled_from(
     source_uuid origin kind anchorMessage summary timestamp source harness session_id chars stop_reason
     subtype isApiErrorMessage model exitCode error cwd item id process_id changes content_items invocation
     aggregated_output result isError status internal_chat_message_metadata_passthrough content_item_kinds
-    client_authored questions answers unified_diff move_path server tool version""".split()
+    client_authored questions answers unified_diff move_path server tool version table data info messages parts
+    sessionID session_id messageID message_id parent_id revert state callID synthetic ignored time created end options
+    label tail_start_id directory tool_calls tool_call_id compacted active model_config parent_session_id
+    finish_reason ordinal call_index message_id tool_name input_json result_content is_sidechain is_system agent
+    tool_call_message_ordinal display_kind session_start started_at
+    client_authored questions answers unified_diff move_path server tool version
+    data toolRequests arguments toolName upToEventId source contents agentId feedback parts functionCall
+    functionResponse args response toolCalls displayContent $rewindTo $set messages provenance systemPayload
+    compressedHistory displayText toolCallResult directories""".split()
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | _WORDS,

@@ -6,7 +6,6 @@ import os
 import signal
 import sqlite3
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -59,36 +58,6 @@ def test_results_come_in_order_and_a_failure_is_a_row(
     assert result["text"][:2] == ["question 0", "question 1"]
     assert chat_server.most_under_way <= 5
     assert "ask" not in capfd.readouterr().err
-
-
-def interrupted(url: str, journal: Path, said: Any) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    asker = Asker(chat_of(url, journal))
-    try:
-        map_rows(rows(40), asker.one, ANSWER, in_flight=16, desc="ask")
-    except KeyboardInterrupt:
-        said.send("interrupted")
-
-
-def test_ctrl_c_ends_a_run_at_once_and_what_was_answered_is_kept(
-    chat_server: ChatServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    journal = tmp_path / "calls.sqlite"
-    chat_server.choose_fault = lambda body, before: hang(0.1 if len(chat_server.hits) < 20 else 600)
-    spawn = multiprocessing.get_context("spawn")
-    heard, said = spawn.Pipe()
-    worker = spawn.Process(target=interrupted, args=(chat_server.url, journal, said))
-    worker.start()
-    while len(chat_server.hits) < 30:
-        time.sleep(0.01)
-    assert worker.pid
-    os.kill(worker.pid, signal.SIGINT)
-    worker.join(120)
-    assert worker.exitcode == 0
-    assert heard.poll()
-    assert heard.recv() == "interrupted"
-    assert sum(used.calls for used in Journal(journal).usage().values()) >= 14
-    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_bug_ends_all_and_is_raised_as_it_is(chat_server: ChatServer, tmp_path: Path) -> None:

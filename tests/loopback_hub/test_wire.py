@@ -5,11 +5,10 @@ import json
 import urllib.error
 import urllib.request
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 
-from tests.loopback_hub import LoopbackHub, loopback
+from tests.loopback_hub import LoopbackHub
 from tests.loopback_hub.card import problems
 
 
@@ -54,24 +53,6 @@ def test_revisions_and_ranges_on_the_wire(loopback_hub: LoopbackHub, revision: s
     assert json.loads(body)["error"].endswith("a b/d.bin")
     assert fetch(url, Authorization="Bearer hf_other")[0] == 401
     assert fetch(url, follow=False, Authorization="Bearer hf_loopback")[0] == 302
-
-
-def test_a_stale_parent_is_refused(loopback_hub: LoopbackHub) -> None:
-    first = loopback_hub.seed("me/m", "model", {"a.txt": b"a"})
-    second = loopback_hub.seed("me/m", "model", {"b.txt": b"b"})
-
-    def commit(parent: str) -> int:
-        header = {"summary": "s", "description": "", "parentCommit": parent}
-        gone = {"path": "a.txt"}
-        lines = [{"key": "header", "value": header}, {"key": "deletedFile", "value": gone}]
-        body = "\n".join(map(json.dumps, lines)).encode()
-        return post(loopback_hub, "/api/models/me/m/commit/main", body)
-
-    assert commit(first) == 412
-    assert sorted(loopback_hub.files("me/m")) == [".gitattributes", "a.txt", "b.txt"]
-    assert commit(second) == 200
-    assert sorted(loopback_hub.files("me/m")) == [".gitattributes", "b.txt"]
-    assert sorted(loopback_hub.files("me/m", revision=first)) == [".gitattributes", "a.txt"]
 
 
 def send(method: str, url: str, body: object, token: str | None = "hf_loopback") -> tuple[int, dict[str, str], bytes]:
@@ -164,37 +145,6 @@ def test_a_job_that_the_hub_refuses(loopback_hub: LoopbackHub, change: dict[str,
     assert post(loopback_hub, "/api/jobs/me", body) == 402
 
 
-def test_a_large_tree_comes_in_pages(loopback_hub: LoopbackHub) -> None:
-    loopback_hub.seed("me/d", "dataset", {f"{n:04}.txt": b"" for n in range(1001)})
-    url = f"{loopback_hub.url}/api/datasets/me/d/tree/main"
-    _, headers, first = fetch(url)
-    _, last, second = fetch(headers["link"].split(">")[0][1:])
-    assert (len(json.loads(first)), len(json.loads(second))) == (1000, 2)
-    assert "link" not in last
-
-
-def test_the_same_seeds_have_the_same_shas() -> None:
-    with loopback() as one, loopback() as two:
-        assert one.url != two.url
-        shas = [hub.seed("a/b", "dataset", {"x": b"1", "y": b"2"}) for hub in (one, two)]
-        assert shas[0] == shas[1]
-        assert two.seed("a/b", "dataset", {"x": b"1"}) != shas[0]
-        assert one.seed("a/c", "dataset", {"x": b"1", "y": b"2"}) != shas[0]
-
-
-def test_the_environment_is_the_hubs_own(
-    loopback_hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("https_proxy", "ALL_PROXY", "HF_HUB_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE"):
-        monkeypatch.setenv(name, "outside")
-    env = loopback_hub.env(tmp_path)
-    assert env["HF_ENDPOINT"] == loopback_hub.url
-    assert env["HF_TOKEN"] == "hf_loopback"
-    assert Path(env["HF_HOME"]).parent == tmp_path
-    assert "outside" not in env.values()
-    assert "HF_TOKEN" not in loopback_hub.env(tmp_path, token=None)
-
-
 @pytest.mark.parametrize(
     ("metadata", "told"),
     [
@@ -232,13 +182,6 @@ def test_what_the_hub_says_of_a_card(metadata: str, told: str | None) -> None:
     assert warnings == []
     assert len(errors) == (told is not None)
     assert told is None or told in errors[0]
-
-
-def test_what_the_hub_only_warns_about() -> None:
-    card = "---\ntask_categories: [text-generation, wishing]\nsize_categories: [n<1K, few]\n---\n"
-    errors, warnings = problems(card)
-    assert errors == []
-    assert [("wishing" in w, "few" in w) for w in warnings] == [(True, False), (False, True)]
 
 
 @pytest.mark.parametrize("text", ["# No metadata\n", "---\n---\n# Title\n", ""])

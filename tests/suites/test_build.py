@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pimono_sdpo.agent.task_tests import run_tests
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import OutputError, PimonoError
 from pimono_sdpo.suites import suite
@@ -49,6 +48,8 @@ def test_a_checkout_stays_where_it_is_and_hides_its_answers(checkout: Path, tmp_
     ]  # fmt: skip
     assert first["metadata"]["group"] == second["metadata"]["group"] == "fix_common_subsequence"
     assert third["metadata"]["files"] == ["python_programs/third.py"]
+    # One line of code; the program with the bug also has a description.
+    assert third["metadata"]["fix_lines"] == 2
     assert "The next number." in third["goal"]
     seen = seen_of(third)
     names = ["lcs_length", "longest_common_subsequence", "third"]
@@ -59,14 +60,6 @@ def test_a_checkout_stays_where_it_is_and_hides_its_answers(checkout: Path, tmp_
     build_suite(str(checkout), tmp_path / "out", hide_tests=True)
     hidden = seen_of(suite.load_suite(tmp_path / "out").tasks[0])
     assert hidden == seen[:4]
-
-
-def test_the_command_of_a_checkout_runs_with_hidden_tests(checkout: Path, tmp_path: Path) -> None:
-    build_suite(str(checkout), tmp_path / "out", hide_tests=True)
-    task = suite.load_suite(tmp_path / "out").tasks[2]
-    assert run_tests({**task, "verifier_spec": None}, {}).ok is False
-    fixed = {"python_programs/third.py": FIXED.replace("lcs_length", "third").encode()}
-    assert run_tests({**task, "verifier_spec": None}, fixed).ok is True
 
 
 def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -82,15 +75,6 @@ def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
     assert all(Path(task["repo"]).is_relative_to(moved) for task in suite.load_suite(moved).tasks)
 
 
-def test_what_a_killed_run_left_is_no_obstacle(tmp_path: Path) -> None:
-    left = tmp_path / ".out.partial"
-    (left / "out" / "repos" / "old").mkdir(parents=True)
-    (left / "lock").touch()
-    build_suite("samples", tmp_path / "out", hide_tests=False)
-    assert not left.exists()
-    assert not (tmp_path / "out" / "repos" / "old").exists()
-
-
 def test_a_foreign_folder_is_not_replaced(checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "suite.json").write_text('{"tasks": []}')
@@ -104,16 +88,18 @@ def test_a_foreign_folder_is_not_replaced(checkout: Path, tmp_path: Path) -> Non
 
 
 def test_the_kind_of_a_source_is_detected_by_its_content(tmp_path: Path) -> None:
-    with pytest.raises(PimonoError, match="is not a QuixBugs checkout"):
-        build_suite(str(tmp_path / "none"), tmp_path / "out", hide_tests=False)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(PimonoError, match="is not a QuixBugs checkout"):
-        build_suite(str(tmp_path / "empty"), tmp_path / "out", hide_tests=False)
-    build_suite("samples", tmp_path / "out", hide_tests=False)
-    with pytest.raises(PimonoError, match="is not a QuixBugs checkout"):
-        build_suite(str(tmp_path / "out" / "suite.json"), tmp_path / "more", hide_tests=False)
-    (tmp_path / "empty" / "humanevalpack.jsonl").touch()
-    for source in (tmp_path / "empty", tmp_path / "empty" / "humanevalpack.jsonl"):
-        with pytest.raises(PimonoError, match=r"`suite build FILE.jsonl` was removed; use QuixBugs"):
-            build_suite(str(source), tmp_path / "more", hide_tests=False)
+    (tmp_path / "harbor" / "fix-total").mkdir(parents=True)
+    (tmp_path / "harbor" / "fix-total" / "task.toml").touch()
+    (tmp_path / "he").mkdir()
+    (tmp_path / "he" / "humanevalpack.jsonl").touch()
+    for source, said in (
+        ("none", "is not a QuixBugs checkout"),
+        ("empty", "is not a QuixBugs checkout"),
+        ("he", "`suite build FILE.jsonl` was removed"),
+        ("he/humanevalpack.jsonl", "`suite build FILE.jsonl` was removed"),
+        ("harbor", "`suite build HARBOR` was removed; read the tasks with `load_dataset"),
+    ):
+        with pytest.raises(PimonoError, match=said):
+            build_suite(str(tmp_path / source), tmp_path / "more", hide_tests=False)
     assert not (tmp_path / "more").exists()

@@ -66,17 +66,15 @@ def test_the_fix_passes_the_bug_fails_and_tests_stay_as_they_are(repo: Path, how
     assert run_tests(task, split).ok is True
 
 
-def test_a_hanging_command_is_stopped_by_cpu_time(repo: Path) -> None:
-    task = task_of(repo, verifier_spec=json.dumps(SPEC))
-    hangs = left(double_py="def double(n):\n    while n: pass\n    return 0\n")
-    ran = run_tests(task, hangs)
-    assert (ran.ok, ran.error) == (False, None)
-    assert "used up its CPU time" in ran.output
-
-
-def test_a_command_that_hangs_is_cut_by_its_seconds(repo: Path) -> None:
-    task = task_of(repo, test_cmd="python double.py", metadata={"seconds": 0.5})
-    ran = run_tests(task, left(double_py="while True: pass\n"))
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"verifier_spec": json.dumps(SPEC)}, "def double(n):\n    while n: pass\n    return 0\n"),
+        ({"test_cmd": "python double.py", "metadata": {"seconds": 0.5}}, "while True: pass\n"),
+    ],
+)
+def test_a_program_that_hangs_is_stopped_by_cpu_time(repo: Path, more: dict[str, Any], text: str) -> None:
+    ran = run_tests(task_of(repo, **more), left(double_py=text))
     assert (ran.ok, ran.error) == (False, None)
     assert "used up its CPU time" in ran.output
 
@@ -96,14 +94,10 @@ def test_hidden_tests_are_there_when_they_run(repo: Path) -> None:
         assert run_tests(task, left(double_py=FIXED)).ok is True
 
 
-def test_only_what_is_allowed_counts(repo: Path) -> None:
+def test_what_is_removed_is_missing_and_what_is_not_allowed_does_not_count(repo: Path) -> None:
+    assert run_tests(task_of(repo, verifier_spec=json.dumps(SPEC)), {"double.py": None}).ok is False
     task = task_of(repo, verifier_spec=json.dumps({**SPEC, "allowed": ["other.py"]}))
     assert run_tests(task, left(double_py=FIXED)).ok is False
-
-
-def test_what_is_removed_is_missing(repo: Path) -> None:
-    task = task_of(repo, verifier_spec=json.dumps(SPEC))
-    assert run_tests(task, {"double.py": None}).ok is False
 
 
 @pytest.mark.parametrize(

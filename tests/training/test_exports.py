@@ -8,10 +8,8 @@ from datasets import load_dataset
 from transformers import AutoTokenizer
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-from pimono_sdpo.cli.pairs import Options as PairOptions
-from pimono_sdpo.cli.pairs import write_pairs
-from pimono_sdpo.cli.steps import Options as StepOptions
-from pimono_sdpo.cli.steps import write_steps
+from pimono_sdpo.cli.pairs import PairOptions, write_pairs
+from pimono_sdpo.cli.steps import StepOptions, write_steps
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts.steps import Granularity
 from tests.rollout_data import OTHER, final, read, rollout, write, write_folder

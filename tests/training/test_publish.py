@@ -145,7 +145,7 @@ def test_a_dropped_connection_is_gone_over(
     pushed = loopback_hub.files("me/adapter")
     del pushed[".gitattributes"]
     assert pushed == adapter | {"README.md": CARD}
-    assert told.startswith(f"pushed 3 files to {loopback_hub.url}/me/adapter (private)")
+    assert told.startswith(f"{loopback_hub.url}/me/adapter (private) has these 3 files")
 
 
 def test_the_next_adapter_takes_its_files_and_leaves_the_owners(

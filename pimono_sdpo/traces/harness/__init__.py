@@ -3,7 +3,19 @@
 A trace belongs to the first harness that recognises one of its lines.
 """
 
-from pimono_sdpo.traces.harness import claude_code, codex, droid, pi, simple
+from pimono_sdpo.traces.harness import (
+    agentsview,
+    claude_code,
+    codex,
+    copilot,
+    droid,
+    gemini,
+    hermes,
+    openclaw,
+    opencode,
+    pi,
+    simple,
+)
 from pimono_sdpo.traces.harness.base import Entry, Harness
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
@@ -11,9 +23,18 @@ HARNESSES: tuple[Harness, ...] = (
     claude_code.HARNESS,
     codex.HARNESS,
     droid.HARNESS,
+    opencode.HARNESS,
+    hermes.HARNESS,
+    agentsview.HARNESS,
     simple.HARNESS,
     pi.HARNESS,
+    copilot.HARNESS,
+    gemini.QWEN,
+    gemini.GEMINI,
+    openclaw.HARNESS,
 )  # fmt: skip
+# The words that stand for the user's own sessions, and their agents.
+OWN = {harness.word: harness for harness in HARNESSES if harness.word}
 _BY_NAME = {harness.name: harness for harness in HARNESSES}
 
 
@@ -37,8 +58,6 @@ def name_agent(entry: Entry) -> str:
         return "copilot_cli"
     if to_text(message.get("type")) in {"TurnBegin", "StepBegin", "ContentPart", "ToolCall"}:
         return "kimi_cli"
-    if isinstance(entry.get("messages"), list):
-        return "hermes"
     if kind in {"user", "assistant", "tool_result", "reasoning"} and {"content", "summary"} & entry.keys():
         return "grok"
     if kind in {"session_meta", "turn_context", "thread.started"} or "record_type" in entry:

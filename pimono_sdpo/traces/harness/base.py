@@ -6,6 +6,7 @@ A new harness is one file here with a `HARNESS`, and one line in `HARNESSES`.
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
@@ -32,6 +33,39 @@ class Tool:
 
 
 @dataclass(frozen=True)
+class Table:
+    """A table of an agent's SQLite file: its columns with the session's id, the order of rows and the time of changes.
+
+    A row becomes a JSON object with its `name` as `table`. Of a table with a `json` column, only the columns in
+    `keys` and that one, as `data`, are read; without `keys` the stored JSON is the line. `zstd` is a column with the
+    compressed JSON of the rows in which `json` is null.
+    """
+
+    name: str
+    session: str
+    order: str
+    changed: str = ""
+    json: str = ""
+    keys: tuple[str, ...] = ()
+    zstd: str = ""
+
+
+@dataclass(frozen=True)
+class Store:
+    """The sessions in an agent's SQLite file; the first table has all their ids, in the order they began.
+
+    `project` is its column with the working directory. A column `agent` names the agent of each session, if the
+    file holds sessions of several: those of agents with a reader of their own are left out. `lacks` says what these
+    sessions do not record, for the report and the card.
+    """
+
+    tables: tuple[Table, ...]
+    project: str = ""
+    agent: str = ""
+    lacks: str = ""
+
+
+@dataclass(frozen=True)
 class Harness:
     """One harness: how its sessions are recognised and read, and what its tools are.
 
@@ -48,6 +82,11 @@ class Harness:
     recorder_of  returns the name of the harness that wrote a session, if several write this format
     version_of   returns the version that wrote a session, "" if it does not say
     list_kinds   yields the types of entries and of the blocks in them, which `traces.drift` counts
+    title        its name in messages
+    word         the SOURCE that stands for the user's own sessions, "" if there are none
+    homes        returns the folders or files where the agent stores them, whether they exist or not, from
+                 the environment variables and the user's home folder
+    store        its sessions in SQLite, whose rows are the lines that it reads
     """
 
     name: str
@@ -64,6 +103,27 @@ class Harness:
     recorder_of: Callable[[list[Any]], str] | None = None
     version_of: Callable[[list[Any]], str] = lambda objects: ""
     list_kinds: Callable[[list[Any]], Iterable[str]] = lambda objects: ()
+    title: str = ""
+    word: str = ""
+    homes: Callable[[Mapping[str, str], Path], list[Path]] = lambda environ, home: []
+    store: Store | None = None
+
+
+def find_home(environ: Mapping[str, str], variable: str, default: Path) -> Path:
+    """Return the folder that an environment variable names, otherwise the default one."""
+    return Path(environ.get(variable) or default).expanduser()
+
+
+def read_setting(file: Path, *keys: str) -> str:
+    """Return a text from a settings file in JSON, "" if the file does not have it."""
+    try:
+        value = msgspec.json.decode(file.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        # Agents also accept comments in these files; then their default applies here.
+        return ""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else ""
 
 
 def keep_fields(names: str, **nested: Any) -> Any:

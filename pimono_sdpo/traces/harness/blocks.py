@@ -6,6 +6,7 @@ import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,21 @@ def find_text(values: Iterable[object]) -> str:
     return next(filter(None, map(to_text, values)), "")
 
 
+def format_time(value: object) -> str:
+    """Return a time as text; numbers are milliseconds.
+
+    >>> format_time(1_767_225_600_000)
+    '2026-01-01T00:00:00+00:00'
+    """
+    if not isinstance(value, int | float):
+        return to_text(value)
+    try:
+        return datetime.fromtimestamp(value / 1000, UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        # Too large for a time, or NaN.
+        return ""
+
+
 def to_object(value: object) -> dict[str, Any]:
     """Return a JSON object, {} for anything else."""
     return value if isinstance(value, dict) else {}
@@ -66,6 +82,11 @@ def to_blocks(content: object) -> list[dict[str, Any]]:
         for block in (content if isinstance(content, list) else [content])
         if isinstance(block, (dict, str))
     ]
+
+
+def list_objects(value: object) -> list[dict[str, Any]]:
+    """Return the JSON objects of a list, [] for anything else."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def list_texts(content: object) -> list[str]:

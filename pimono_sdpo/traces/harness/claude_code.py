@@ -5,8 +5,10 @@ text that the harness added, or results of tools. Subagents are sidechains.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
 
 import msgspec
 
@@ -560,6 +562,18 @@ TOOLS = {
         "Search the web.", (describe_object("query", query=TEXT, allowed_domains=_TEXTS, blocked_domains=_TEXTS),)
     ),
 }
+
+
+def list_homes(environ: Mapping[str, str], home: Path) -> list[Path]:
+    """Return the folders of sessions, also those of Cowork, which has one for each session."""
+    places = [home / ".claude", home / ".config" / "claude"]
+    if set_to := environ.get("CLAUDE_CONFIG_DIR"):
+        places = [Path(set_to).expanduser()]
+    apps = [home / "Library" / "Application Support", home / ".config", Path(environ.get("APPDATA") or home)]
+    cowork = (app.glob("Claude/local-agent-mode-sessions/*/*/local_*/.claude") for app in apps)
+    return [place / "projects" for place in [*places, *sorted(chain.from_iterable(cowork))]]
+
+
 HARNESS = Harness(
     name="claude_code",
     about="Claude Code sessions and the output of its stream-json mode; subagents are kept separate",
@@ -571,6 +585,9 @@ HARNESS = Harness(
     version_of=read_version,
     list_kinds=list_kinds,
     edit=("old_string", "new_string"),
+    title="Claude Code",
+    word="claude",
+    homes=list_homes,
     sample="""\
 {"type": "user", "uuid": "1", "parentUuid": null, "sessionId": "s", "cwd": "/w/app",\
  "message": {"role": "user", "content": "Fix the failing test of the parser."}}

@@ -7,9 +7,10 @@ as completed items, or can only be read from their source in files without these
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,6 +25,7 @@ from pimono_sdpo.traces.harness.base import (
     describe_arguments,
     describe_list,
     describe_object,
+    find_home,
     keep_fields,
 )
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
@@ -783,6 +785,14 @@ TOOLS = {
     ),
     "read_mcp_resource": Tool("Read a resource of an MCP server.", (describe_arguments("server uri", "server uri"),)),
 }
+
+
+def list_homes(environ: Mapping[str, str], home: Path) -> list[Path]:
+    """Return the folders of sessions, and of those that were archived."""
+    place = find_home(environ, "CODEX_HOME", home / ".codex")
+    return [place / "sessions", place / "archived_sessions"]
+
+
 HARNESS = Harness(
     name="codex",
     about="Codex rollouts, also of code mode and of the first versions in 2025, and the output of `codex exec --json`",
@@ -793,6 +803,9 @@ HARNESS = Harness(
     tools=TOOLS,
     version_of=read_version,
     list_kinds=list_kinds,
+    title="Codex",
+    word="codex",
+    homes=list_homes,
     sample="""\
 {"type": "session_meta", "payload": {"id": "s", "cwd": "/w/app"}}
 {"type": "response_item", "payload": {"type": "message", "role": "user",\

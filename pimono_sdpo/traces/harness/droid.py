@@ -115,6 +115,9 @@ HARNESS = Harness(
     version_of=read_version,
     list_kinds=list_kinds,
     edit=("old_str", "new_str"),
+    title="droid",
+    word="droid",
+    homes=lambda environ, home: [home / ".factory" / "sessions"],
     sample="""\
 {"type": "session_start", "id": "s", "title": "parser", "cwd": "/w/app"}
 {"type": "message", "id": "1", "message": {"role": "user",\

@@ -7,7 +7,8 @@ custom message. In JSON mode Pi prints each message several times, complete and 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +23,8 @@ from pimono_sdpo.traces.harness.base import (
     describe_arguments,
     describe_list,
     describe_object,
+    find_home,
+    read_setting,
 )
 from pimono_sdpo.traces.harness.blocks import find_path
 
@@ -163,7 +166,20 @@ def read(entries: list[Entry]) -> list[Event]:
             kept = entry_at.get(entry.firstKeptEntryId or "-", -1) if kept is None else kept
             new[0].kept_from = first_event[kept] if 0 <= kept <= position else begin
         events += new
-    return _ensure_request(events)
+    return _ensure_request(_name_shells(events))
+
+
+def _name_shells(events: list[Event]) -> list[Event]:
+    """Give OpenClaw's `exec`, which runs a command in a shell, the name that it has in Pi."""
+    renamed = set[str]()
+    for event in events:
+        if event.tool_name != "exec":
+            continue
+        if event.kind == "tool_call" and '"command"' in event.arguments:
+            renamed.add(event.call_id)
+        if event.call_id in renamed:
+            event.tool_name = "bash"
+    return events
 
 
 def _empty_copies(entries: list[Entry]) -> list[Entry]:
@@ -323,6 +339,13 @@ def list_kinds(entries: list[Entry]) -> Iterator[str]:
                 yield from (f"message:{block.type}" for block in message.content)
 
 
+def list_homes(environ: Mapping[str, str], home: Path) -> list[Path]:
+    """Return the folders of sessions: that of a variable or of the settings, and the default one."""
+    place = find_home(environ, "PI_CODING_AGENT_DIR", home / ".pi" / "agent")
+    chosen = environ.get("PI_CODING_AGENT_SESSION_DIR") or read_setting(place / "settings.json", "sessionDir")
+    return [*([place / Path(chosen).expanduser()] if chosen else []), place / "sessions"]
+
+
 HARNESS = Harness(
     name="pi",
     about="Pi sessions of versions 1 to 3, also without a header, and its JSON mode; oh-my-pi, OpenClaw and GSD",
@@ -336,6 +359,9 @@ HARNESS = Harness(
     version_of=read_version,
     list_kinds=list_kinds,
     edit=("oldText", "newText"),
+    title="Pi",
+    word="pi",
+    homes=list_homes,
     sample="""\
 {"type": "session", "id": "s", "cwd": "/w/app"}
 {"type": "message", "message": {"role": "user", "content": "Fix the failing test of the parser."}}

@@ -5,7 +5,6 @@ such a header, which are read like a Pi session.
 """
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -17,6 +16,8 @@ from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 # The columns of a rollout that `encode_session` reads.
 ROLLOUT_COLUMNS = ("run_id", "suite", "model", "protocol", "test_policy", "messages", "tools", "steps")
+# The fields of a result that say whether its call failed.
+FLAGS = ("is_error", "isError", "error")
 _ENCODER = msgspec.json.Encoder()
 _STOPS = {**dict.fromkeys(("cancelled", "canceled", "interrupted"), "aborted"), "failed": "error"}
 
@@ -43,7 +44,7 @@ def read(objects: list[Entry]) -> list[Event]:
     steps = blocks.Steps()
     for entry in objects:
         message = to_object(entry.get("message")) or entry
-        timestamp = _format_time(message.get("timestamp") or entry.get("timestamp"))
+        timestamp = blocks.format_time(message.get("timestamp") or entry.get("timestamp"))
         for event in list(_read_message(message)) or [Event(0, "other")]:
             event.timestamp = timestamp
             steps.follow(event)
@@ -67,7 +68,7 @@ def _read_message(message: Entry) -> Iterator[Event]:
             function = to_object(call.get("function")) or call
             yield blocks.build_call(call.get("id"), function.get("name"), function.get("arguments"))
     elif role == "tool":
-        flags = [message.get(key) for key in ("is_error", "isError", "error")]
+        flags = [message.get(key) for key in FLAGS]
         code = message.get("exitCode", message.get("exit_code"))
         code = code if type(code) is int else None
         yield Event(
@@ -77,24 +78,10 @@ def _read_message(message: Entry) -> Iterator[Event]:
             call_id=blocks.find_text(map(message.get, ("toolCallId", "tool_call_id"))),
             is_error=bool(code) or any(flag is True or bool(to_text(flag)) for flag in flags),
             exit_code=code,
+            lacks_status=code is None and not any(key in message for key in FLAGS),
         )
     elif role:
         yield from blocks.split_typed(blocks.list_texts(message.get("content")), role == "user")
-
-
-def _format_time(value: object) -> str:
-    """Return a time as text; numbers are milliseconds.
-
-    >>> _format_time(1_767_225_600_000)
-    '2026-01-01T00:00:00+00:00'
-    """
-    if not isinstance(value, int | float):
-        return to_text(value)
-    try:
-        return datetime.fromtimestamp(value / 1000, UTC).isoformat()
-    except (ValueError, OverflowError, OSError):
-        # Too large for a time, or NaN.
-        return ""
 
 
 def name_harness(row: Mapping[str, Any]) -> str:

@@ -14,12 +14,21 @@ FORMATS: tuple[Format, ...] = (*swe_agent.FORMATS, atif.FORMAT, inspect_eval.FOR
 
 
 def find_runs(folder: Path) -> Iterator[tuple[Path, Format]]:
-    """Yield the files with runs below a folder, or a single file, each with its format."""
-    for file in sorted(folder.rglob("*")) if folder.is_dir() else [folder]:
-        if file.is_file():
-            try:
-                format_ = next((format_ for format_ in FORMATS if format_.recognises(file)), None)
-            except OSError as error:
-                raise SourceError(f"`{file}` cannot be read: {error}") from error
-            if format_ is not None:
-                yield file, format_
+    """Yield the files with runs below a folder, or a single file, each with its format.
+
+    A file that continues the run of another one is read with that one.
+    """
+    files = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
+    found = [(file, form) for file in files if file.is_file() and (form := _find_format(file)) is not None]
+    continued: set[Path] = set()
+    for file, form in found:
+        if file.resolve() not in continued:
+            continued.update(form.continuations(file))
+    yield from ((file, form) for file, form in found if file.resolve() not in continued)
+
+
+def _find_format(file: Path) -> Format | None:
+    try:
+        return next((form for form in FORMATS if form.recognises(file)), None)
+    except OSError as error:
+        raise SourceError(f"`{file}` cannot be read: {error}") from error

@@ -45,13 +45,17 @@ class Call:
 
 @dataclass(slots=True)
 class Message:
-    """One message of the source; `failed` is None if the source does not say."""
+    """One message of the source; `failed` is None if the source does not say.
+
+    An answer that is not `learned` is context only, as a turn of the user: no model wrote it, or it is a copy.
+    """
 
     role: Role
     text: str = ""
     calls: list[Call] = field(default_factory=list)
     call_id: str = ""
     failed: bool | None = None
+    learned: bool = True
 
 
 @dataclass(slots=True)
@@ -101,6 +105,8 @@ class Format:
     read: Callable[[Any], Trajectory]
     divide: Callable[[Path], Iterable[Any]] = lambda file: [file]
     count: Callable[[Path], int] = lambda file: 1
+    # The files that continue the run of a file, which are read with it.
+    continuations: Callable[[Path], Iterable[Path]] = lambda file: ()
 
     def read_runs(self, file: Path) -> Iterator[Trajectory | str]:
         """Yield each run of a file, or a message that says why it cannot be read."""

@@ -17,7 +17,7 @@ from pimono_sdpo.text import escape_controls, escape_line, is_this_machine
 # 128 and the number of the signal: what shells report of a program that SIGINT (Ctrl-C) has ended, and of one that
 # SIGPIPE has ended because the reader of its output, such as `head`, has read enough. Python ignores SIGPIPE, since it
 # would also end a program whose network connection breaks.
-INTERRUPTED, PIPE_CLOSED = 130, 141
+INTERRUPTED, PIPE_CLOSED = signal.SIGINT + 128, signal.SIGPIPE + 128
 # Advice for files that cannot be opened, by error number.
 ADVICE = dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions") | {
     errno.ENAMETOOLONG: "use a shorter name"

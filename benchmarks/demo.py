@@ -1,6 +1,6 @@
 """Run the whole job on a CPU: filter sample traces, and train two models with SDPO.
 
-python jobs/demo.py [--out build/demo]
+python benchmarks/demo.py [--out build/demo]
 
 The first is a small model that learns; three of its answers are shown before and after. The second is
 a tiny random model of the class of Gemma 4 12B, which tests NF4, LoRA and reloading.
@@ -23,8 +23,7 @@ from pathlib import Path
 
 from pimono_sdpo.__main__ import start
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
+ROOT = Path(__file__).parent.parent
 # Requests per split, and requests shown.
 ROWS, SHOWN = 240, 3
 # The file that identifies the output of a demo, which the next one may delete.
@@ -72,7 +71,7 @@ def main() -> None:
     empty_folder(out)
     os.environ["TRACKIO_DIR"] = str((out / "trackio").resolve())
     paths = {name: shlex.quote(str(out / name)) for name in FOLDERS}
-    train = f"{shlex.quote(sys.executable)} {shlex.quote(str(HERE / 'train_sdpo.py'))}"
+    train = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'jobs' / 'train_sdpo.py'))}"
 
     run("sample sessions", f"pimono-sdpo demo sessions --out {paths['traces']}")
     run("filter", f"pimono-sdpo filter {paths['traces']} --out {paths['rows']}")
