@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import OutputError, SourceError
+from tests.chat_server import ChatServer
 from tests.traces import HEADER, Entry, bash, call, result, trace, user
 
 GUIDE = Path(__file__).parents[1] / "docs" / "tutorials" / "recoveries.md"
@@ -106,3 +107,16 @@ def test_a_rule_of_the_user_that_recurs_is_a_lesson(tmp_path: Path) -> None:
         (tmp_path / "sessions" / f"{number}.jsonl").write_text(trace({**HEADER, "id": str(number)}, ASK, *entries))
     output = run(tmp_path / "sessions", "--out", tmp_path / "out")
     assert "The user has said several times: No, never use pnpm here" in output
+
+
+def test_a_chat_model_words_the_lessons(
+    tmp_path: Path, chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    chat_server.policy = lambda body: "Run python3, not python." if "python" in str(body) else ""
+    source = write_sessions(tmp_path / "sessions")
+    asked = ("--judge", "m", "--judge-provider", chat_server.url)
+    output = run(source, "--out", tmp_path / "out", *asked)
+    assert output.startswith("redacted texts for the judge are sent to")
+    assert "1  Run python3, not python." in output
+    assert "2  Read a file before you edit it" in output, "no answer leaves the line as it was"
