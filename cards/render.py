@@ -29,7 +29,7 @@ PREVIEW_CHARS = 1200
 REJECTS = {"train": "rejects/rejects-*.parquet"}
 PAGE = "training.html"
 # The tag of a dataset, by the stage that made its rows.
-TAGS = {"steps": "sft", "pairs": "dpo", "sdpo": "sdpo"}
+TAGS = {"steps": "sft", "pairs": "dpo", "sdpo": "sdpo", "recoveries": "sdpo"}
 # The scores of the buckets of a duel.
 RANGES = (
     ("final", f">= {FINAL_SCORE:g}"),

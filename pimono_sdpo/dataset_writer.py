@@ -21,7 +21,7 @@ from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, Trainin
 from pimono_sdpo.left_out import describe_left_out, report_left_out
 from pimono_sdpo.options import argument, check_values, option, options, report_options, resume_key
 from pimono_sdpo.runs.duplicates import REPEATS, find_repeats
-from pimono_sdpo.runs.engine import Part, add_counts, run_shards, sum_counts
+from pimono_sdpo.runs.engine import Engine, Part, add_counts, run_here, run_shards, sum_counts
 from pimono_sdpo.runs.finish import SPLITS, write_files
 from pimono_sdpo.runs.folders import PARTS, make_output, only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import read_rows
@@ -174,11 +174,12 @@ def write_dataset(
     table: Table,
     out: Path,
     options: WriterOptions,
-    stage: Literal["steps", "pairs", "sdpo"],
+    stage: Literal["steps", "pairs", "sdpo", "recoveries"],
     source: tuple[str, str],
     used_options: Json,
     warnings: Sequence[str] = (),
     others: Mapping[str, str] = {},
+    engine: Engine = run_here,
 ) -> Json:
     """Run the parts, write `out` and return its report; `table` has the columns of rows and rejects.
 
@@ -194,7 +195,7 @@ def write_dataset(
     test_suite = options.test_suite if isinstance(options, RunRowsOptions) else None
     held_out = load_suite(test_suite, repos=False) if test_suite is not None else None
     with only_run(out, stage=stage) as work:
-        made, finished = run_shards(parts, work / PARTS, desc=stage, unit="run"), make_output(work)
+        made, finished = run_shards(parts, work / PARTS, desc=stage, unit="run", engine=engine), make_output(work)
         filled = [part for part in made if part.rows]
         repeats = find_repeats(filled) if any(REPEATS in part.schema.names for part in parts) else None
         written = write_files(filled, finished, *table, repeats)

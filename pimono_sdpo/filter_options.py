@@ -1,11 +1,14 @@
 """The options of `filter` that decide which rows are made; imports nothing heavy, so that `--help` is fast."""
 
-from typing import Literal
+from dataclasses import MISSING, fields
+from typing import Any, Literal
 
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.options import check_values, option, options
 
 Unit = Literal["session", "episode"]
+RowUnit = Literal["session", "episode", "recovery"]
+At = Literal["after", "before"]
 SplitBy = Literal["repository", "session"]
 EngineName = Literal["local", "ray"]
 RankBy = Literal["worth", "score"]
@@ -30,17 +33,31 @@ REASONS = {
     "over_max_samples": "--max-samples keeps better rows",
     "crashed": "a bug stopped the work on the session",
 }
+# Options that score or choose episodes and sessions.
+NOT_FOR_RECOVERIES = (
+    *("min_score", "min_worth", "split_by", "history_chars", "reference_terms", "stage", "judge", "judge_provider"),
+    *("max_samples", "rank_by"),
+)
 
 
 @options
 class FilterOptions:
     """The options that decide which rows are made from a source."""
 
-    unit: Unit = option(
-        "One row per `episode` (one request and the work on it), or per `session` (for its request with "
-        "the strongest evidence, as in the reference run).",
+    unit: RowUnit = option(
+        "One row per `episode` (one request and the work on it), per `session` (for its request with the "
+        "strongest evidence, as in the reference run), or per `recovery` (a call that failed and the later one "
+        "that worked, for SFT, DPO and SDPO).",
         default="episode",
         decides="row",
+    )
+    at: At = option(
+        "Where the prompt of a recovery ends: `after` the failed call and its result, or `before` the call.",
+        default="after",
+        decides="row",
+    )
+    prompt_tokens: int = option(
+        "Tokens of the prompt of a recovery, counted as four characters each.", default=4096, minimum=1, decides="row"
     )
     min_score: float = option("Drop rows with a lower score; the others are ranked by it.", default=0.0, decides="row")
     min_worth: float | None = option(
@@ -122,6 +139,10 @@ class FilterOptions:
                 f"--min-worth {self.min_worth:g} is a probability of an earlier version, which worth is not any more; "
                 "leave it out to keep all rows with evidence, or use 1 for one own failure, 2 for three of them."
             )
+        unused = [name for name in NOT_FOR_RECOVERIES if getattr(self, name) != _default(name)]
+        if self.unit == "recovery" and unused:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+            raise OutputError(f"--unit recovery does not use {names}; leave them out.")
         if self.judge_provider and not self.judge:
             raise OutputError("--judge-provider is where --judge MODEL is asked; give both.")
 
@@ -129,3 +150,8 @@ class FilterOptions:
     def ranked_by(self) -> RankBy:
         """What makes a row better."""
         return self.rank_by or ("score" if self.min_score else "worth")
+
+
+def _default(name: str) -> Any:
+    (field,) = (one for one in fields(FilterOptions) if one.name == name)
+    return field.default_factory() if field.default_factory is not MISSING else field.default

@@ -8,6 +8,7 @@ from typing import Any
 
 from cards.lint import check_licence
 from cards.render import render_dataset_card
+from pimono_sdpo.dataset_writer import WriterOptions, name_source, write_dataset
 from pimono_sdpo.errors import EngineError, require_extra
 from pimono_sdpo.filter_options import EngineName
 from pimono_sdpo.filter_options import FilterOptions as FilterOptions
@@ -19,7 +20,7 @@ from pimono_sdpo.runs.duplicates import choose_rows
 from pimono_sdpo.runs.engine import Engine, Made, run_shards, sum_counts
 from pimono_sdpo.runs.finish import write_files
 from pimono_sdpo.runs.processes import run_in_processes
-from pimono_sdpo.schema import REJECT, SDPO_ROW
+from pimono_sdpo.schema import DROPPED_RECOVERY, RECOVERY, REJECT, SDPO_ROW
 from pimono_sdpo.stage import STRICT
 from pimono_sdpo.traces.drift import refuse_drift
 from pimono_sdpo.traces.sources import Source, open_source
@@ -70,6 +71,26 @@ def run_filter(
     return report
 
 
+def write_recoveries(
+    source: str | Source, out: Path, options: FilterOptions, *, workers: int = 1, engine: EngineName = "local"
+) -> Json:
+    """Write the recoveries of traces under `out` and return the report, also without any."""
+    opened = _open(source, out.resolve())
+    table = (RECOVERY, DROPPED_RECOVERY)
+    key = {"options": resume_key(options)}
+    return write_dataset(
+        sessions.session_parts(opened.shards, pipeline(options, opened.recorder), key, table),
+        table,
+        out,
+        WriterOptions(licence=options.licence),
+        "recoveries",
+        name_source(opened),
+        report_options(options),
+        others=opened.others,
+        engine=_find_engine(engine, workers),
+    )
+
+
 def make_parts(
     source: str | Source,
     out: Path,
@@ -105,13 +126,19 @@ def _make(
     only: tuple[int, int] | None = None,
 ) -> list[Made]:
     parts = sessions.session_parts(opened.shards, pipeline(options, opened.recorder), resume_key(options))
-    run: Engine = partial(run_in_processes, workers=workers)
-    if engine == "ray":
-        if workers != 1:
-            raise EngineError("--workers is for this machine; Ray uses all CPUs, so leave it out.")
-        require_extra("ray", "ray", "--engine ray")
-        from pimono_sdpo.runs.ray import run_on_ray as run
+    run = _find_engine(engine, workers)
     return run_shards(parts, work / folders.PARTS, desc="filter", unit="session", engine=run, only=only)
+
+
+def _find_engine(name: EngineName, workers: int) -> Engine:
+    if name == "local":
+        return partial(run_in_processes, workers=workers)
+    if workers != 1:
+        raise EngineError("--workers is for this machine; Ray uses all CPUs, so leave it out.")
+    require_extra("ray", "ray", "--engine ray")
+    from pimono_sdpo.runs.ray import run_on_ray
+
+    return run_on_ray
 
 
 def _redact_names(source: Source) -> Source:

@@ -11,16 +11,18 @@ _VERIFIER = "use tool_calls, or tests for rows with tests"
 _WORDINGS = "write the wordings to a file for `--paraphrases`"
 _JUDGE = "use `--judge MODEL`, with `--judge-provider hf` for a chat model that is served elsewhere"
 _ONLY = "give each machine `--only I/N` with the same --out, then run the command once without it"
+_RECOVERY = "use `filter --unit recovery`: one row for each call that failed and the later one that worked"
 # A command, an option of a command, or a value of an option.
 REMOVED = {
     "filter --unit step": _STEP,
-    "filter --prompt-tokens": _STEP,
     "filter --resolving-call": _STEP,
     "filter --corrections": _STEP,
     "filter --row-judge": _JUDGE,
     "filter --correction-judge": _JUDGE,
     "filter --shard": _ONLY,
     "filter --merge": _ONLY,
+    "pairs of sessions": f"{_RECOVERY}, with `chosen` and `rejected`",
+    "steps --good-recovery of sessions": _RECOVERY,
     "rescore": "score rows with `Dataset.map` and `build_rubric`, see docs/tutorials/verifiers.md",
     "suite build FILE.jsonl": "use QuixBugs or `samples`, or write the JSON file of a suite",
     "suite build HARBOR": (
@@ -40,6 +42,11 @@ REMOVED = {
 }
 
 
+def explain_removed(name: str) -> PimonoError:
+    """Return the error for something removed."""
+    return PimonoError(f"`{name}` was removed; {REMOVED[name]}.")
+
+
 def refuse_removed(name: str, words: Sequence[str] = ()) -> None:
     """Raise PimonoError for something removed: a command, or one of its options among `words`.
 
@@ -52,4 +59,4 @@ def refuse_removed(name: str, words: Sequence[str] = ()) -> None:
     values = [f"{option} {value}" for option, value in pairwise(given)]
     for used in (name, *(f"{name} {word}" for word in (*given, *values))):
         if used in REMOVED:
-            raise PimonoError(f"`{used}` was removed; {REMOVED[used]}.")
+            raise explain_removed(used)

@@ -246,6 +246,22 @@ PAIR = Features(
 )
 # A dropped pair: the same columns, and the reason.
 DROPPED_PAIR = Features({**PAIR, **columns(string="drop_reason detail")})
+# A recovery: `chosen` worked where `rejected`, which may be empty, had failed or was overruled.
+RECOVERY = Features(
+    {
+        **{name: List(TURN) for name in ("prompt", "chosen", "rejected")},
+        "tools": List(Json()),
+        **columns(string="privileged_context verifier_spec kind at lesson_key", float64="worth"),
+        # Events of the session: the one that reports the failure, and the chosen call.
+        **columns(string="session_id source harness split", int32="place chosen_place n_tokens"),
+        # Equal for the same failed call, chosen call and error.
+        "prints": List(Value("int64")),
+    }
+)
+DROPPED_RECOVERY = Features(
+    columns(string="session_id source harness kind at", int32="place chosen_place")
+    | columns(string="drop_reason detail")
+)
 
 
 class Turn(TypedDict):

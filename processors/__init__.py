@@ -11,7 +11,7 @@ from pimono_sdpo.filter_options import FilterOptions
 from pimono_sdpo.own_code import import_stages
 from pimono_sdpo.schema import REJECT, SESSION
 from pimono_sdpo.stage import AnyDataset, Stage, apply_all, features_after, name_of, run_stages
-from processors import context, evidence, grade, keep, names, redact, row_judge, rows, split, threshold
+from processors import context, evidence, grade, keep, names, recovery_rows, redact, row_judge, rows, split, threshold
 from processors.judge import Judge
 
 
@@ -25,8 +25,10 @@ def pipeline(options: FilterOptions | None = None, recorder: Sequence[str] = (),
     ['threshold', 'context', 'rows']
     """
     options = options or FilterOptions(**given)
-    judge = Judge(options.judge, options.judge_provider) if options.judge else None
     names_of = None if options.keep_identity else recorder
+    if options.unit == "recovery":
+        return recovery_rows.build_stages(options.at, options.prompt_tokens, options.test_fraction, names_of)
+    judge = Judge(options.judge, options.judge_provider) if options.judge else None
     before = (
         evidence.stage(options.unit, options.history_chars, judge, names_of),
         split.stage(options.test_fraction, options.split_by),

@@ -10,8 +10,9 @@ from typing import Any
 
 from datasets import Features, Value
 
-from pimono_sdpo.failures import find_rules
+from pimono_sdpo.failures import CATEGORIES, find_rules
 from pimono_sdpo.schema import Finding
+from pimono_sdpo.shell import list_stages
 from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten, shorten_around, shorten_at_paragraphs, shorten_line
 from processors.grade import WEIGHTS
@@ -22,10 +23,17 @@ MAX_CORRECTIONS = 4
 DIAGNOSTIC_CHARS = 1600
 CORRECTION_CHARS = 800
 ANSWER_CHARS = 600
-TARGET_CHARS = 300
+TARGET_CHARS, CHANGE_CHARS = 300, 600
 LINE_CHARS = 150
 # A longer line is minified code, which nobody reads.
 LONG_LINE = 400
+# What a fault says about the mistake, see `processors.outcome`.
+FAULTS = {
+    "code": "The agent's own code does not parse or run.",
+    "call": "The program does not take a call of this form.",
+    "work": "It is about what the agent has changed.",
+}
+_PLAIN = re.compile(r"\A[a-z][\w:-]*\Z")
 _VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:ms|s)?")
 
 
@@ -43,15 +51,28 @@ def write_context(row: Row) -> dict[str, Any]:
 
 
 def _render_failure(item: Finding, tools: Sequence[str]) -> str:
-    """Return what was called, what it said, and what resolved it, as far as that is known."""
-    target = shorten_line(item["target"], TARGET_CHARS)
-    is_shell = is_command(item["tool"], item["target"])
-    call = f"$ {target}" if is_shell else f"{item['tool']} {target}".strip()
+    """Return a hint, which call failed, what it said, and what resolved it or came next.
+
+    The call is described and not quoted: a teacher that reads a failed command is likelier to repeat it.
+    """
+    hints = [*(CATEGORIES[name].sentence for name in _rank(item)[:1]), FAULTS.get(item["fault"], "")]
     after = f"Next: {item['next']}" if item["next"] else ""
     end = "" if item["next"].partition(" ")[0] in tools else "Nothing after it resolved this."
     if item["resolved_at"] is not None:
-        after, end = "", f"Resolved by: {item['resolved_by']}"
-    return "\n".join(filter(None, (call, _shorten_diagnostic(item["text"]), after, end)))
+        after, end = "", f"Resolved by: {shorten(item['resolved_by'], CHANGE_CHARS)}"
+    said = f"{_describe_call(item)} reported:\n{_shorten_diagnostic(item['text'])}"
+    return "\n".join(filter(None, (" ".join(filter(None, hints)), said, after, end)))
+
+
+def _describe_call(item: Finding) -> str:
+    """Return the program with its subcommand, or the tool with the name of its file."""
+    if not is_command(item["tool"], item["target"]):
+        name = re.split(r"[/\\]", item["target"].rstrip("/\\"))[-1]
+        file = f" of {name}" if name and not name.startswith("{") else ""
+        return shorten_line(f"A call of `{item['tool']}`{file}", TARGET_CHARS)
+    stages = [stage for stage in list_stages(item["target"]) if stage.role == "runs"]
+    named = [" ".join((stage.program, *_PLAIN.findall(" ".join(stage.arguments[:1])))) for stage in stages[-1:]]
+    return shorten_line(f"`{named[0]}`" if named else "A command", TARGET_CHARS)
 
 
 def _render_correction(item: Finding) -> str:

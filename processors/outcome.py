@@ -28,12 +28,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from pimono_sdpo.actions import describe_change
 from pimono_sdpo.failures import with_role
 from pimono_sdpo.prefilter import compile_patterns
 from pimono_sdpo.schema import Finding
 from pimono_sdpo.shell import list_stages, only_reads
 from pimono_sdpo.text import split_shingles
-from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.events import Event, decode_json
 from processors.diagnostics import find_target
 from processors.status import find_family
 
@@ -217,8 +218,14 @@ def _find_resolution(item: Finding, after: Sequence[Step]) -> tuple[int | None, 
             by = [one for one in done if is_file and _find_file(one.target) == _find_file(step.target)]
         else:
             by = _list_causes(item, done) if step.target == item["target"] else []
-        return step.ends, str(by[-1] if by else step)
+        return step.ends, describe_step(by[-1] if by else step)
     return None, ""
+
+
+def describe_step(step: Step) -> str:
+    """Return what a call did: its command, or its file with the lines that it removed and added."""
+    arguments = decode_json(step.arguments)
+    return describe_change(step.tool, arguments) if isinstance(arguments, dict) else str(step)
 
 
 def _are_other_scripts(one: str, other: str) -> bool:

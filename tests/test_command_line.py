@@ -55,7 +55,7 @@ def test_examples_name_options_that_exist(command: str) -> None:
 def test_wrong_choices_missing_options_and_typos_are_reported() -> None:
     for words, sentence in (
         ("filter x --out y --unit week", "'week' is not one of 'session', 'episode'"),
-        ("filter x --out y --unit episod", "'episode'. Did you mean 'episode'?"),
+        ("filter x --out y --unit episod", "'recovery'. Did you mean 'episode'?"),
         ("filter x --out y --min-scor 2", "Possible options: --min-score"),
         ("filter x", "Missing option '--out'"),
         ("filter x --out y --history-chars -1", "Invalid value for '--history-chars'"),

@@ -18,17 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from pimono_sdpo.filter_options import Unit
+from pimono_sdpo.filter_options import At, Unit
 from pimono_sdpo.runs.sessions import run_on_table
 from pimono_sdpo.samples import SAMPLE_SESSIONS
-from pimono_sdpo.schema import DROPPED_PAIR, DROPPED_STEP, REJECT, SESSION
+from pimono_sdpo.schema import DROPPED_RECOVERY, DROPPED_STEP, REJECT, SESSION
 from pimono_sdpo.stage import STRICT, Fused
 from pimono_sdpo.traces.harness import HARNESSES
 from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.parse import read_trace
 from pimono_sdpo.traces.sources import Shard, Unreadable, read_sessions
 from pimono_sdpo.traces.trajectories.openai_messages import split_rows
-from processors import pipeline
+from processors import pipeline, recovery_rows
 from processors.rollouts import sessions, steps
 
 SESSIONS = Path(__file__).with_name("harness") / "sessions"
@@ -309,7 +309,8 @@ def commands() -> dict[str, Fused]:
     json_rules = steps.StepRules(granularity="trajectory", tool_protocol="json", tool_chars=200)
     made["steps"] = Fused(cutting, SESSION, DROPPED_STEP)
     made["trajectories"] = Fused((sessions.build_stage(), *steps.build_stages(json_rules)), SESSION, DROPPED_STEP)
-    made["pairs"] = Fused(sessions.build_stages(), SESSION, DROPPED_PAIR)
+    for at in get_args(At):
+        made[f"recoveries {at}"] = Fused(recovery_rows.build_stages(at, 1000), SESSION, DROPPED_RECOVERY)
     return made
 
 

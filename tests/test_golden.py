@@ -60,7 +60,7 @@ def _hash_rows(files: list[Path]) -> str:
 
 
 def of_sessions(work: Path) -> Golden:
-    """`filter`, `steps` and `pairs` over the samples in all their layouts."""
+    """`filter` and `steps` over the samples in all their layouts."""
     write_samples(work / "samples")
     golden: Golden = {}
     for name, command, *options in (
@@ -70,7 +70,7 @@ def of_sessions(work: Path) -> Golden:
          "--test-fraction", "0.4", "--min-score", "1"),
         ("steps", "steps", "--test-fraction", "0.4"),
         ("steps-trajectories", "steps", "--granularity", "trajectory", "--no-require-success"),
-        ("pairs", "pairs"),
+        ("recoveries", "filter", "--unit", "recovery"),
     ):  # fmt: skip
         source = SAMPLE_SESSIONS if name == "filter-raw" else work / "samples"
         run(command, source, "--out", work / name, *options)

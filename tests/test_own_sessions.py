@@ -168,15 +168,15 @@ def test_several_sources_are_read_as_one(home: Path) -> None:
     assert sources() == below(home / ".claude/projects")
 
 
-@pytest.mark.parametrize("command", ["steps", "pairs"])
-def test_steps_and_pairs_read_own_sessions(home: Path, command: str) -> None:
+@pytest.mark.parametrize("command", [["steps"], ["filter", "--unit", "recovery"]])
+def test_steps_and_recoveries_read_own_sessions(home: Path, command: list[str]) -> None:
     def run(*arguments: str) -> Result:
-        return CliRunner().invoke(app, [command, *arguments, "--out", command])
+        return CliRunner().invoke(app, [*command, *arguments, "--out", "out"])
 
     done = run("claude", "codex")
     assert done.exit_code == 0, str(done.exception)
     assert [line.split(":")[0] for line in done.output.splitlines()[:2]] == ["Claude Code", "Codex"]
-    report = json.loads(Path(command, "report.json").read_text())
+    report = json.loads(Path("out", "report.json").read_text())
     assert report["source"] == "claude, codex"
     assert "did you mean `claude`" in str(run("clade").exception)
     assert "is left by --project" in str(run("claude", "--project", "nowhere").exception)

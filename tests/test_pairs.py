@@ -8,7 +8,6 @@ import pytest
 from datasets import load_dataset
 from typer.testing import CliRunner
 
-from pimono_sdpo import samples
 from pimono_sdpo.agent.task_tests import TaskTests
 from pimono_sdpo.cli import app
 from pimono_sdpo.cli.pairs import PairOptions, write_pairs
@@ -306,19 +305,6 @@ def test_sides_that_a_trainer_would_cut_are_no_pairs(tmp_path: Path) -> None:
     report = write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", **given))
     assert (report["rows"], report["drop_reasons"]) == (0, {"identical_after_truncation": 1, "too_long": 1})
     assert report["together"] == {}
-
-
-def test_a_failed_edit_loses_against_the_one_that_put_it_right(tmp_path: Path) -> None:
-    sessions = Path(samples.__file__).parent / "sessions"
-    report = write_pairs(PairOptions(source=[str(sessions)], out=tmp_path / "pairs"))
-    pairs = load_dataset(str(tmp_path / "pairs"), split="train", cache_dir=str(tmp_path / "cache"))
-    assert report["rows"] == len(pairs)
-    assert set(pairs["target"]) == {"edit", "branch"}
-    (edit,) = [pair for pair in pairs if pair["target"] == "edit"]
-    names = [edit[side][0]["tool_calls"][0]["function"]["name"] for side in ("chosen", "rejected")]
-    assert names == ["edit", "edit"]
-    assert edit["chosen"] != edit["rejected"]
-    assert edit["prompt"][-1]["role"] in {"user", "tool"}
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:

@@ -279,11 +279,12 @@ def test_the_context_says_what_was_called_what_failed_and_what_resolved_it() -> 
     )  # fmt: skip
     assert write_context(row)["privileged_context"] == (
         "Tool/environment diagnostic 1 (test_or_assertion, command_error):\n"
-        "$ npm test\n2 failed\nNext: read a.ts\n\n"
+        "A test or an assertion failed.\n`npm test` reported:\n2 failed\nNext: read a.ts\n\n"
         "Tool/environment diagnostic 2 (missing_file_or_command):\n"
-        "read b.ts\nFile not found\nResolved by: read src/b.ts\n\n"
+        "A file, a folder, a module or a command does not exist.\n"
+        "A call of `read` of b.ts reported:\nFile not found\nResolved by: read src/b.ts\n\n"
         "Tool/environment diagnostic 3 (command_error):\n"
-        "$ npm test\nAborted\nNext: I give up.\nNothing after it resolved this.\n\n"
+        "A command failed or timed out.\n`npm test` reported:\nAborted\nNext: I give up.\nNothing after it resolved this.\n\n"
         "Later user correction 1:\nnot the api test"
     )
 
@@ -295,7 +296,7 @@ def test_what_says_what_failed_is_never_trimmed_away() -> None:
     row = row_of(failure(["missing_file_or_command"], text))
     written = write_context(row)["privileged_context"]
     assert "Error: Cannot find module './keys.js'" in written
-    assert "$ npm start" in written
+    assert "`npm start` reported:" in written or "`npm test` reported:" in written
     assert len(written) < 1900
     assert written.count("function") < 30
 

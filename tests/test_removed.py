@@ -9,11 +9,14 @@ from pimono_sdpo.__main__ import start
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.removed import REMOVED
+from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.training import train
 from pimono_sdpo.training.options import find_recipe
 from rewards.verifiers.rubric import import_verifier
 
-OF_COMMANDS = [name for name in REMOVED if not name.startswith(("recipe ", "verifier ", "suite "))]
+OF_COMMANDS = [
+    name for name in REMOVED if not name.startswith(("recipe ", "verifier ", "suite ")) and " of " not in name
+]
 
 
 @pytest.mark.parametrize("name", OF_COMMANDS)
@@ -31,6 +34,13 @@ def test_a_removed_command_or_option_names_its_replacement(
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"pimono-sdpo: `{name}` was removed; ")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [name for name in REMOVED if " of " in name])
+def test_what_was_removed_for_sessions_names_its_replacement(name: str, tmp_path: Path) -> None:
+    words = name.removesuffix(" of sessions").split()
+    done = CliRunner().invoke(app, [words[0], str(SAMPLE_SESSIONS), *words[1:], "--out", str(tmp_path / "out")])
+    assert str(done.exception) == f"`{name}` was removed; {REMOVED[name]}."
 
 
 def test_what_stays_is_not_refused(tmp_path: Path) -> None:

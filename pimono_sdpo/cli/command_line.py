@@ -26,6 +26,7 @@ from pimono_sdpo.version import __version__
 # The commands by heading in the help.
 GROUPS = {
     "Rows and adapters": ("filter", "view", "push", "train"),
+    "Rules for agents": ("lessons",),
     "Rollouts": ("rollout", "import", "steps", "pairs", "evaluate"),
     "Suites and duels": ("suite build", "suite split", "suite check", "duel"),
     "Samples": ("demo sessions", "demo model"),

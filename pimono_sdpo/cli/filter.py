@@ -3,6 +3,7 @@
 pimono-sdpo filter claude --out rows --project shop --since 30d
 pimono-sdpo filter traces/ --out rows --min-score 2
 pimono-sdpo filter ns/name --out rows --test-fraction 0.1
+pimono-sdpo filter claude --out recoveries --unit recovery
 
 Several machines that share a folder can each make some of the parts; the last command then only finishes:
 
@@ -79,6 +80,15 @@ def run(options: FilterCommandOptions) -> None:
         sizes = {name: sum(shard.get(name) or 0 for shard in shards) for name in ("sessions", "bytes")}
         typer.echo(f"{sizes['sessions']} sessions ({sizes['bytes']:,} bytes) of {source.name} would be read")
         typer.echo(f"rows would be pushed to {options.push}" if options.push else "nothing would be pushed")
+        return
+    if options.unit == "recovery":
+        if only is not None:
+            raise OutputError("--unit recovery makes all parts in one run; leave out --only.")
+        from pimono_sdpo.cli.steps import finish
+        from pimono_sdpo.filtering import write_recoveries
+
+        recoveries = write_recoveries(source, options.out, options, workers=options.workers, engine=options.engine)
+        finish(recoveries, options.out, options, "use sessions in which a call failed and was put right")
         return
     if only is not None:
         counts = make_parts(source, options.out, options, only, workers=options.workers, engine=options.engine)

@@ -1,13 +1,11 @@
-"""Pair better with worse runs, or failed edits with their fixes.
+"""Pair better with worse runs.
 
 pimono-sdpo pairs rollouts/ --out pairs
 pimono-sdpo pairs rollouts/ --out pairs --target patch --format together
-pimono-sdpo pairs traces/ --out pairs
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +20,13 @@ from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.options import option, options
 from pimono_sdpo.push import check_push
 from pimono_sdpo.push_options import PushResult
+from pimono_sdpo.removed import explain_removed
 from pimono_sdpo.runs.engine import Part, Piece, hash_files
-from pimono_sdpo.runs.sessions import both, rows_and_rejects, session_parts
+from pimono_sdpo.runs.sessions import both, rows_and_rejects
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR
 from pimono_sdpo.stage import KEPT, Stage, table_of_rows
 from pimono_sdpo.suites.stored_rollouts import Rollouts, read_rows_at
 from pimono_sdpo.suites.suite import files_of, load_suite
-from processors.rollouts import sessions
 from processors.rollouts.pairs import Case, PairRules, Retest, pair_runs, pair_steps
 
 NO_CONTRAST = frozenset({"no_contrast", "both_fail"})
@@ -40,7 +38,6 @@ VERDICT_ADVICE = (
     "use rollouts whose tests were run, or an import of runs with verdicts; runs without any can "
     "only be compared by length: --allow-efficiency-pairs --target full"
 )
-SESSION_ADVICE = "use sessions in which an edit failed or the user went back"
 Json = dict[str, Any]
 
 
@@ -55,40 +52,27 @@ def run(options: PairOptions) -> None:
     """Write the pairs, and push them with --push."""
     check_push(options)
     report = write_pairs(options)
-    advice = ADVICE if report["source_kind"] == "rollouts" else SESSION_ADVICE
-    if report["drop_reasons"].keys() == {"no_verdict"}:
-        advice = VERDICT_ADVICE
+    advice = VERDICT_ADVICE if report["drop_reasons"].keys() == {"no_verdict"} else ADVICE
     finish(report, options.out, options, advice)
 
 
 def write_pairs(options: PairOptions) -> Json:
-    """Pair the rollouts of each task, or edits of sessions, under `out`; return the report, also without pairs."""
+    """Pair the rollouts of each task under `out`; return the report, also without pairs."""
     key, used_options = options.describe()
     runs = open_runs(options, options.out)
+    if not isinstance(runs, Rollouts):
+        raise explain_removed("pairs of sessions")
     warnings = []
-    if isinstance(runs, Rollouts):
-        parts = _task_parts(runs, options, key, TaskTests().retest)
-        if options.target in {"full", "truncated"}:
-            warnings.append(
-                f"the target {options.target} has results of tools between its actions: DPO learns those tokens as "
-                "well, and a long side weighs more than a short one"
-            )
-        if options.with_outcome:
-            warnings.append("the target holds the output of the tests, which gives the label away")
-    else:
-        recorder = None if options.keep_identity else runs.recorder
-        stages: list[Stage] = [
-            *sessions.build_stages(options.test_fraction, recorder=recorder),
-            *options.length_stages(),
-        ]
-        parts = session_parts(runs.shards, stages, key, (PAIR, DROPPED_PAIR))
-        for field in fields(PairRules):
-            used_options.pop(field.name, None)
+    if options.target in {"full", "truncated"}:
+        warnings.append(
+            f"the target {options.target} has results of tools between its actions: DPO learns those tokens as "
+            "well, and a long side weighs more than a short one"
+        )
+    if options.with_outcome:
+        warnings.append("the target holds the output of the tests, which gives the label away")
+    parts = _task_parts(runs, options, key, TaskTests().retest)
     table = (PAIR, DROPPED_PAIR)
-    others = {} if isinstance(runs, Rollouts) else runs.others
-    return write_dataset(
-        parts, table, options.out, options, "pairs", name_source(runs), used_options, warnings, others
-    )
+    return write_dataset(parts, table, options.out, options, "pairs", name_source(runs), used_options, warnings)
 
 
 def _task_parts(rollouts: Rollouts, options: PairOptions, key: Json, retest: Retest) -> list[Part]:

@@ -20,6 +20,7 @@ from pimono_sdpo.left_out import explain_empty, require_whole
 from pimono_sdpo.options import option, options
 from pimono_sdpo.push import check_push, push_folder
 from pimono_sdpo.push_options import PushResult
+from pimono_sdpo.removed import explain_removed
 from pimono_sdpo.runs.engine import Part, Piece
 from pimono_sdpo.runs.parquet import read_rows, read_tables
 from pimono_sdpo.runs.sessions import both, rows_and_rejects, session_parts, slice_table
@@ -73,6 +74,8 @@ def write_steps(options: StepOptions) -> Json:
         stages = [*steps.build_stages(rules, passing, runs.tasks), *options.length_stages()]
         parts = _rollout_parts(runs, passing, stages, key)
     else:
+        if options.good_recovery:
+            raise explain_removed("steps --good-recovery of sessions")
         recorder = None if options.keep_identity else runs.recorder
         stages = [
             sessions.build_stage(options.test_fraction, recorder),

@@ -116,7 +116,8 @@ def rows_and_rejects(table: pa.Table, stages: Sequence[Stage], rows: Features, r
     done = run_on_table(table, Fused(tuple(stages), Features.from_arrow_schema(table.schema), rejects))
     reasons = done.filter(pc.invert(done[KEPT]))[REASON].value_counts().to_pylist()
     counts = {noun: table.num_rows, "dropped": {one["values"]: one["counts"] for one in reasons}}
-    return make_piece(done.select(list(both(rows, rejects))), table.num_rows, counts, name="task_id")
+    name = "task_id" if "task_id" in rejects else "session_id"
+    return make_piece(done.select(list(both(rows, rejects))), table.num_rows, counts, name)
 
 
 def make_piece(table: pa.Table, units: int, counts: Json, name: str) -> Piece:

@@ -1,1 +1,1 @@
-"""Stages that turn rollouts and recorded sessions into training steps and preference pairs."""
+"""Stages that turn rollouts and recorded sessions into training steps, and rollouts into preference pairs."""
