@@ -25,7 +25,7 @@ from pimono_sdpo.training.callbacks import SafeTrackio, list_arguments, note_rol
 from tests.training.setup import arguments
 
 args, model_args = arguments(
-    Path("out"), Path("tiny"), project="mine", run_name=RUN, trackio_space_id="me/trackio")
+    Path("out"), Path("tiny"), report_to="trackio", project="mine", run_name=RUN, trackio_space_id="me/trackio")
 state = TrainerState(is_world_process_zero=True, global_step=0)
 control = TrainerControl()
 callback = SafeTrackio(list_arguments(args, model_args))

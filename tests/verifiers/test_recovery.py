@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from rewards.attacks import self_test
 from rewards.verifiers.recovery import verify
-from rewards.verifiers.reward import VerifierReward, self_test
+from rewards.verifiers.reward import VerifierReward
 from rewards.verifiers.rubric import BadSpec, Rubric, VerifierResult
 
 Json = dict[str, Any]
