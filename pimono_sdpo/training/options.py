@@ -74,7 +74,7 @@ def choose(method: str, columns: Collection[str], specs: Sequence[str | None] | 
     >>> choose("auto", ["prompt", "privileged_context"], ["{}", None])[:2]
     ('sdft', None)
     """
-    scored = sum(map(has_tests, specs or ()))
+    scored = sum(has_key(spec, "tests") for spec in specs or ())
     counted = f"{scored} of {len(specs)} rows have tests" if specs else "the rows have no tests"
     if method == "auto" and {"chosen", "rejected"} <= {*columns}:
         return Choice("dpo", None, (), "the rows have a chosen and a rejected answer")
@@ -87,16 +87,19 @@ def choose(method: str, columns: Collection[str], specs: Sequence[str | None] | 
         return Choice(method, None, (), why)
     if scored:
         return Choice(method, "verifiers", ("tests",), f"{counted}, which grade the answers")
+    if answered := sum(has_key(spec, "recovery") for spec in specs or ()):
+        why = f"{answered} of {len(specs or ())} rows have a recorded answer, which grades the answers"
+        return Choice(method, "verifiers", ("recovery",), why)
     return Choice(method, SMOKE_TEST, (), f"{counted}, so nothing can grade the answers")
 
 
-def has_tests(spec: str | None) -> bool:
-    """Return whether the `verifier_spec` of a row has tests, which decide whether an answer is right."""
+def has_key(spec: str | None, key: str) -> bool:
+    """Return whether the `verifier_spec` of a row has a value for a key, such as its tests."""
     try:
         decoded = json.loads(spec or "{}")
     except (TypeError, ValueError):  # the reward reports it with its row
         return False
-    return isinstance(decoded, dict) and bool(decoded.get("tests"))
+    return isinstance(decoded, dict) and bool(decoded.get(key))
 
 
 def argument(help: str, *, default: Any = None) -> Any:

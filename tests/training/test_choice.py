@@ -42,6 +42,7 @@ TRACE = ["prompt", "privileged_context", "reward_terms", "verifier_spec", "tools
         ("auto", ["prompt", "completion"], None, ("sft", None), "recorded answers"),
         ("auto", ["prompt", "chosen", "rejected"], None, ("dpo", None), "a chosen and a rejected answer"),
         ("grpo", TRACE, ["{}"], ("grpo", "trace_grounding"), "0 of 1 rows have tests, so nothing can grade"),
+        ("sdpo", TRACE, ['{"recovery": {"worked": {}}}', None], ("sdpo", "verifiers"), "1 of 2 rows have a recorded"),
         ("sdpo", (), None, ("sdpo", "trace_grounding"), "the rows have no tests"),
         ("sdpo", TRACE, ["not JSON", "[1]", "3"], ("sdpo", "trace_grounding"), "0 of 3 rows"),
     ],
