@@ -217,11 +217,11 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions, typed: bool = 
     # The card on the Hub shows how to load the rows from there.
     card = paths.pop(CARD).read_text().replace(PLACEHOLDER, f'"{repo_id}"')
     advice = f"; then `{shlex.join(['pimono-sdpo', 'push', str(folder), repo_id, *options.flags()])}`"
+    repo = open_repo(repo_id, "dataset", options.public, advice)
     print_lines(
         f"leaves this machine: the rows in {folder}, with rejects, report and card, to the dataset "
         f"{repo_id} ({'public' if options.public else 'private'} if new) at `{urlsplit(API.endpoint).hostname}`"
     )
-    repo = open_repo(repo_id, "dataset", options.public, advice)
 
     def find_old(info: Any) -> set[str]:
         present, place = list_present(info), path_in_repo(REPORT, section)

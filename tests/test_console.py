@@ -44,9 +44,7 @@ MOMENTS = [
     ("pimono-sdpo train rows --config tiny", "torch"),
     *((TRAIN.replace("METHOD", method), "pimono_sdpo.program") for method in ("sdpo", "sft", "dpo")),
     *((TRAIN.replace("METHOD", "sdpo"), name) for name in ("torch", "trl")),
-    (f"{ROOT}/jobs/finetune_together.py --dataset rows --model m", "pimono_sdpo.program"),
     (f"{ROOT}/jobs/finetune_together.py --dataset {__file__} --model m", "processors.rollouts.together"),
-    (f"{ROOT}/benchmarks/demo.py --out demo", "pimono_sdpo.program"),
 ]
 
 
@@ -66,9 +64,10 @@ def test_ctrl_c_during_an_import_is_one_sentence(program: str, module: str, tmp_
     assert sentence.startswith(f"{Path(words[0]).stem}: interrupted; ")
 
 
-@pytest.mark.parametrize("job", ["demo", "finetune_together"])
-def test_ctrl_c_in_the_first_import_of_a_job_ends_it(job: str) -> None:
-    command = [sys.executable, "-c", PRESS, "argparse", f"{ROOT}/jobs/{job}.py"]
+@pytest.mark.parametrize("job", ["benchmarks/demo", "jobs/finetune_together"])
+@pytest.mark.parametrize("module", ["argparse", "pimono_sdpo.program"])
+def test_ctrl_c_in_the_first_imports_of_a_job_ends_it(job: str, module: str) -> None:
+    command = [sys.executable, "-c", PRESS, module, f"{ROOT}/{job}.py"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
@@ -84,7 +83,7 @@ def rows(tmp_path: Path) -> Path:
 
 def test_a_closed_pipe_ends_a_program_as_shells_expect(rows: Path) -> None:
     helps = ["-m pimono_sdpo train rows -- --help"]
-    helps += [f"{ROOT}/jobs/{name}.py --help" for name in ("train_sdpo", "demo", "finetune_together")]
+    helps += [f"{ROOT}/{name}.py --help" for name in ("jobs/train_sdpo", "benchmarks/demo", "jobs/finetune_together")]
     commands = (
         "filter samples --out again",
         "view rows --source samples --out page.html",

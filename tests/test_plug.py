@@ -100,13 +100,17 @@ def test_every_harness_is_complete(harness: Harness) -> None:
     assert not missing, f"{harness.name} lacks {'; '.join(missing)}"
 
 
-@pytest.mark.parametrize("harness", HARNESSES, ids=lambda harness: harness.name)
+# OpenClaw stores lines of Pi; agentsview keeps the names of the agents that it read.
+WITH_LINES = [harness for harness in HARNESSES if harness.name not in {"openclaw", "agentsview"}]
+
+
+@pytest.mark.parametrize("harness", WITH_LINES, ids=lambda harness: harness.name)
 def test_the_sample_of_a_harness_shows_a_request_and_a_failing_call(harness: Harness) -> None:
     assert detect_harness(harness.sample.encode()) is harness, "its sample is read by another one"
     trace = read_trace(harness.sample)
     assert (trace.harness, trace.problem) == (harness.name, None)
     assert trace.session_id
-    assert trace.cwd
+    assert trace.cwd or harness.name == "gemini_cli", "Gemini CLI records a hash of the folder only"
     kinds = [event.kind for event in trace.events if event.kind not in {"other", "assistant"}]
     assert kinds == ["user", "tool_call", "tool_result"]
     call, result = (e for e in trace.events if e.kind in {"tool_call", "tool_result"})
@@ -140,7 +144,7 @@ def plug_in(folder: Path, reader: str) -> Path:
     (harnesses / "toy.py").write_text(reader)
     listed = harnesses / "__init__.py"
     insert_line(listed, "    toy.HARNESS,", after="    claude_code.HARNESS,")
-    listed.write_text(listed.read_text().replace("import claude_code,", "import toy, claude_code,"))
+    insert_line(listed, "    toy,", after="    simple,")
     with (project / "pimono_sdpo/failures.toml").open("a") as table:
         table.write(TOY_CATEGORY)
     return project
@@ -152,7 +156,7 @@ def test_a_plugged_harness_and_category_reach_the_row(tmp_path: Path) -> None:
     code = "from pimono_sdpo.traces.harness import HARNESSES; print(HARNESSES[1].sample)"
     session.write_text(run_python(project, "-c", code).stdout)
     out = tmp_path / "out"
-    words = ("filter", str(session), "--out", str(out), "--min-worth", "0")
+    words = ("filter", str(session), "--out", str(out))
     done = run_python(project, "-m", "pimono_sdpo", *words)
     assert done.returncode == 0, done.stderr
     [row] = pq.read_table(out / "data").to_pylist()

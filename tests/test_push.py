@@ -98,7 +98,7 @@ def test_filter_pushes_what_loads_back(loopback_hub: LoopbackHub, made: Path, tm
     assert done.returncode == 0, done.stderr
     assert pushed(loopback_hub) == as_pushed(out)
     assert loopback_hub.repo(NAME, "dataset").private
-    assert "(private)" in done.stdout.splitlines()[-1]
+    assert "(private)" in done.stdout
     assert statuses(loopback_hub) == [200]
     seen = run_client(loopback_hub, tmp_path, LOADED)
     assert seen["rows"] == seen["streamed"] == of_table(out, "data")

@@ -168,7 +168,7 @@ def test_nothing_is_sent_unencrypted_over_the_network(key: bool, monkeypatch: py
 
 def test_a_folder_with_its_own_address_and_key_works(monkeypatch: pytest.MonkeyPatch) -> None:
     Path(".env").write_text("CHUTES_API_KEY=cpk_theirs\nCHUTES_BASE_URL=https://chutes.example/v1\nHF_TOKEN=hf_2\n")
-    theirs = Endpoint("chutes.example", "https://chutes.example/v1", "cpk_theirs")
+    theirs = Endpoint("chutes.example", "https://chutes.example/v1", "cpk_theirs", file=Path(".env"))
     assert load_settings().duel.find_endpoint() == theirs
     # The exported key stays with the user.
     monkeypatch.setenv("CHUTES_API_KEY", "cpk_mine")

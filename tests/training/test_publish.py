@@ -8,7 +8,7 @@ import pytest
 from tests.loopback_hub import TOKEN, LoopbackHub, run_client, run_hf
 from tests.loopback_hub.call import EXPIRED_TOKEN, FINE_TOKEN, OTHER_TOKEN, READ_TOKEN
 
-TRAINING = ("pimono_sdpo.training.publish",)
+TRAINING = ("pimono_sdpo.training.output",)
 CHECK = """
 import json
 from types import SimpleNamespace
