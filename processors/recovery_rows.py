@@ -150,8 +150,9 @@ def _fit_prompt(turns: Sequence[Turn], goal: int, chars: int) -> list[Turn]:
 def _is_knowable(recovery: Recovery, chosen: Turn, shown: str, at: At) -> bool:
     """Check that names and texts which `chosen` needs stand in the prompt; `before`, all its words must."""
     arguments = _read_call(chosen)["arguments"]
-    edits = list_edits(arguments) if isinstance(arguments, dict) else []
-    if edits:
+    if not isinstance(arguments, dict):
+        return False
+    if edits := list_edits(arguments):
         text = "\n".join(edit.old for edit in edits)
         needed = {dump_json(line)[1:-1] for line in list_lines(text)}
         return all(line in shown for line in needed)

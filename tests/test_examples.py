@@ -91,7 +91,7 @@ def test_train_in_python_and_load_adapter(run_example: Run, tmp_path: Path) -> N
 
     write_samples(tmp_path / "traces")
     write_tiny_model(tmp_path / "tiny", 0)
-    printed = run_example("train_in_python.py", "traces", "tiny", tmp_path / "tiny", cwd=tmp_path)
+    printed = run_example("train_in_python.py", "traces", "cpu", tmp_path / "tiny", cwd=tmp_path)
     assert "outputs/example/adapter" in printed
     adapter = tmp_path / "outputs" / "example" / "adapter"
     assert json.loads((adapter / "run.json").read_text())["dataset"]["id"] == "rows"

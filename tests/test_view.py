@@ -158,7 +158,7 @@ def test_a_folder_of_another_kind_costs_one_sentence(tmp_path: Path, written: di
     ("edit", "told"),
     [
         (lambda rows: rows.drop("prompt"), "no value `prompt`"),
-        (lambda rows: rows.rename({"score": "points"}), "unable to find column"),
+        (lambda rows: rows.rename({"score": "points"}), "no value `score`|unable to find column"),
         (lambda rows: rows.with_columns(pl.lit("x").alias("counts")), "expected `object`, got `str` in `counts`"),
         (lambda rows: rows.with_columns(pl.lit(None, pl.String).alias("source")), "got `null` in `source`"),
         (lambda rows: rows.clear(), "holds no parquet files with rows"),

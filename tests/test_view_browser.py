@@ -216,7 +216,7 @@ def test_a_training_is_drawn(browser: Any, tmp_path: Path) -> None:
     (tmp_path / "run.html").write_text(render_view(tmp_path, [], 10))
     with open_file(browser, tmp_path / "run.html") as opened:
         assert opened.page.locator("svg[aria-label='Mean reward'] circle").count() == 24
-        assert opened.page.locator("svg[aria-label='Distillation loss'] polyline").count() == 1
+        assert opened.page.locator("svg[aria-label^='Divergence from the teacher'] polyline").count() == 1
         opened.page.locator("tr.row button.ask").first.click()
         assert "error TS2322" in opened.page.locator("tr.detail").inner_text()
         assert opened.problems == []

@@ -40,20 +40,23 @@ class Chosen:
     rejected_total: int
 
 
-def choose_rows(folder: Path, limit: int, seed: int | None = None) -> Chosen:
-    """Return the `limit` best rows and rejects, or with a seed a random sample of each.
+def choose_rows(folder: Path, limit: int, ranked_by: str, seed: int | None = None) -> Chosen:
+    """Return the `limit` best rows and rejects by a column, or with a seed a random sample of each.
 
     Ties keep the order of the rows. Raises SourceError for rows that `filter` did not write.
     """
     generator = random.Random(seed)
-    ranking: Json = {"by": ["score", "row"], "descending": [True, False], "nulls_last": True}
+    ranking: Json = {"by": [ranked_by, "row"], "descending": [True, False], "nulls_last": True}
 
     def take(files: list[Path], features: Features, *columns: pl.Expr) -> tuple[list[Json], int]:
         if not files:
             return [], 0
         rows = pl.scan_parquet(files, row_index_name="row").with_columns(*columns)
         try:
-            ranked = rows.select("row", "score").sort(**ranking).collect()["row"]
+            # Rows of earlier versions lack these columns; the tools and the answers of a judge are not shown.
+            optional = {"tools", "judged"} | {"worth"} - {*rows.collect_schema()}
+            features = Features({name: feature for name, feature in features.items() if name not in optional})
+            ranked = rows.select("row", ranked_by).sort(**ranking).collect()["row"]
             numbers = ranked.head(limit)
             if seed is not None:
                 sample = generator.sample(range(len(ranked)), min(limit, len(ranked)))
@@ -70,9 +73,7 @@ def choose_rows(folder: Path, limit: int, seed: int | None = None) -> Chosen:
         return listed, len(ranked)
 
     data = folder / "data"
-    # The tools are not shown, and older rows have no such column.
-    shown = Features({name: feature for name, feature in SDPO_ROW.items() if name != "tools"})
-    kept, total = take([*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))], shown)
+    kept, total = take([*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))], SDPO_ROW)
     if not total:
         raise SourceError(f"`{data}` holds no parquet files with rows; make them again with `filter`.")
     score = pl.col("detail").str.extract(SCORE_IN_DETAIL).cast(pl.Float64, strict=False)

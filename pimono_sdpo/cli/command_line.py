@@ -174,7 +174,9 @@ def _read_defaults(context: typer.Context, file: Path | None) -> Path | None:
 
     try:
         found = yaml.safe_load(file.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise OutputError(f"`{file}` cannot be read: {error.strerror}.") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise OutputError(
             f"`{file}` cannot be read as YAML; write one option a line, such as `min_score: 2`."
         ) from error
@@ -182,6 +184,10 @@ def _read_defaults(context: typer.Context, file: Path | None) -> Path | None:
     if not values or (unknown := values.keys() - {parameter.name for parameter in context.command.params}):
         what = f"`{min(unknown)}`, which is not an option of this command" if values else "no options"
         raise OutputError(f"`{file}` has {what}; write one option a line, such as `min_score: 2`.")
+    if "judge_provider" in values:
+        raise OutputError(
+            f"`{file}` has `judge_provider`, which decides who gets texts and a key; give it on the command line."
+        )
     context.default_map = values
     return file
 

@@ -139,7 +139,9 @@ def render_view(folder: Path, traces: list[str], limit: int) -> str:
         rows = read_rows(rollouts.files)
         total = sum(pq.read_metadata(file).num_rows for file in rollouts.files)
         return render_page(rollouts_view(rollouts.name, islice(rows, limit), total))
-    report, chosen = _read(folder / REPORT), choose_rows(folder, limit)
+    report = _read(folder / REPORT)
+    # Reports of earlier versions do not say it.
+    chosen = choose_rows(folder, limit, report.get("ranked_by", "score"))
     windows = _find_windows(traces, report, folder, [*chosen.kept, *chosen.rejected])
     note = (
         "The traces were not found: use --source with the traces that were filtered to show the "
@@ -159,7 +161,8 @@ def render_review(folder: Path, name: str, traces: list[str], count: int, seed: 
     from cards.view import render_page
     from cards.view.rows import choose_rows, review_view
 
-    report, chosen = _read(folder / REPORT), choose_rows(folder, count, seed)
+    report = _read(folder / REPORT)
+    chosen = choose_rows(folder, count, report.get("ranked_by", "score"), seed)
     windows = _find_windows(traces, report, folder, [*chosen.kept, *chosen.rejected], whole=True)
     if windows is None and chosen.rejected:
         note = "The traces were not found, so rejected rows are left out; use --source with those that were filtered."

@@ -305,6 +305,11 @@ def find_endpoint(provider: str, file: Path | None = None) -> Endpoint:
                 f"`{address.file}` sends calls to `{address.url}`, which does not get your {owned}; remove that "
                 f"setting or, if you trust the address, {trusted} or set its key in a `.env` beside that file."
             )
+        if not is_this_machine(URL(address.url).host):
+            raise InferenceError(
+                f"`{address.file}` sends texts to `{address.url}`, for which there is no key; set its key in a `.env` "
+                f"beside that file or, if you trust the address, {trusted}."
+            )
     if key is None and preset:
         names = " or ".join(variables)
         raise InferenceError(f"The provider `{provider}` needs a key; set {names} in the environment or in `.env`.")

@@ -239,7 +239,9 @@ def test_a_file_cannot_refer_to_an_exported_key(monkeypatch: pytest.MonkeyPatch)
 def test_the_key_of_a_folder_stays_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "chain.toml").write_text(f"[judge]\nprovider = '{EVIL}'\n")
     Path(".env").write_text("LLM_API_KEY=sk-mine\n")
-    assert load_settings(tmp_path / "chain.toml").judge.find_endpoint().key == NO_KEY
+    judge = load_settings(tmp_path / "chain.toml").judge
+    with pytest.raises(InferenceError, match=f"sends texts to `{EVIL}`, for which there is no key"):
+        judge.find_endpoint()
 
 
 def test_a_file_that_names_the_default_redirects_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
