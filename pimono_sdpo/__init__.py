@@ -3,7 +3,7 @@
     from pimono_sdpo import load_sessions, run_pipeline, train
 
     rows = run_pipeline(load_sessions("traces/"))
-    output = train(rows, config="tiny", model_name_or_path="build/tiny-gemma4")
+    output = train(rows, config="cpu", model_name_or_path="build/tiny-gemma4")
 
 `load_sessions` opens the paths and Hub ids that the command `filter` takes, as a `Dataset` or an `IterableDataset`;
 `run_pipeline` turns such a dataset into rows. Write stages of your own with `Map`, `Filter` and

@@ -6,6 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
 from cards.lint import check_licence
 from cards.render import render_dataset_card
 from pimono_sdpo.dataset_writer import WriterOptions, name_source, write_dataset
@@ -64,6 +67,9 @@ def run_filter(
         if not report["kept"]:
             folders.remove(work, folders.LOCK)
             raise explain_empty(report, _advise(report))
+        if options.judge:
+            data = pq.read_table(finished / "data", columns=["judged"])["judged"]
+            report["judge_unreadable"] = pc.sum(pc.equal(pc.list_value_length(data), 0)).as_py()
         if os.environ.get(STRICT) == "1":
             refuse_drift(report)
         (finished / "README.md").write_text(render_dataset_card(report))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pimono_sdpo.cli.filter import summarize
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.traces.parse import read_trace
@@ -148,3 +149,13 @@ def test_a_model_on_this_machine_gives_the_probability_of_every_option(tmp_path:
     assert all(found["rule"] == "judge" for found in find_corrections(EVENTS, Judge(model)))
     with pytest.raises(InferenceError, match="cannot judge on this machine"):
         Judge(str(tmp_path / "gone")).decide(TASK, [{}], QUESTIONS)
+
+
+def test_answers_that_cannot_be_read_are_counted(tmp_path: Path, chat_server: ChatServer) -> None:
+    session = trace(HEADER, user("build the page"), *bash("npm test", "AssertionError: no page", error=True))
+    (tmp_path / "a.jsonl").write_text(session)
+    chat_server.policy = lambda body: "answer 100"
+    options = FilterOptions(judge="tiny", judge_provider=chat_server.url)
+    report = run_filter(str(tmp_path / "a.jsonl"), tmp_path / "rows", options)
+    assert (report["kept"], report["judge_unreadable"]) == (1, 1)
+    assert "about 1 of 1 rows could not be read" in summarize(report, tmp_path / "rows")

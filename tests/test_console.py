@@ -36,12 +36,12 @@ else:
     main()
 """
 COMMAND = "pimono-sdpo filter samples --out rows"
-TRAIN = f"{ROOT}/jobs/train_METHOD.py --dataset rows --config tiny"
+TRAIN = f"{ROOT}/jobs/train_METHOD.py --dataset rows --config cpu"
 MOMENTS = [
     *((COMMAND, name) for name in ("pimono_sdpo.program", "select", "typer", "pimono_sdpo.cli.filter", "datasets")),
     *((COMMAND, name) for name in ("pyarrow.parquet", "pandas", "cards.render", "processors.row_judge")),
     ("pimono-sdpo --help", "typer"),
-    ("pimono-sdpo train rows --config tiny", "torch"),
+    ("pimono-sdpo train rows --config cpu", "torch"),
     *((TRAIN.replace("METHOD", method), "pimono_sdpo.program") for method in ("sdpo", "sft", "dpo")),
     *((TRAIN.replace("METHOD", "sdpo"), name) for name in ("torch", "trl")),
     (f"{ROOT}/jobs/finetune_together.py --dataset {__file__} --model m", "processors.rollouts.together"),

@@ -156,7 +156,7 @@ def test_a_run_without_rows_says_that_a_bug_is_the_cause(project: Path, work: Pa
     for file in (work / "traces").iterdir():
         file.write_text(session(file.stem, "Please repair the crash in the reader"))
     for command in ("filter", "steps"):
-        done = run(project, "steps", work / "traces", "--out", work / "out")
+        done = run(project, command, work / "traces", "--out", work / "out")
         assert done.returncode == 1
         assert "(3 crashed); 3 sessions crashed in pimono-sdpo (KeyError at pimono_sdpo/traces/" in done.stderr
 

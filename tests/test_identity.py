@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pimono_sdpo.cli import pairs, steps
+from pimono_sdpo.cli import steps
 from pimono_sdpo.cli.view import render_view
-from pimono_sdpo.filtering import FilterOptions, run_filter
+from pimono_sdpo.filtering import FilterOptions, run_filter, write_recoveries
 from pimono_sdpo.traces.sources import open_source
 from processors.identity import find_identity, redact_identity
 from tests.test_view import view_of
@@ -100,7 +100,7 @@ def test_rows_report_and_card_name_neither_user_nor_host(tmp_path: Path) -> None
     assert "parser of Odermatt on tower, says jodermatt." in everything_in(kept)
 
 
-def test_steps_pairs_and_the_page_name_neither_user_nor_host(tmp_path: Path) -> None:
+def test_steps_recoveries_and_the_page_name_neither_user_nor_host(tmp_path: Path) -> None:
     log = "AssertionError: expected 1\nAuthor: Jo Odermatt <jo@x.org>\njodermatt@tower:~/app$"
     call_1 = call("edit", "c1", path="a.ts", oldText="Odermatt", newText="x")
     call_2 = call("edit", "c2", path="a.ts", oldText="tower", newText="x")
@@ -118,10 +118,10 @@ def test_steps_pairs_and_the_page_name_neither_user_nor_host(tmp_path: Path) -> 
     source.mkdir()
     (source / "one.jsonl").write_text(session)
     for keep in (False, True):
-        of_steps, of_pairs = tmp_path / f"steps-{keep}", tmp_path / f"pairs-{keep}"
+        of_steps, of_recoveries = tmp_path / f"steps-{keep}", tmp_path / f"recoveries-{keep}"
         steps.write_steps(steps.StepOptions(source=[str(source)], out=of_steps, keep_identity=keep))
-        pairs.write_pairs(pairs.PairOptions(source=[str(source)], out=of_pairs, keep_identity=keep))
-        for out in (of_steps, of_pairs):
+        write_recoveries(str(source), of_recoveries, FilterOptions(unit="recovery", keep_identity=keep))
+        for out in (of_steps, of_recoveries):
             text = everything_in(out)
             assert ("dermatt" in text, "tower" in text) == (keep, keep)
     for keep in (False, True):

@@ -104,7 +104,7 @@ def test_the_limit_is_that_of_one_session(traces: Path, monkeypatch: pytest.Monk
     assert found == {"a.jsonl", "b.jsonl.gz", "c.jsonl.gz", "e"}
     assert [one.split(" (")[0] for one in report["unreadable"]] == ["d", "d.jsonl", "d.jsonl.gz"]
     assert report["sessions"] == 4
-    assert "sessions in   4\n" in output
+    assert "4  sessions read\n" in output
 
 
 def test_large_sessions_are_read_in_tables_of_their_own(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,11 +332,10 @@ def test_everything_that_is_not_read_is_counted_and_named(traces: Path) -> None:
     assert set(report["not_read"]) == {"unknown_harness", ".md", "without an ending"}
 
 
-@pytest.mark.parametrize("command", ["steps", "pairs"])
-def test_steps_and_pairs_name_what_is_not_read(traces: Path, tmp_path: Path, command: str) -> None:
+def test_steps_name_what_is_not_read(traces: Path, tmp_path: Path) -> None:
     write_others(traces)
     (traces / "journal.jsonl").write_text(json.dumps({**HEADER, "id": "its-id"}))
-    done = cli(command, traces, "--out", tmp_path / "out")
+    done = cli("steps", traces, "--out", tmp_path / "out")
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["not_read"]["unknown_harness"] == {"count": 1, "names": ["kimi.jsonl"]}
     assert report["not_read"]["no_messages"] == {"count": 2, "names": ["journal.jsonl", "only-metadata.jsonl"]}

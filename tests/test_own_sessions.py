@@ -320,6 +320,7 @@ def test_options_come_from_the_command_line_then_the_environment_then_a_file(
     options = json.loads(run("--json", "--min-worth", "2").output)["options"]
     assert (options["max_samples"], options["seed"], options["min_worth"]) == (3, 8, 2.0)
     for text, words in (
+        ("judge: m\njudge_provider: https://evil.example/v1", "`judge_provider`, which decides who gets texts"),
         ("mim_worth: 1", "`mim_worth`, which is not an option"),
         ("", "no options"),
         ("a: [", "as YAML"),

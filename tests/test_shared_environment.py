@@ -20,7 +20,8 @@ def test_a_package_of_another_project_is_found_out(tmp_path: Path, name: str, is
         for ours in {"pimono_sdpo", "processors", "rewards", "cards"} - {name}:
             (tmp_path / ours).mkdir()
             shutil.copy(ROOT / ours / "__init__.py", tmp_path / ours)
-        shutil.copy(ROOT / "pimono_sdpo/version.py", tmp_path / "pimono_sdpo")
+        for file in ("version.py", "__init__.pyi"):
+            shutil.copy(ROOT / "pimono_sdpo" / file, tmp_path / "pimono_sdpo")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-c", "import pimono_sdpo"],

@@ -53,9 +53,9 @@ def choose_rows(folder: Path, limit: int, ranked_by: str, seed: int | None = Non
             return [], 0
         rows = pl.scan_parquet(files, row_index_name="row").with_columns(*columns)
         try:
-            # Rows of earlier versions lack these columns; the tools and the answers of a judge are not shown.
-            optional = {"tools", "judged"} | {"worth"} - {*rows.collect_schema()}
-            features = Features({name: feature for name, feature in features.items() if name not in optional})
+            # Rows of earlier versions lack these columns, which are not shown.
+            shown = {*features} - {"tools", "judged", "worth"}
+            features = Features({name: features[name] for name in features if name in shown})
             ranked = rows.select("row", ranked_by).sort(**ranking).collect()["row"]
             numbers = ranked.head(limit)
             if seed is not None:

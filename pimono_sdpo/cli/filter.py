@@ -151,6 +151,10 @@ def summarize(report: Json, out: Path) -> str:
         lines.append("broken lines: " + _list_counts(broken))
     lines += [*report["drift"], *report["input"].get("notes", ())]
     lines += describe_left_out(report)
+    if unread := report.get("judge_unreadable"):
+        lines.append(
+            f"the judge's answers about {unread} of {report['kept']} rows could not be read; rules decided there"
+        )
     upstream = report["input"].get("upstream") or {}
     if upstream.get("commits_behind"):
         behind = _list_counts({"commits": upstream["commits_behind"], "days": upstream["days_behind"]})

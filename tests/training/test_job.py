@@ -23,8 +23,8 @@ from tests.training.setup import JOBS, PYTHONPATH, hand_made, job, parse, python
 def test_the_job_trains_logs_and_writes_its_card(tiny: Path, filtered: Path, tmp_path: Path) -> None:
     model = tmp_path / "build" / "tiny-gemma4"
     shutil.copytree(tiny, model)
-    asked = ("--config", "cpu", "--run-name", "first", "--dataset", str(filtered))
-    asked += ("--model_name_or_path", "build/tiny-gemma4", "--max_steps", "4")
+    asked = ["--config", "cpu", "--run-name", "first", "--dataset", str(filtered)]
+    asked += ["--model_name_or_path", "build/tiny-gemma4", "--max_steps", "4"]
     done = job("--mode", "train", *asked, cwd=tmp_path, TRACKIO_SPACE_ID="me/trackio")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "logs to this machine only, since the Space `me/trackio`" in done.stderr
