@@ -170,7 +170,8 @@ def test_names_control_neither_terminal_nor_card(name: str, tmp_path: Path) -> N
     assert "1 .txt (" in printed
     assert "1 link without a target (" in printed
     printed = run("filter", name, "--out", f"{name}-rows", "--min-worth", "0")
-    assert "report.json and README.md are in " in printed
+    # Arrow cannot write to a path that is not UTF-8.
+    assert ("is not UTF-8" if "\udcff" in name else "report.json and README.md are in ") in printed
     run("demo", "sessions", "--out", f"{name}-sessions")
     card = (tmp_path / "rows" / "README.md").read_text()
     assert not CONTROLS.search(card)

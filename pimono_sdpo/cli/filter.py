@@ -27,6 +27,7 @@ import typer
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.filter_options import NO_REQUEST, REASONS, EngineName, FilterOptions
 from pimono_sdpo.options import option, options
+from pimono_sdpo.program import print_lines
 from pimono_sdpo.push_options import PushResult
 from pimono_sdpo.session_options import SourceOptions
 
@@ -109,7 +110,7 @@ def run(options: FilterCommandOptions) -> None:
         typer.echo(summarize(report, options.out))
         if pushed or not options.judge_provider:
             typer.echo(pushed or "nothing has left this machine")
-        typer.echo(f"next: pimono-sdpo view {options.out}")
+        print_lines(f"next: pimono-sdpo view {options.out}")
     require_whole(report)
 
 

@@ -34,9 +34,10 @@ def run_on_ray(
             part = pending.pop(ready)
             try:
                 failure = ray.get(ready) or check_part(part, folder)
-            except exceptions.RayTaskError:
-                raise
             except exceptions.RayError as error:
+                # A task that a node cannot read is both; any other error in a task is a bug.
+                if isinstance(error, exceptions.RayTaskError) and not isinstance(error, exceptions.RaySystemError):
+                    raise
                 problem = str(error).splitlines()[-1]
                 failure = (
                     f"a node cannot make `{part.title}` ({type(error).__name__}: {problem}); every node needs this "
