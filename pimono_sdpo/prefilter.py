@@ -162,8 +162,8 @@ def compile_hyperscan(widened: Sequence[str]) -> Scan | None:
         if not hasattr(memory, "scratch"):
             memory.scratch = hyperscan.Scratch(database)
         found: set[int] = set()
-        # It misses some matches of `$` at the end of a text, but none before a line break.
-        database.scan(text + b"\n", match_event_handler=lambda number, *_: found.add(number), scratch=memory.scratch)
+        # It misses some matches of `$` at the end of a text, or before a line break that ends it.
+        database.scan(text + b"\n\n", match_event_handler=lambda number, *_: found.add(number), scratch=memory.scratch)
         return [*found]
 
     return scan

@@ -44,6 +44,8 @@ class Secret(NamedTuple):
 
 
 def _read_secret(entry: dict[str, Any]) -> Secret:
+    if unknown := entry.keys() - {"kind", "patterns", "start", "check", "unless"}:
+        raise ValueError(f"A table of `{entry['kind']}` has the unknown key `{min(unknown)}`.")
     patterns = [_expand(pattern) for pattern in entry["patterns"]]
     pattern = "|".join(patterns)
     if entry.get("start"):
