@@ -14,6 +14,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from pimono_sdpo.filter_options import NO_REQUEST
+
 IMAGES = Path(__file__).parent / "images"
 INK, GREY, BLUE, PALE, AMBER = "#1f2933", "#6b7785", "#4a6fa5", "#ccd3df", "#b06a00"
 SAMPLE = "03_rust_borrow.jsonl"
@@ -134,27 +136,19 @@ def draw_filter() -> None:
 
 
 def draw_funnel(report: dict[str, Any], x: float, y: float) -> list[str]:
-    """Draw a bar for the sessions and one for each stage that dropped rows."""
-    bars = [("sessions", report["sessions"], 0, "")]
-    for stage in report["stages"]:
-        lost = stage["rows_in"] - stage["rows_out"]
-        reasons = ", ".join(f"{name} {count}" for name, count in stage["dropped"].items())
-        if lost:
-            # A session has several requests.
-            name = stage["stage"] if lost > 0 else "requests"
-            bars.append((name, stage["rows_out"], max(lost, 0), reasons))
+    """Draw a bar each for the sessions, the requests in them, and the rows."""
+    reasons = {name: count for name, count in report["drop_reasons"].items() if name not in NO_REQUEST}
+    requests = report["kept"] + sum(reasons.values())
     parts = [text(x, y + 12, "From sessions to rows", 14, font_weight="600")]
-    scale = 270 / max(kept for _, kept, _, _ in bars)
-    for place, (name, kept, lost, reasons) in enumerate(bars):
-        top = y + 30 + place * 52
+    scale = 270 / max(report["sessions"], requests)
+    bars = {"sessions": report["sessions"], "requests": requests, "rows": report["kept"]}
+    for place, (name, count) in enumerate(bars.items()):
+        top = y + 30 + place * 48
         parts.append(text(x, top + 17, name, 13, GREY))
-        parts.append(box(x + 72, top, kept * scale, 24, BLUE, 3))
-        if lost:
-            parts.append(box(x + 72 + kept * scale + 2, top, lost * scale, 24, PALE, 3))
-        parts.append(text(x + 80, top + 17, str(kept), 13, "#ffffff", font_weight="600"))
-        if reasons:
-            parts.append(text(x + 72, top + 40, f"dropped: {reasons}", 11, GREY))
-    return parts
+        parts.append(box(x + 72, top, count * scale, 24, BLUE, 3))
+        parts.append(text(x + 80, top + 17, str(count), 13, "#ffffff", font_weight="600"))
+    dropped = ", ".join(f"{name} {count}" for name, count in reasons.items())
+    return [*parts, text(x + 72, y + 166, f"no row: {dropped}", 11, GREY)]
 
 
 def draw_scores(score: dict[str, Any], x: float, y: float) -> list[str]:
@@ -200,7 +194,7 @@ def draw_row(row: dict[str, Any], x: float, y: int) -> tuple[list[str], int]:
     parts.append(text(x + 16, y + 108, "privileged_context", 11, GREY))
     for number, line in enumerate(context):
         colour = AMBER if line.startswith(("error", "Resolved by")) else INK
-        shown = line.replace(" ", "\u00a0")
+        shown = (line if len(line) <= PROMPT_CHARS else f"{line[:PROMPT_CHARS]} …").replace(" ", "\u00a0")
         mono = {"font_family": "ui-monospace, Menlo, Consolas, monospace"}
         parts.append(text(x + 136, y + 108 + 17 * number, shown, 12, colour, **mono))
     parts.append(text(x + 16, bottom - 16, "reward_terms", 11, GREY))
