@@ -23,18 +23,18 @@ def normalise_action(name: str, arguments: Mapping[str, Any]) -> str:
     >>> one == normalise_action("bash", {"command": "git status"})
     True
     """
-    told = {key: value for key, value in arguments.items() if key not in _ASIDE}
-    if command := find_text(told, *_SHELL):
-        rest = {key: value for key, value in told.items() if key not in _SHELL}
+    given = {key: value for key, value in arguments.items() if key not in _ASIDE}
+    if command := find_text(given, *_SHELL):
+        rest = {key: value for key, value in given.items() if key not in _SHELL}
         return json.dumps([name, _split_words(command), rest], sort_keys=True, ensure_ascii=False)
-    path = posixpath.normpath(find_path(told)) if find_path(told) else ""
-    if patches := read_patch(told):
+    path = posixpath.normpath(find_path(given)) if find_path(given) else ""
+    if patches := read_patch(given):
         return json.dumps([name, [[patch.path, _list_texts(patch.hunks)] for patch in patches]], ensure_ascii=False)
-    if path and (edits := read_edits(told)):
+    if path and (edits := read_edits(given)):
         return json.dumps([name, path, _list_texts(edits)], ensure_ascii=False)
     if path:
-        told = {key: path if value == find_path(told) else value for key, value in told.items()}
-    return json.dumps([name, told], sort_keys=True, ensure_ascii=False, default=str)
+        given = {key: path if value == find_path(given) else value for key, value in given.items()}
+    return json.dumps([name, given], sort_keys=True, ensure_ascii=False, default=str)
 
 
 def _split_words(command: str) -> list[str]:

@@ -12,7 +12,7 @@ At = Literal["after", "before"]
 SplitBy = Literal["repository", "session"]
 EngineName = Literal["local", "ray"]
 RankBy = Literal["worth", "score"]
-# Why a session or a request gives no row, by the `drop_reason` of the rejects; the first ones are no requests.
+# Why a session or a request gives no row, by the `drop_reason` of the rejects; the first ones concern whole sessions.
 NO_REQUEST = {
     "no_messages": "nobody says anything in the session",
     "unknown_harness": "an agent that is not read wrote the session",
@@ -148,7 +148,7 @@ class FilterOptions:
 
     @property
     def ranked_by(self) -> RankBy:
-        """What makes a row better."""
+        """The column by which rows are ranked."""
         return self.rank_by or ("score" if self.min_score else "worth")
 
 

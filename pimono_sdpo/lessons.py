@@ -36,7 +36,7 @@ LEAST = 3
 # Corrections are alike if they share this part of their words, of which there must be a few.
 ALIKE, FEW_WORDS = 0.5, 3
 RULES = compile_patterns(Path(recoveries.__file__).with_name("wording.toml"), "lessons")
-# What to do about a kind of mistake, by the name of its pattern.
+# Advice about a kind of mistake, by the name of its pattern.
 ADVICE = {
     "unread": "Read a file before you edit it, and again if it has changed since.",
     "no_text": "Copy the old text of an edit exactly from the file as it is now; read it again before you retry.",
@@ -144,7 +144,7 @@ def _list_occurrences(
     session = redact_json(row["session_id"] or trace.session_id or row["source"], private)
     for item in items:
         at = item["event_index"]
-        # What a test or a build finds belongs to the code of the day.
+        # The findings of a test or a build belong to the code of the day.
         is_lesson = item["excuse"] not in NO_LESSON and with_role("check").isdisjoint(item["categories"])
         if not is_lesson or (item["kind"] == "failure" and at not in calls):
             continue
@@ -205,7 +205,7 @@ def _measure_minutes(span: Sequence[Event]) -> float:
 
 def _group_correction(groups: list[tuple[set[str], Lesson]], said: str, occurrence: Occurrence) -> None:
     words = {word.lower() for word in _CORRECTING.findall(said[:_TEXT_CHARS])}
-    # An output that the user pasted is no rule of the user's.
+    # An output that the user pasted is not a rule of the user's.
     if len(words) < FEW_WORDS or RULES["pasted"].search(said):
         return
     for shared, lesson in groups:

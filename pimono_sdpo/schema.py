@@ -52,7 +52,7 @@ EVIDENCE = Features(
         "tools": STRINGS,
         "problem": Value("string"),
         "worth": Value("float64"),
-        # What a model answered (`--judge`): the probability of each option of each question.
+        # The answers of the model of `--judge`: the probability of each option of each question.
         "judged": List(columns(string="question option", float64="probability")),
         "counts": COUNTS,
         # Not among the counts of a row, because the layouts of an export format the same JSON differently.

@@ -27,7 +27,7 @@ TARGET_CHARS, CHANGE_CHARS = 300, 600
 LINE_CHARS = 150
 # A longer line is minified code, which nobody reads.
 LONG_LINE = 400
-# What a fault says about the mistake, see `processors.outcome`.
+# The sentence about a mistake for each fault of `processors.outcome`.
 FAULTS = {
     "code": "The agent's own code does not parse or run.",
     "call": "The program does not take a call of this form.",

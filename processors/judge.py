@@ -177,12 +177,12 @@ def read_chances(text: str, questions: Sequence[Question]) -> Chances | None:
     """
     found = re.fullmatch(r"\s*(?:```(?:json)?)?\s*(\{.*\})\s*(?:```)?\s*", strip_drafts(text), re.DOTALL)
     try:
-        told = json.loads(found[1]) if found else {}
+        answer = json.loads(found[1]) if found else {}
     except ValueError:
         return None
     chances: Chances = {}
     for question in questions:
-        given = told.get(question.name)
+        given = answer.get(question.name)
         numbers = [given.get(option) for option in question.options] if isinstance(given, dict) else []
         sure = [float(one) for one in numbers if isinstance(one, int | float) and 0 <= one <= MOST]
         total = sum(sure)

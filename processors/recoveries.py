@@ -65,19 +65,19 @@ def find_recoveries(events: tuple[Event, ...]) -> list[Recovery]:
     failures = {item["event_index"]: item for item in items if item["kind"] == "failure"}
     corrections = {item["event_index"]: item for item in items if item["kind"] == "correction"}
     steps = _list_steps(events, failures)
-    told = [event.index for event in events if event.kind == "user" and event.on_active_branch]
+    messages = [event.index for event in events if event.kind == "user" and event.on_active_branch]
     found: dict[int, Recovery] = {}
     for number, step in enumerate(steps):
         item = failures.get(step.ends)
         if item is None or item["excuse"] in NO_LESSON:
             continue
-        stop = next((at for at in told if at > step.ends), len(events))
+        stop = next((at for at in messages if at > step.ends), len(events))
         after = [one for one in steps[number + 1 :] if step.ends < one.begins < stop]
         recovery = _find_call(item, step, after, events) or _find_fix(item, step, after, events)
         if recovery:
             found[recovery.chosen.index] = recovery
     for index, item in corrections.items():
-        following = [at for at in told if at > index]
+        following = [at for at in messages if at > index]
         if not following or following[0] not in corrections:
             stop = following[0] if following else len(events)
             if recovery := _find_replacement(item, steps, stop, events):

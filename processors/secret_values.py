@@ -339,7 +339,7 @@ def is_drawn_body(match: re.Match[str]) -> bool:
 
 
 def is_prefixed(match: re.Match[str]) -> bool:
-    """Check something long behind a short beginning: a part of it has to be drawn, and it is no id.
+    """Check something long behind a short beginning: a part of it has to be drawn, and it is not an id.
 
     Ids have up to 27 characters, or are numbers of 16 bytes in hexadecimal digits; checksums follow a dash.
     """

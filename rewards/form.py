@@ -13,7 +13,7 @@ from pimono_sdpo.shell import list_stages
 from rewards.answers import Call, Conversation, list_calls, parse_answer, text_of
 from rewards.verifiers.tool_calls import Tool, check, load_tools
 
-# What a command line deletes or overwrites beyond the files that it names on purpose.
+# Commands that delete or overwrite more than the files that they name on purpose.
 DESTROYS = re.compile(
     r"""
     \brm\s+(?:-\S+\s+)*(?:/|~|\.{1,2}/?|\*|\$\w+)(?:\s|/\*|$)     # whole folders

@@ -73,7 +73,7 @@ def test_the_training_run_has_the_labels_of_the_reference_card_in_its_order() ->
     assert values["Hardware"] == "1 x NVIDIA A10G (cuda), flavor a10g-large"
 
 
-# What else the card of the reference run says, in its order; here in our words.
+# The other statements of the card of the reference run, in its order, in our words.
 REFERENCE = [
     "**A smoke test:**",
     "This is a LoRA adapter for [google/gemma-4-12B-it]",

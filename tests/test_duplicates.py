@@ -225,7 +225,7 @@ NOTICES = [
             [user("Name it"), assistant("a"), user(TASK), *bash("ls", "a.py"), *bash("cat a.py", "1", call_id="c2")],
             ["Name it", "a", TASK, "[bash cat a.py]"],
         ),
-        # What a harness says for its own sake takes no room.
+        # A notice of the harness takes no room.
         (
             [user(NOTICES[0]), assistant("NO_REPLY"), user(TASK), assistant("It parses.")]
             + [entry for notice in NOTICES[1:] for entry in (user(notice), assistant("NO_REPLY"))],

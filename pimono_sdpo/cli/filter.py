@@ -73,8 +73,8 @@ def run(options: FilterCommandOptions) -> None:
     if options.judge_provider:
         from pimono_sdpo.llm.settings import find_endpoint
 
-        told = find_endpoint(options.judge_provider).destination
-        typer.echo(f"redacted texts for the judge {will} sent to {told}")
+        destination = find_endpoint(options.judge_provider).destination
+        typer.echo(f"redacted texts for the judge {will} sent to {destination}")
     source = open_sessions(options, options.out)
     if options.dry_run:
         shards = source.describe()["shards"]

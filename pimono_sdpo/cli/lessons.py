@@ -61,8 +61,8 @@ def run(options: Options) -> None:
     if options.judge:
         from pimono_sdpo.llm.settings import find_endpoint
 
-        told = find_endpoint(options.judge_provider).destination
-        typer.echo(f"redacted texts for the judge are sent to {told}")
+        destination = find_endpoint(options.judge_provider).destination
+        typer.echo(f"redacted texts for the judge are sent to {destination}")
     source = open_sessions(options, options.out)
     lessons = [one.describe() for one in find_lessons(source, None if options.keep_identity else source.recorder)]
     if not lessons:

@@ -196,7 +196,7 @@ def read_finished(output: Path) -> Json:
     return read_written(output / RUN_FILE)
 
 
-# What huggingface_hub and hf_xet raise for errors of the Hub, the token or the network.
+# The exceptions that huggingface_hub and hf_xet raise for errors of the Hub, the token or the network.
 HUB_FAULTS = (HTTPError, OSError, RuntimeError)
 # The files of OUTPUT that a resume needs.
 RESUME_FILES = [LOCAL_FILE, f"{DATA}/*", f"{BEST}/*", "checkpoint-*/*"]

@@ -39,7 +39,7 @@ from pimono_sdpo.training.trainer import read_messages
 Json = dict[str, Any]
 # The share of a GPU's memory that is usable, after CUDA itself and fragmentation.
 USABLE = 0.94
-# What `trainer.evaluate()` logs for each measure of MEASURES.
+# The metric that `trainer.evaluate()` logs for each measure of MEASURES.
 EVALUATED = {"sdft": {"divergence": KL}, "sft": {"loss": "loss", "token_accuracy": "mean_token_accuracy"}}
 
 
@@ -321,7 +321,7 @@ def score(trainer: Any, rows: Dataset, generations: int) -> Scores:
         return {"reward": rewards, "pass_rate": passed}
     with untouched(trainer, seed=trainer.args.seed):
         trainer.evaluate()
-        # What it returns lacks the metrics that TRL adds to the log.
+        # The returned metrics lack those that TRL adds to the log.
         logged = trainer.state.log_history.pop()
     if method == "dpo":
         return {"log_ratio": {"": [logged["eval_logps/chosen"] - logged["eval_logps/rejected"]]}}

@@ -59,7 +59,7 @@ _RAN = frozenset({*_ENDED.values(), "DynamicToolCall"})
 _OPENED = frozenset({"item_completed", "item.completed"})
 _COMPLETED = _OPENED | _ENDED.keys()
 _SCANNED = frozenset({"message", "user_message", "turn_aborted"}) | _CALLS | _RESULTS | _COMPLETED
-# What else is read; lines that wrap something without a type may be a compaction.
+# Other types that are read; lines that wrap something without a type may be a compaction.
 _READ = _SCANNED | {"", "agent_message", "error", "thread_rolled_back", "turn.failed", "web_search_call"}
 _SCRIPT, _WAIT = "exec", "wait"
 # The kinds of content that a version recorded for which it did not know better, and for typed text.
