@@ -7,6 +7,8 @@ import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
+# Looking for doctests in them would import several modules of one name.
+collect_ignore_glob = ["conftest.py", "*/conftest.py"]
 pytest_plugins = ["tests.loopback_hub.fixture", "tests.chat_server.fixture", "tests.browser"]
 
 # No test passes because a crash was contained.
