@@ -6,9 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
 from cards.lint import check_licence
 from cards.render import render_dataset_card
 from pimono_sdpo.dataset_writer import WriterOptions, name_source, write_dataset
@@ -22,6 +19,7 @@ from pimono_sdpo.runs import folders, sessions
 from pimono_sdpo.runs.duplicates import choose_rows
 from pimono_sdpo.runs.engine import Engine, Made, run_shards, sum_counts
 from pimono_sdpo.runs.finish import write_files
+from pimono_sdpo.runs.parquet import read_rows
 from pimono_sdpo.runs.processes import run_in_processes
 from pimono_sdpo.schema import DROPPED_RECOVERY, RECOVERY, REJECT, SDPO_ROW
 from pimono_sdpo.stage import STRICT
@@ -68,8 +66,8 @@ def run_filter(
             folders.remove(work, folders.LOCK)
             raise explain_empty(report, _advise(report))
         if options.judge:
-            data = pq.read_table(finished / "data", columns=["judged"])["judged"]
-            report["judge_unreadable"] = pc.sum(pc.equal(pc.list_value_length(data), 0)).as_py()
+            answers = (row["judged"] for row in read_rows(sorted((finished / "data").iterdir()), ["judged"]))
+            report["judge_unreadable"] = sum(not answer for answer in answers)
         if os.environ.get(STRICT) == "1":
             refuse_drift(report)
         (finished / "README.md").write_text(render_dataset_card(report))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
-from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]
+from typer.core import CompletionItem, TyperCommand, TyperGroup  # type: ignore[attr-defined]
 
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.options import flag_of
@@ -162,8 +162,20 @@ def command_of(name: str) -> Any:
     if any(one.metadata.get("gives_defaults") for one in fields(command.options)):
         settings["auto_envvar_prefix"] = f"PIMONO_{name.upper()}"
     single = typer.Typer(**STYLE)
-    single.command(name.split(" ")[-1], help=help, context_settings=settings)(call)
+    single.command(name.split(" ")[-1], cls=_Command, help=help, context_settings=settings)(call)
     return typer.main.get_command(single)
+
+
+class _Command(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep a negative value with its option; Click takes `-1h` for two options, of which one is -h."""
+        joined: list[str] = []
+        for arg in args:
+            if joined and re.fullmatch(r"--[^=]+", joined[-1]) and re.match(r"-\.?\d", arg):
+                joined[-1] += f"={arg}"
+            else:
+                joined.append(arg)
+        return super().parse_args(ctx, joined)
 
 
 def _read_defaults(context: typer.Context, file: Path | None) -> Path | None:

@@ -110,8 +110,8 @@ def argument(help: str, *, default: Any = None) -> Any:
 
 
 def accept_negative_numbers(parser: ArgumentParser) -> None:
-    """Let a parser take -1e-5 for a value; before Python 3.14, argparse takes it for an option."""
-    parser._negative_number_matcher = re.compile(r"-(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?$|-inf$|-nan$")
+    """Let a parser take -1e-5 or -1h for a value; before Python 3.14, argparse takes it for an option."""
+    parser._negative_number_matcher = re.compile(r"-\.?\d|-(?:inf|nan)$")
 
 
 def check_generations(method: str, generations: int, learns_from_feedback: bool = False) -> None:

@@ -45,6 +45,13 @@ def test_wrong_options_are_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
         assert "--wheel, --namespace and --detach are for a job; give --on hf:FLAVOR" in output
 
 
+@pytest.mark.parametrize("given", [("--time-limit", "-1h"), ("--time-limit=-1h",)])
+def test_a_negative_value_is_not_taken_for_options(given: tuple[str, ...], filtered: Path) -> None:
+    code, output = run_train(str(filtered), "--on", "hf:a10g-large", *given)
+    assert code == 2
+    assert "`-1h` is not a valid time limit" in output
+
+
 def test_help_does_not_import_torch() -> None:
     script = (
         "import sys; from pimono_sdpo.cli import app\n"
