@@ -111,8 +111,8 @@ class FilterOptions:
     )
     max_samples: int | None = option("Keep the best N rows.", default=None, minimum=1, shown="all", decides="output")
     rank_by: RankBy | None = option(
-        "What makes a row better, for the order of rows and --max-samples: `worth`, or `score` as in the reference "
-        "run; equal rows by score, then by --seed.",
+        "Column that orders the rows and decides which ones --max-samples keeps: `worth`, or `score` as in the "
+        "reference run; equal rows by score, then by --seed.",
         default=None,
         shown="worth; score with --min-score",
         decides="output",

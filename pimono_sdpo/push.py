@@ -155,17 +155,13 @@ def push_files(repo: Repo, section: str, card: str, files: Mapping[str, Path], f
         with hub_errors(f"The push to `{repo.name}` failed", advice):
             for attempt in retry_hub():
                 with attempt:
-                    return _commit(repo, section, card, files, find_old)
-    except (ValueError, RuntimeError) as error:
-        # The client wraps the reason for which a card or a file was refused.
-        reason = " ".join(f"{error} {error.__cause__ or ''}".split())
-        raise OutputError(f"The push to `{repo.name}` failed: {reason}; fix this{advice}.") from error
+                    return _commit(repo, section, card, files, find_old, advice)
     finally:
         remove_empty(repo)
     raise AssertionError("the last attempt returns or raises")
 
 
-def _commit(repo: Repo, section: str, card: str, files: Mapping[str, Path], find_old: FindOld) -> str:
+def _commit(repo: Repo, section: str, card: str, files: Mapping[str, Path], find_old: FindOld, advice: str) -> str:
     """Compare the files with the head of `main`, and commit the difference on top of it."""
     info = repo.info()
     gone = find_old(info) - {CARD, *files}
@@ -177,9 +173,16 @@ def _commit(repo: Repo, section: str, card: str, files: Mapping[str, Path], find
     ]
     # The client leaves out unchanged files, and makes no empty commit; so after an answer that was lost, the next
     # attempt finds the files.
-    commit = API.create_commit(
-        repo.name, operations, commit_message=TITLES[repo.kind], repo_type=repo.kind, parent_commit=info.sha
-    )
+    try:
+        commit = API.create_commit(
+            repo.name, operations, commit_message=TITLES[repo.kind], repo_type=repo.kind, parent_commit=info.sha
+        )
+    except (ValueError, RuntimeError) as error:
+        if isinstance(error, HTTPError):  # the Hub answered, which the caller explains
+            raise
+        # The client wraps the reason for which a card or a file was refused.
+        reason = " ".join(f"{error} {error.__cause__ or ''}".split())
+        raise OutputError(f"The push to `{repo.name}` failed: {reason}; fix this{advice}.") from error
     repo.removable = False
     kind = "datasets/" if repo.kind == "dataset" else ""
     where = f"{API.endpoint}/{kind}{repo.name} ({'private' if info.private else 'public'})"

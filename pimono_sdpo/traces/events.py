@@ -11,7 +11,6 @@ Kind = Literal[
 
 # No tool has arguments that are nested so deeply; the schemas of OpenAI's API have at most ten levels.
 MAX_DEPTH = 64
-_ERROR_STATUS = re.compile(r'\s*\{\s*"status":\s*"error"')
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_]|[()][0-9A-Z])")
 
 
@@ -45,11 +44,6 @@ class Event(msgspec.Struct, gc=False):
     is_nudge: bool = False
     cwd: str = ""
     lacks_status: bool = False
-
-
-def has_failed(result: Event) -> bool:
-    """Return whether a call failed, according to its error flag or to its text."""
-    return bool(result.is_error) or bool(_ERROR_STATUS.match(result.text))
 
 
 def decode_json(text: str) -> Any:

@@ -11,7 +11,6 @@ from pimono_sdpo.traces.harness import blocks
 from pimono_sdpo.traces.harness.base import Entry, Harness, Store, Table, find_home
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
-_TABLES = ("sessions", "messages", "tool_calls", "tool_result_events")
 # The marks that agentsview writes into a message for thinking and for calls.
 _SHOWN = re.compile(r"\[Thinking\]\n.*?\n\[/Thinking\]\n?|^\[[A-Z][\w ]*(?::[^\n]*)?\]$\n?", re.DOTALL | re.MULTILINE)
 _FAILED = ("errored", "error", "failed")
